@@ -1,0 +1,80 @@
+"""How one request wants its tokens chosen and when it wants to stop. Names follow vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Sampling and stopping of one request.
+
+    Raises:
+        ValueError: a value is out of range; the message states the value and the range.
+    """
+
+    temperature: float = 1.0
+    """0 is greedy; above, logits are divided by it."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 or -1 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches top_p."""
+    min_p: float = 0.0
+    """Keep tokens at least min_p times as likely as the most likely one."""
+    repetition_penalty: float = 1.0
+    """Above 1, tokens already in the prompt or the output become less likely (CTRL, section 4.1)."""
+    seed: int | None = None
+    """Makes the request's tokens the same in every run, batch and milestone."""
+    max_tokens: int = 16
+    """Most tokens to generate."""
+    min_tokens: int = 0
+    """No stop (EOS, stop token, stop string) before this many tokens."""
+    stop: str | list[str] = field(default_factory=list)
+    """Strings that end the text; they are not part of it."""
+    stop_token_ids: list[int] = field(default_factory=list)
+    """Token ids that end the request, besides the model's EOS."""
+    ignore_eos: bool = False
+    """Go on after EOS (for benchmarks)."""
+    logprobs: int | None = None
+    """Give log-probabilities of the sampled token and of this many most likely ones."""
+    n: int = 1
+    """Completions of the same prompt (from m3_paged on)."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", [self.stop])
+        _check(0 <= self.temperature < float("inf"), "temperature", self.temperature, "at least 0")
+        _check(self.top_k >= -1, "top_k", self.top_k, "-1, 0 (both: keep all) or more")
+        _check(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
+        _check(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
+        _check(
+            0 < self.repetition_penalty < float("inf"),
+            "repetition_penalty",
+            self.repetition_penalty,
+            "above 0",
+        )
+        _check(
+            self.seed is None or 0 <= self.seed < 2**64, "seed", self.seed, "in [0, 2**64) or None"
+        )
+        _check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
+        _check(
+            0 <= self.min_tokens <= self.max_tokens,
+            "min_tokens",
+            self.min_tokens,
+            f"in [0, max_tokens={self.max_tokens}]",
+        )
+        _check(all(self.stop), "stop", self.stop, "without an empty string")
+        _check(
+            self.logprobs is None or self.logprobs >= 0, "logprobs", self.logprobs, "0 or more"
+        )
+        _check(self.n >= 1, "n", self.n, "at least 1")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is taken without drawing a random number."""
+        return self.temperature == 0
+
+
+def _check(is_good: bool, name: str, value: object, wanted: str) -> None:
+    if not is_good:  # written so that a NaN, for which every comparison is false, is refused too
+        raise ValueError(f"{name} must be {wanted}, got {value!r}")
