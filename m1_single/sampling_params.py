@@ -22,7 +22,7 @@ class SamplingParams:
     min_p: float = 0.0
     """Keep tokens at least min_p times as likely as the most likely one."""
     repetition_penalty: float = 1.0
-    """Above 1, tokens already in the prompt or the output become less likely (CTRL, section 4.1)."""
+    """Above 1, tokens of the prompt and the output become less likely (CTRL, section 4.1)."""
     seed: int | None = None
     """Makes the request's tokens the same in every run, batch and milestone."""
     max_tokens: int = 16
@@ -64,9 +64,7 @@ class SamplingParams:
             f"in [0, max_tokens={self.max_tokens}]",
         )
         _check(all(self.stop), "stop", self.stop, "without an empty string")
-        _check(
-            self.logprobs is None or self.logprobs >= 0, "logprobs", self.logprobs, "0 or more"
-        )
+        _check(self.logprobs is None or self.logprobs >= 0, "logprobs", self.logprobs, "0 or more")
         _check(self.n >= 1, "n", self.n, "at least 1")
 
     @property

@@ -7,15 +7,16 @@ draws such a file. When tracing is off, the engine skips all of it with one test
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 from .plan import StepPlan
-from .request import SampledToken
+from .request import Request, SampledToken
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,55 @@ class StepRecord:
     kv: KVUsage
     events: list[KVEvent] = field(default_factory=list)
 
+    @classmethod
+    def of(
+        cls,
+        *,
+        step: int,
+        milestone: str,
+        times: list[float],
+        plan: StepPlan,
+        rows: list[BatchRow],
+        scheduler: Any,
+        finished: list[Request],
+        events: list[KVEvent],
+    ) -> StepRecord:
+        """The record of a plan that has been carried out.
+
+        Args:
+            times: seconds at start, after schedule, after execute and after update.
+            scheduler: asked for its queues and its KV usage as they are now.
+        """
+        schedule_ms, execute_ms, update_ms = (
+            round((end - start) * 1e3, 3) for start, end in itertools.pairwise(times)
+        )
+        num_decode_tokens = sum(row.phase == "decode" for row in rows)
+        return cls(
+            step=step,
+            milestone=milestone,
+            schedule_ms=schedule_ms,
+            execute_ms=execute_ms,
+            update_ms=update_ms,
+            batch=rows,
+            num_prefill_tokens=plan.num_tokens - num_decode_tokens,
+            num_decode_tokens=num_decode_tokens,
+            num_padding_tokens=plan.num_padding_tokens,
+            waiting=_ids(scheduler.waiting),
+            running=_ids(scheduler.running),
+            swapped=_ids(scheduler.swapped),
+            admitted=_ids(plan.admitted),
+            resumed=_ids(plan.resumed),
+            preempted=[
+                {"request_id": p.request.request_id, "reason": p.reason} for p in plan.preempted
+            ],
+            finished=[
+                {"request_id": request.request_id, "reason": str(request.finish_reason)}
+                for request in finished
+            ],
+            kv=scheduler.kv_usage(),
+            events=events,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """The record as plain data, in the order and with the names of the JSON lines."""
         data = asdict(self)
@@ -105,6 +155,10 @@ class StepRecord:
             "stored_tokens": kv["stored_tokens"],
         }
         return data
+
+
+def _ids(requests: Iterable[Request]) -> list[str]:
+    return [request.request_id for request in requests]
 
 
 def batch_rows(
@@ -177,6 +231,7 @@ class JsonlSink:
         self._file: TextIO = path.open("w", encoding="utf-8")
 
     def __call__(self, record: StepRecord) -> None:
+        """Append one line."""
         self._file.write(json.dumps(record.to_dict()) + "\n")
         self._file.flush()
 

@@ -1,0 +1,328 @@
+"""The engine: requests in, `step()` by `step()`, outputs out. Written once, for all milestones.
+
+A step is schedule, execute, update, record. Later milestones subclass `LLMEngine` and build another
+scheduler and another runner; the loop stays.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+from .checkpoint import DEFAULT_MODEL, load_model, max_position, stop_token_ids
+from .config import EngineConfig
+from .detokenizer import Detokenizer
+from .inputs import Prompt, check_params, check_prompt, encode_prompt, is_one_prompt
+from .plan import StepPlan
+from .request import Request, RequestOutput, SampledToken
+from .runner import ModelRunner
+from .sampling_params import SamplingParams
+from .scheduler import Scheduler
+from .tracer import BatchRow, StepRecord, Tracer, batch_rows
+
+
+class LLMEngine:
+    """A language model and the loop that serves requests on it.
+
+    Args:
+        model: Hugging Face id or local folder, GGUF file, "smollm2-135m", "tiny-llama" (random
+            weights; also other families), or a ready `PreTrainedModel`.
+        tokenizer: for a ready model; without one prompts are token ids and `text` stays empty.
+        fields: fields of `EngineConfig`.
+
+    Raises:
+        ValueError: an unknown field, or limits that do not go together.
+    """
+
+    milestone: ClassVar[str] = "m1_single"
+    config_class: ClassVar[type[EngineConfig]] = EngineConfig
+    can_share_kv: ClassVar[bool] = False
+    """Whether one prompt can have several completions (`SamplingParams.n`)."""
+
+    def __init__(self, model: Any = DEFAULT_MODEL, *, tokenizer: Any = None, **fields: Any) -> None:
+        self.config: Any = self.config_class.from_fields(**fields)
+        loaded = load_model(model, tokenizer, dtype=self.config.dtype, device=self.config.device)
+        self.model, self.tokenizer = loaded.model, loaded.tokenizer
+        self.model_name = loaded.name
+        self.vocab_size: int = self.model.config.get_text_config().vocab_size
+        self.eos_token_ids = stop_token_ids(self.model)
+        self.max_model_len = self.config.resolve_max_model_len(max_position(self.model))
+        self.tracer = Tracer.from_option(self.config.trace)
+        self.scheduler: Any = self.build_scheduler()
+        self.runner: Any = self.build_runner()
+
+        self.requests: dict[str, Request] = {}  # the unfinished ones
+        self._num_arrivals = 0
+        self._undelivered: list[RequestOutput] = []
+        self._ended_outside: list[Request] = []  # aborted since the last step, for its record
+        self._counts = dict.fromkeys(
+            ("steps", "prefill_tokens", "decode_tokens", "padding_tokens", "finished"), 0
+        )
+
+    def build_scheduler(self) -> Any:
+        """The scheduler of this milestone."""
+        return Scheduler(self.config, self.max_model_len)
+
+    def build_runner(self) -> Any:
+        """The model runner of this milestone."""
+        return ModelRunner(self.model)
+
+    # -- offline use -------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat: bool = False,
+    ) -> list[RequestOutput]:
+        """Complete prompts and return when all are done.
+
+        Args:
+            prompts: one prompt or several; each text, token ids or chat messages.
+            sampling_params: one for all prompts, or one each.
+            chat: take a text prompt as a user's message and apply the model's chat template.
+
+        Returns:
+            One output a prompt, in the order given.
+
+        Raises:
+            ValueError: bad input; nothing has been queued then.
+        """
+        requests = self._make_requests(prompts, sampling_params, chat)
+        for request in requests:
+            self._enqueue(request)
+        try:
+            while not all(request.is_finished for request in requests):
+                outputs = self._step()
+                own = {request.request_id for request in requests}
+                self._undelivered += [out for out in outputs if out.request_id not in own]
+        finally:
+            self._abort_unfinished(requests)
+        return [self._final_output(request) for request in requests]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat: bool = False,
+    ) -> Iterator[RequestOutput]:
+        """Like `generate`, but yield each request's output whenever it has grown.
+
+        Closing the iterator early aborts what is unfinished.
+        """
+        requests = self._make_requests(prompts, sampling_params, chat)
+        for request in requests:
+            self._enqueue(request)
+        return self._stream(requests)
+
+    def _stream(self, requests: list[Request]) -> Iterator[RequestOutput]:
+        own = {request.request_id for request in requests}
+        try:
+            while not all(request.is_finished for request in requests):
+                outputs = self._step()
+                self._undelivered += [out for out in outputs if out.request_id not in own]
+                yield from (out for out in outputs if out.request_id in own)
+        finally:
+            self._abort_unfinished(requests)
+
+    # -- online use --------------------------------------------------------------------------
+
+    def add_request(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        *,
+        chat: bool = False,
+    ) -> str:
+        """Queue one request; `step` will compute it. Returns its id.
+
+        Args:
+            priority: lower is sooner, for schedulers with `policy="priority"` (from M2 on).
+
+        Raises:
+            ValueError: bad input; no other request is affected.
+        """
+        params = sampling_params or SamplingParams()
+        request = self._make_request(prompt, params, request_id, priority, chat)
+        self._enqueue(request)
+        return request.request_id
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step.
+
+        Returns:
+            Outputs of the requests that changed, finished ones for the last time.
+
+        Raises:
+            Exception: what the model's forward raised. The step's requests have then ended with
+                `error` (their outputs come with the next step); waiting ones go on.
+        """
+        undelivered, self._undelivered = self._undelivered, []
+        return undelivered + (self._step() if self.has_unfinished_requests() else [])
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request in whatever state it is; None if it is not (or no longer) known."""
+        request = self.requests.pop(request_id, None)
+        if request is None:
+            return None
+        self.scheduler.abort(request)
+        self._ended_outside.append(request)
+        self._counts["finished"] += 1
+        return self._final_output(request)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether any request is waiting or running."""
+        return bool(self.requests)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the engine was built, and the state of queues and KV memory now."""
+        counts = dict(self._counts)
+        useful = counts["prefill_tokens"] + counts["decode_tokens"]
+        computed = useful + counts["padding_tokens"]
+        kv = self.scheduler.kv_usage()
+        return {
+            **counts,
+            "useful_share": useful / computed if computed else 1.0,
+            "waiting": len(self.scheduler.waiting),
+            "running": len(self.scheduler.running),
+            "swapped": len(self.scheduler.swapped),
+            "kv": {**asdict(kv), "free": kv.free},
+        }
+
+    # -- the loop ----------------------------------------------------------------------------
+
+    def _step(self) -> list[RequestOutput]:
+        times = [time.perf_counter()]
+        plan = self.scheduler.schedule()
+        assert plan.rows, "the scheduler has unfinished requests but plans nothing"
+        times.append(time.perf_counter())
+        for request in plan.admitted:
+            if request.metrics.first_scheduled_time is None:
+                request.metrics.first_scheduled_time = times[-1]
+        sampled: dict[str, SampledToken] = {}
+        rows: list[BatchRow] = []
+        try:
+            sampled = self.runner.execute(plan)
+        except BaseException:  # Ctrl-C too: the KV cache is half written
+            self._undelivered += self.scheduler.fail(plan)
+            raise
+        else:
+            times.append(time.perf_counter())
+            rows = self._trace_rows(plan, sampled)  # before `update` frees their blocks
+            outputs = self.scheduler.update(plan, sampled)
+            return outputs
+        finally:
+            times += [time.perf_counter()] * (4 - len(times))
+            self._close_step(plan, rows or self._trace_rows(plan, sampled), times)
+
+    def _close_step(self, plan: StepPlan, rows: list[BatchRow], times: list[float]) -> None:
+        """Count, record and check what the step did, whether it worked or raised."""
+        ended = [row.request for row in plan.rows if row.request.is_finished and not row.is_padding]
+        ended = [request for request in ended if self.requests.pop(request.request_id, None)]
+        num_decode_tokens = sum(row.phase == "decode" for row in plan.rows)
+        num_prefill_tokens = plan.num_tokens - num_decode_tokens
+        self._counts["steps"] += 1
+        self._counts["prefill_tokens"] += num_prefill_tokens
+        self._counts["decode_tokens"] += num_decode_tokens
+        self._counts["padding_tokens"] += plan.num_padding_tokens
+        self._counts["finished"] += len(ended)
+        events = self.scheduler.drain_events()
+        if self.tracer is not None:
+            self.tracer.record(
+                StepRecord.of(
+                    step=self._counts["steps"] - 1,
+                    milestone=self.milestone,
+                    times=times,
+                    plan=plan,
+                    rows=rows,
+                    scheduler=self.scheduler,
+                    finished=self._ended_outside + ended,
+                    events=events,
+                )
+            )
+        self._ended_outside = []
+        if self.config.check_invariants:
+            self.scheduler.check_invariants()
+
+    def _trace_rows(self, plan: StepPlan, sampled: dict[str, SampledToken]) -> list[BatchRow]:
+        return batch_rows(plan, sampled, self.scheduler.blocks_of) if self.tracer else []
+
+    # -- making requests ---------------------------------------------------------------------
+
+    def _make_requests(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        chat: bool,
+    ) -> list[Request]:
+        many: Sequence[Any] = [prompts] if is_one_prompt(prompts) else prompts
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            sampling_params = [sampling_params or SamplingParams()] * len(many)
+        if len(sampling_params) != len(many):
+            raise ValueError(f"{len(many)} prompts, but {len(sampling_params)} sampling_params")
+        return [
+            self._make_request(prompt, params, None, 0, chat)
+            for prompt, params in zip(many, sampling_params, strict=True)
+        ]
+
+    def _make_request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str | None,
+        priority: int,
+        chat: bool,
+    ) -> Request:
+        """A validated request, not yet queued."""
+        token_ids = encode_prompt(self.tokenizer, prompt, chat)
+        check_prompt(token_ids, self.vocab_size, self.max_model_len)
+        check_params(params, self.vocab_size, self.tokenizer)
+        if params.n > 1 and not self.can_share_kv:
+            raise ValueError(
+                f"n={params.n}: {self.milestone} cannot share the KV of a prompt among "
+                f"completions, m3_paged and later can; here, add the prompt {params.n} times"
+            )
+        arrival = self._num_arrivals
+        self._num_arrivals += 1
+        if request_id is None:
+            request_id = f"r{arrival}"
+            while request_id in self.requests:
+                request_id += "_"
+        elif request_id in self.requests:
+            raise ValueError(f"request_id {request_id!r} belongs to an unfinished request")
+        seed = params.seed
+        if seed is None:
+            seed = random.Random(f"{self.config.seed}/{arrival}").getrandbits(64)
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            sampling_params=params,
+            arrival=arrival,
+            priority=priority,
+            seed=seed,
+            eos_token_ids=self.eos_token_ids,
+            detokenizer=self.tokenizer and Detokenizer(self.tokenizer, list(params.stop)),
+        )
+        self.scheduler.validate(request)
+        return request
+
+    def _enqueue(self, request: Request) -> None:
+        self.requests[request.request_id] = request
+        self.scheduler.add(request)
+
+    def _abort_unfinished(self, requests: list[Request]) -> None:
+        """Leave nothing behind when a caller goes (Ctrl-C, an error, a closed stream)."""
+        own = {request.request_id for request in requests}
+        for request_id in own:
+            self.abort(request_id)
+        self._undelivered = [out for out in self._undelivered if out.request_id not in own]
+
+    def _final_output(self, request: Request) -> RequestOutput:
+        return RequestOutput.from_request(request)

@@ -1,0 +1,68 @@
+"""Runs a static batch on an unchanged Hugging Face model with its own `past_key_values`.
+
+prompts, left-padded so that every row ends in the same column        decode steps
+r0  . . . . . a b c                                                   | d e <eos> - -
+r1  . . f g h i j k                                                   | l m n     o p
+r2  q r s t u v w x                                                   | y z ...
+    '.' is masked out by attention_mask            '-' is a finished row, computed for nobody
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from .plan import StepPlan
+from .request import SampledToken
+from .sampling import sample
+
+
+class ModelRunner:
+    """Turns a `StepPlan` into sampled tokens. Holds the KV tensors of the batch that runs."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.device = model.device
+        self.past_key_values: DynamicCache | None = None
+        self.attention_mask = torch.empty(0, 0, dtype=torch.long, device=self.device)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> dict[str, SampledToken]:
+        """Compute one step.
+
+        Returns:
+            A token for each row that samples, by request id.
+        """
+        is_new_batch = bool(plan.admitted)
+        input_ids = self._start_batch(plan) if is_new_batch else self._extend_batch(plan)
+        position_ids = (self.attention_mask.cumsum(-1) - 1).clamp(min=0)
+        output = self.model(
+            input_ids=input_ids,
+            attention_mask=self.attention_mask,
+            position_ids=position_ids[:, -input_ids.shape[1] :],
+            past_key_values=self.past_key_values,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        sampling_rows = [index for index, row in enumerate(plan.rows) if row.samples]
+        logits = output.logits[sampling_rows, -1]  # [num_sampling_rows, vocab_size]
+        return sample(logits, [plan.rows[index].request for index in sampling_rows])
+
+    def _start_batch(self, plan: StepPlan) -> torch.Tensor:
+        """A new cache, and the prompts as `[num_rows, longest_prompt]`, padded on the left."""
+        width = max(row.num_new_tokens for row in plan.rows)
+        input_ids = torch.zeros(len(plan.rows), width, dtype=torch.long)
+        attention_mask = torch.zeros_like(input_ids)
+        for index, row in enumerate(plan.rows):
+            input_ids[index, width - row.num_new_tokens :] = torch.tensor(row.request.token_ids)
+            attention_mask[index, width - row.num_new_tokens :] = 1
+        self.past_key_values = DynamicCache(config=self.model.config)
+        self.attention_mask = attention_mask.to(self.device)
+        return input_ids.to(self.device)
+
+    def _extend_batch(self, plan: StepPlan) -> torch.Tensor:
+        """The last token of every row as `[num_rows, 1]`; finished rows repeat theirs."""
+        last_tokens = torch.tensor([[row.request.token_ids[-1]] for row in plan.rows])
+        is_real = torch.ones_like(last_tokens)
+        self.attention_mask = torch.cat([self.attention_mask, is_real.to(self.device)], dim=1)
+        return last_tokens.to(self.device)
