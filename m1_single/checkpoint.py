@@ -1,0 +1,222 @@
+"""From the name of a model to a model: `load_model`.
+
+A model is named by a Hugging Face id, a local folder, a `.gguf` file, `smollm2-135m` (the default,
+a real chat model that a package carries, see `gguf_cache`), `tiny-llama` and its like (random
+weights, see `tiny_models`), or is a ready `PreTrainedModel`. What comes back is the same each
+time: a model in eval mode without gradients, its tokenizer if it has one, and a name to show.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from .gguf_cache import converted_folder, file_key, packaged_gguf, quiet_transformers
+from .tiny_models import TINY_FAMILIES, build_tiny_model
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "TINY_FAMILIES",
+    "LoadedModel",
+    "build_tiny_model",
+    "load_model",
+    "max_position",
+    "render_chat",
+    "stop_token_ids",
+]
+
+DEFAULT_MODEL = "smollm2-135m"
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+)
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run: eval mode, no gradients, on its device and in its dtype."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    """None: prompts are token ids and there is no text."""
+    name: str
+
+
+def load_model(
+    model: str | Path | PreTrainedModel,
+    tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+) -> LoadedModel:
+    """Load a causal language model and its tokenizer.
+
+    Nothing but a Hugging Face id makes a network request.
+
+    Args:
+        model: Hugging Face id, local folder, `.gguf` file, "smollm2-135m", "tiny-llama" (or another
+            of `TINY_FAMILIES`), or a ready model, which is set to eval mode without gradients.
+        tokenizer: a ready one, or a folder or id to take it from; None takes the model's own.
+        dtype: "float32", "bfloat16", "float16" or a `torch.dtype`. None: float32 on a CPU,
+            bfloat16 on CUDA; a ready model keeps its own.
+        device: None: CUDA where there is one; a ready model stays where it is.
+
+    Raises:
+        ValueError: the model cannot be had, or the dtype or device is not known; the message says
+            what to do.
+    """
+    target_dtype = _resolve_dtype(dtype)
+    if isinstance(model, PreTrainedModel):
+        ready = model
+        own_tokenizer = None
+        name = Path(model.name_or_path).name or type(model).__name__
+        target_device = None if device is None else _resolve_device(device)
+    else:
+        target_device = _resolve_device(device)
+        if target_dtype is None:
+            target_dtype = torch.bfloat16 if target_device.type == "cuda" else torch.float32
+        ready, own_tokenizer, name = _load_named(model, target_dtype, tokenizer is None)
+    ready = ready.to(device=target_device, dtype=target_dtype).eval().requires_grad_(False)
+    if isinstance(tokenizer, (str, Path)):
+        own_tokenizer = _load_tokenizer(str(tokenizer))
+    elif tokenizer is not None:
+        own_tokenizer = tokenizer
+    return LoadedModel(ready, own_tokenizer, name)
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[dict[str, Any]]
+) -> list[int]:
+    """Token ids of a conversation, ending where the assistant's answer begins.
+
+    Args:
+        tokenizer: the model's, with its chat template.
+        messages: such as `[{"role": "user", "content": "Hello"}]`.
+
+    Raises:
+        ValueError: there is no tokenizer or no chat template, there are no messages, or the
+            template does not take these messages.
+    """
+    if tokenizer is None:
+        raise ValueError("a chat needs a tokenizer, and this model was loaded without one")
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template; "
+            "give the prompt as plain text or as token ids"
+        )
+    if not messages:
+        raise ValueError("a chat needs at least one message, got 0")
+    try:
+        # return_dict=False: since transformers 5 the default is a BatchEncoding.
+        return list(
+            tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        )
+    except Exception as error:  # whatever a template's own code raises
+        raise ValueError(f"the chat template does not take these messages: {error}") from error
+
+
+def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
+    """Tokens with which the model ends its output (EOS); empty if it names none."""
+    for config in (getattr(model, "generation_config", None), model.config.get_text_config()):
+        eos = getattr(config, "eos_token_id", None)
+        if eos is not None:
+            return frozenset([eos] if isinstance(eos, int) else eos)
+    return frozenset()
+
+
+def max_position(model: PreTrainedModel) -> int | None:
+    """Most tokens that the model has positions for; None if its config does not say."""
+    config = model.config.get_text_config()
+    return getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+
+
+def _resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    if isinstance(dtype, str):
+        if dtype.removeprefix("torch.") not in _DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
+        return _DTYPES[dtype.removeprefix("torch.")]
+    return dtype
+
+
+def _resolve_device(device: str | torch.device | None) -> torch.device:
+    num_cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device is None:
+        return torch.device("cuda" if num_cuda else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f'device must be like "cpu", "cuda" or "cuda:1", got {device!r}') from None
+    if resolved.type == "cuda" and (resolved.index or 0) >= num_cuda:
+        raise ValueError(f"device is {device!s}, but torch sees {num_cuda} CUDA devices")
+    return resolved
+
+
+def _load_named(
+    model: str | Path, dtype: torch.dtype, wants_tokenizer: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, str]:
+    text, path = str(model), Path(model).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        source, name = str(converted_folder(path, file_key(path))), path.stem
+    elif path.is_dir():
+        source, name = str(path), path.resolve().name
+    elif text == DEFAULT_MODEL:
+        source, name = str(converted_folder(*packaged_gguf())), DEFAULT_MODEL
+    elif text.startswith("tiny-"):
+        return build_tiny_model(text.removeprefix("tiny-")), None, text
+    elif path.suffix == ".gguf" or not _HUB_ID.fullmatch(text):
+        raise ValueError(f"there is no file or folder {text}")
+    else:
+        source = name = text
+    ready = _from_pretrained(AutoModelForCausalLM, source, dtype=dtype)
+    return ready, _load_tokenizer(source) if wants_tokenizer else None, name
+
+
+def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a folder or id; None for a folder that has none."""
+    folder = Path(source).expanduser()
+    if folder.is_dir() and not any((folder / file).exists() for file in _TOKENIZER_FILES):
+        return None
+    return _from_pretrained(AutoTokenizer, source)
+
+
+def _from_pretrained(auto_class: Any, source: str, **options: Any) -> Any:
+    """`auto_class.from_pretrained`, from the network only if `source` is no local folder."""
+    is_local = Path(source).expanduser().is_dir()
+    try:
+        with quiet_transformers(progress_bars=not is_local):
+            return auto_class.from_pretrained(
+                str(Path(source).expanduser()) if is_local else source,
+                local_files_only=is_local,
+                **options,
+            )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        if is_local:
+            message = f"cannot load the folder {source}: {lines[0]}"
+        else:
+            message = (
+                f"cannot load {source!r} from the Hugging Face hub: {lines[0]} "
+                f"Give a local folder or a .gguf file instead, or the default {DEFAULT_MODEL!r}"
+            )
+        raise ValueError(message) from error

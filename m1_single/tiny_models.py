@@ -1,0 +1,78 @@
+"""Tiny models with random weights, one per model family, for tests and for a first look.
+
+They are real Hugging Face models of a few layers: each has what makes its family different
+(sliding windows, query/key norms, learned positions), so that an engine which runs them all has
+met every case. They speak no language: there is no tokenizer, prompts are token ids.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VOCAB_SIZE = 199  # odd and prime: an engine that assumes a multiple of 8 fails here, not later
+BOS_TOKEN_ID, EOS_TOKEN_ID, PAD_TOKEN_ID = 1, 2, 0
+
+_COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 1024,
+    "bos_token_id": BOS_TOKEN_ID,
+    "eos_token_id": EOS_TOKEN_ID,
+    "pad_token_id": PAD_TOKEN_ID,
+    # Tied weights would make the likeliest next token the last one again.
+    "tie_word_embeddings": False,
+}
+_GROUPED = {**_COMMON, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128}
+
+TINY_FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": _GROUPED,
+    "qwen2": {**_GROUPED, "use_sliding_window": False},
+    "qwen3": {**_GROUPED, "use_sliding_window": False},
+    "mistral": {**_GROUPED, "sliding_window": 24},
+    "gemma3": {
+        **_GROUPED,
+        "num_hidden_layers": 3,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "query_pre_attn_scalar": 16,
+    },
+    "opt": {**_COMMON, "ffn_dim": 128, "word_embed_proj_dim": 64, "dropout": 0.0},
+    "gpt2": _COMMON,
+}
+"""Config of each family that `build_tiny_model` knows."""
+
+_MODEL_TYPES = {"gemma3": "gemma3_text"}
+_INIT_STD = 0.25  # large enough that greedy outputs wander instead of repeating one token
+
+
+def build_tiny_model(family: str, seed: int = 0, **config_overrides: Any) -> PreTrainedModel:
+    """Build a tiny model of a family with random float32 weights on the CPU.
+
+    The same family, seed and overrides give the same weights on the same torch; the global state
+    of random number generators is left as it was.
+
+    Args:
+        family: a key of `TINY_FAMILIES`, such as "llama".
+        seed: of the weights.
+        config_overrides: fields of the family's Hugging Face config, such as `head_dim=32`.
+
+    Raises:
+        ValueError: the family is not known; the message names those that are.
+    """
+    if family not in TINY_FAMILIES:
+        known = ", ".join(f"tiny-{name}" for name in TINY_FAMILIES)
+        raise ValueError(f"there is no tiny model 'tiny-{family}'; there are {known}")
+    fields = {"initializer_range": _INIT_STD, **TINY_FAMILIES[family], **config_overrides}
+    if family == "opt":
+        fields.setdefault("init_std", fields.pop("initializer_range"))
+    config = AutoConfig.for_model(_MODEL_TYPES.get(family, family), **fields)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        # Not torch.manual_seed: that would seed the generators of all GPUs, too.
+        torch.default_generator.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model.eval().requires_grad_(False)
