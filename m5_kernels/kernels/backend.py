@@ -1,0 +1,67 @@
+"""The one place that decides whether a kernel or its torch twin runs.
+
+A kernel runs on a GPU tensor, and on a CPU tensor when `TRITON_INTERPRET=1` was set before
+triton was imported. Everywhere else - no GPU, or no triton at all, as on macOS - the launcher
+hands over to its twin. Kernel files take `triton` and `tl` from here, so that they can be
+imported, and read, where triton can't be installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import torch
+
+
+class _Missing:
+    """Stands where triton is not installed: swallows decorators, refuses to launch."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return args[0] if args and callable(args[0]) else self
+
+    def __getitem__(self, grid: Any) -> Any:
+        raise RuntimeError("triton is not installed: call the *_torch twin")
+
+
+try:
+    import triton
+    import triton.language as tl
+
+    HAS_TRITON = True
+except ImportError:  # pragma: no cover - exercised in a subprocess by the tests
+    triton = tl = _Missing()
+    HAS_TRITON = False
+
+INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def runs_triton(tensor: torch.Tensor) -> bool:
+    """True if kernels run on this tensor, False if the torch twins do."""
+    return HAS_TRITON and (tensor.is_cuda or INTERPRETED)
+
+
+def next_power_of_2(number: int) -> int:
+    """Smallest power of two >= number; tile shapes are powers of two in Triton."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)
+
+
+@functools.cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Streaming multiprocessors of a GPU; 4 for the interpreter, to have something to share out."""
+    if device.type != "cuda":
+        return 4
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -1,0 +1,266 @@
+"""Paged prefill: causal attention of chunks of new tokens over block tables.
+
+Each sequence brings `query_len` new tokens, the last ones of its context, whose KV is already in
+the cache: a whole prompt, a chunk of one, or a single token. A program takes a tile of query
+rows - tokens x the query heads of one KV head, so that the heads of a group share each KV
+load - and walks the context from left to right with an online softmax:
+
+                     context ->  0        first query        context_len
+    query rows of a tile         |             |                  |
+      token 0, heads 0..G-1      |#############|                  |     # full tiles: no mask,
+      token 1, heads 0..G-1      |#############|%                 |       the common case
+      ...                        |#############|%%%               |     % masked tiles: the
+      token n, heads 0..G-1      |#############|%%%%%%            |       causal edge
+
+Tiles of all sequences form one list: sequence s owns `query_start_loc[s] // tile + s` onwards, a
+formula that needs no table and leaves at most one empty tile per sequence. The longest walks
+are started first, so that the last programs to run are short.
+
+It saves: the score matrix (never in memory), padding of chunks to one length, and a gather of
+the KV blocks into a contiguous tensor. Papers: Dao, FlashAttention-2 (2023); Kwon et al.,
+PagedAttention (2023).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .backend import next_power_of_2, runs_triton, tl, triton
+from .tiles import PrefillTile, prefill_tile
+
+LOG2_E = 1.4426950408889634
+
+
+def paged_prefill(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    context_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    scale: float | None = None,
+    window: int | None = None,
+    output: torch.Tensor | None = None,
+    tile: PrefillTile | None = None,
+) -> torch.Tensor:
+    """Causal attention of each sequence's chunk of new tokens over its context.
+
+    query: `[num_tokens, num_q_heads, head_dim]`, last dimension contiguous.
+    key_cache, value_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`, same strides.
+    block_table: int32 `[num_seqs, max_blocks]`; context_lens: int32 `[num_seqs]`, chunk included.
+    query_start_loc: int32 `[num_seqs + 1]`; the chunk of sequence s is the query rows from
+    `query_start_loc[s]` up to `query_start_loc[s + 1]`. Rows that no chunk covers are not written:
+    in a mixed step, pass the tail of the three tables that follows the decode rows.
+    scale: of the scores, `head_dim ** -0.5` if None. window: tokens a query sees, itself included.
+    Returns `[num_tokens, num_q_heads, head_dim]` (`output` if given).
+    """
+    if not runs_triton(query):
+        return paged_prefill_torch(
+            query, key_cache, value_cache, block_table, context_lens, query_start_loc,
+            scale, window, output,
+        )  # fmt: skip
+    num_tokens, num_q_heads, head_dim = query.shape
+    _, block_size, num_kv_heads, _ = key_cache.shape
+    if key_cache.stride() != value_cache.stride():
+        raise ValueError(f"strides differ: {key_cache.stride()}, {value_cache.stride()}")
+    num_seqs = len(context_lens)
+    output = (
+        torch.empty_like(query, memory_format=torch.contiguous_format) if output is None else output
+    )
+    head_dim_pad = next_power_of_2(head_dim)
+    tile = tile or prefill_tile(head_dim_pad, key_cache.dtype, query.device)
+    group = num_q_heads // num_kv_heads
+    tile_rows = max(tile.rows, next_power_of_2(group))
+    query_tokens = tile_rows // group
+    num_tiles = num_tokens // query_tokens + num_seqs
+    _paged_prefill_kernel[(num_tiles, num_kv_heads)](
+        query, key_cache, value_cache, block_table, context_lens, query_start_loc, output,
+        num_seqs,
+        (head_dim**-0.5 if scale is None else scale) * LOG2_E,
+        window or 0,
+        query.stride(0), query.stride(1),
+        key_cache.stride(0), key_cache.stride(1), key_cache.stride(2),
+        block_table.stride(0),
+        output.stride(0), output.stride(1),
+        NUM_SEQS_PAD=next_power_of_2(num_seqs),
+        GROUP=group,
+        QUERY_TOKENS=query_tokens,
+        ROWS=tile_rows,
+        HEAD_DIM=head_dim,
+        HEAD_DIM_PAD=head_dim_pad,
+        BLOCK_SIZE=block_size,
+        TILE=tile.tokens,
+        HAS_WINDOW=bool(window),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )  # fmt: skip
+    return output
+
+
+@triton.jit
+def _paged_prefill_kernel(
+    query, key_cache, value_cache, block_table, context_lens, query_start_loc, output,
+    num_seqs, score_scale, window,
+    query_stride, query_head_stride,
+    block_stride, slot_stride, head_stride,
+    table_stride,
+    output_stride, output_head_stride,
+    NUM_SEQS_PAD: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERY_TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    query_tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head = tl.program_id(1)
+    seq_ids = tl.arange(0, NUM_SEQS_PAD)
+    starts = tl.load(query_start_loc + seq_ids, mask=seq_ids < num_seqs, other=0)
+    owned = (starts // QUERY_TOKENS + seq_ids <= query_tile) & (seq_ids < num_seqs)
+    seq = tl.sum(owned.to(tl.int32), 0) - 1
+    if seq < 0:
+        return
+    query_start = tl.load(query_start_loc + seq)
+    query_len = tl.load(query_start_loc + seq + 1) - query_start
+    first_token = (query_tile - query_start // QUERY_TOKENS - seq) * QUERY_TOKENS
+    if first_token >= query_len:
+        return
+    context_len = tl.load(context_lens + seq)
+
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, HEAD_DIM_PAD)
+    row_tokens = first_token + rows // GROUP
+    row_heads = kv_head * GROUP + rows % GROUP
+    row_mask = (rows // GROUP < QUERY_TOKENS) & (row_tokens < query_len)
+    mask = row_mask[:, None] & (dims < HEAD_DIM)[None, :]
+    query_rows = (query_start + row_tokens).to(tl.int64)
+    q = tl.load(
+        query
+        + (query_rows * query_stride + row_heads * query_head_stride)[:, None]
+        + dims[None, :],
+        mask=mask,
+        other=0.0,
+    )
+    first_position = context_len - query_len + first_token
+    positions = context_len - query_len + row_tokens
+    last_position = tl.minimum(first_position + QUERY_TOKENS, context_len) - 1
+
+    accumulator = tl.zeros([ROWS, HEAD_DIM_PAD], dtype=tl.float32)
+    # Finite, so that a row whose first tile is all masked (it can be, with a window) stays finite.
+    row_max = tl.full([ROWS], -1.0e30, dtype=tl.float32)
+    row_sum = tl.zeros([ROWS], dtype=tl.float32)
+    low = tl.maximum(first_position - window + 1, 0) // TILE if HAS_WINDOW else 0
+    full = low if HAS_WINDOW else (first_position + 1) // TILE
+    high = last_position // TILE + 1
+    table = block_table + seq * table_stride
+    cache_head = kv_head * head_stride
+    accumulator, row_max, row_sum = _walk(
+        low, full, q, accumulator, row_max, row_sum, positions, context_len, window, score_scale,
+        key_cache + cache_head, value_cache + cache_head, table, block_stride, slot_stride,
+        HEAD_DIM, HEAD_DIM_PAD, BLOCK_SIZE, TILE, HAS_WINDOW, False,
+    )  # fmt: skip
+    accumulator, row_max, row_sum = _walk(
+        full, high, q, accumulator, row_max, row_sum, positions, context_len, window, score_scale,
+        key_cache + cache_head, value_cache + cache_head, table, block_stride, slot_stride,
+        HEAD_DIM, HEAD_DIM_PAD, BLOCK_SIZE, TILE, HAS_WINDOW, True,
+    )  # fmt: skip
+    result = accumulator / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
+    output_rows = query_rows * output_stride + row_heads * output_head_stride
+    tl.store(
+        output + output_rows[:, None] + dims[None, :], result.to(output.dtype.element_ty), mask=mask
+    )
+
+
+@triton.jit
+def _walk(
+    low, high, q, accumulator, row_max, row_sum, positions, context_len, window, score_scale,
+    key_cache, value_cache, table, block_stride, slot_stride,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+):  # fmt: skip
+    """Fold KV tiles [low, high) into the running softmax of a tile of query rows."""
+    dims = tl.arange(0, HEAD_DIM_PAD)
+    tile_tokens = tl.arange(0, TILE)
+    # Past the end, read the last token again: finite numbers that the mask then drops.
+    safe_tokens = tl.minimum(low * TILE + tile_tokens, context_len - 1)
+    blocks = tl.load(table + safe_tokens // BLOCK_SIZE)
+    for tile in range(low, high):
+        tokens = tile * TILE + tile_tokens
+        slots = blocks.to(tl.int64) * block_stride + (safe_tokens % BLOCK_SIZE) * slot_stride
+        # Block ids come one tile ahead: as a load that waits for a load in the same iteration,
+        # they would stop the compiler from keeping several KV tiles in flight.
+        safe_tokens = tl.minimum(tokens + TILE, context_len - 1)
+        blocks = tl.load(table + safe_tokens // BLOCK_SIZE)
+        pointers = slots[:, None] + dims[None, :]
+        if HEAD_DIM == HEAD_DIM_PAD:
+            keys = tl.load(key_cache + pointers)
+        else:
+            keys = tl.load(key_cache + pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * score_scale
+        if IS_MASKED:
+            valid = tokens[None, :] <= positions[:, None]
+            if HAS_WINDOW:
+                valid = valid & (tokens[None, :] > positions[:, None] - window)
+            scores = tl.where(valid, scores, -float("inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, 1))
+        rescale = tl.exp2(row_max - new_max)
+        weights = tl.exp2(scores - new_max[:, None])
+        row_sum = row_sum * rescale + tl.sum(weights, 1)
+        row_max = new_max
+        if HEAD_DIM == HEAD_DIM_PAD:
+            values = tl.load(value_cache + pointers)
+        else:
+            values = tl.load(value_cache + pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
+        accumulator = accumulator * rescale[:, None]
+        accumulator = tl.dot(weights.to(values.dtype), values, accumulator, input_precision="ieee")
+    return accumulator, row_max, row_sum
+
+
+def paged_prefill_torch(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    context_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    scale: float | None = None,
+    window: int | None = None,
+    output: torch.Tensor | None = None,
+    tile: PrefillTile | None = None,
+) -> torch.Tensor:
+    """The specification of `paged_prefill`: gather a sequence's KV, attend in fp32, next."""
+    output = (
+        torch.empty_like(query, memory_format=torch.contiguous_format) if output is None else output
+    )
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    _, block_size, num_kv_heads, _ = key_cache.shape
+    starts, lens = query_start_loc.tolist(), context_lens.tolist()
+    for seq, context_len in enumerate(lens):
+        chunk = slice(starts[seq], starts[seq + 1])
+        query_len = chunk.stop - chunk.start
+        if query_len == 0 or context_len == 0:
+            continue
+        first_token = 0 if window is None else max(0, context_len - query_len - window + 1)
+        tokens = torch.arange(first_token, context_len, device=query.device)
+        blocks = block_table[seq, tokens // block_size].long()
+        keys = key_cache[blocks, tokens % block_size].float()
+        values = value_cache[blocks, tokens % block_size].float()
+        # [query_len, num_kv_heads, group, head_dim]: query heads beside the KV head they share.
+        q = query[chunk].float().unflatten(1, (num_kv_heads, -1))
+        scores = torch.einsum("qhgd,khd->hgqk", q, keys) * scale
+        positions = torch.arange(context_len - query_len, context_len, device=query.device)
+        visible = tokens[None, :] <= positions[:, None]
+        if window is not None:
+            visible &= tokens[None, :] > positions[:, None] - window
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        output[chunk] = (
+            torch.einsum("hgqk,khd->qhgd", weights, values).flatten(1, 2).to(output.dtype)
+        )
+    return output
