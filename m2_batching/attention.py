@@ -1,0 +1,246 @@
+"""Selective batching (Orca, section 3.2): attention is the only operation that looks across tokens,
+so it alone is taken request by request; all else sees one flat `[1, num_tokens]` batch.
+
+    tokens   | d0 d1 d2 | p p p p p p | q q q q |     one row of hidden states, no padding
+               decode     prefill      prefill
+               \\ one batched, masked    \\ each prefill row attends to itself, causally:
+                 call over the slots      one call a row, once in a request's life
+
+Decode rows are many and short, so they share one call: queries are laid out by slot and meet the
+slots' keys in place. The price is that every slot is read up to the longest context among them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, PreTrainedModel
+
+from m1_single.plan import ScheduledRequest
+
+from .slot_cache import SlotCache
+
+NAME = "slot_attention"
+
+
+@dataclass
+class AttentionMetadata:
+    """What attention must know of a step; made once, used by every layer.
+
+    Tokens are ordered decode rows first: token i of the decode rows belongs to `decode_slots[i]`.
+    """
+
+    cache: SlotCache
+    token_slots: torch.Tensor
+    """Slot of each token, `[num_tokens]`."""
+    token_positions: torch.Tensor
+    """Position of each token in its request, `[num_tokens]`."""
+    decode_slots: torch.Tensor
+    """`[num_decode_rows]`"""
+    decode_context_lens: torch.Tensor
+    """Tokens each decode row attends to, itself included, `[num_decode_rows]`."""
+    max_decode_context_len: int
+    prefill_spans: list[tuple[int, int]]
+    """First and last+1 token index of each prefill row."""
+    num_slots_in_use: int
+    """Highest slot of a decode row, plus 1."""
+    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def build(cls, rows: list[ScheduledRequest], cache: SlotCache) -> AttentionMetadata:
+        """Metadata of a step whose rows are ordered decode first."""
+        device = cache.keys[0].device
+        decode = [row for row in rows if row.phase == "decode"]
+        slots = [row.blocks[0] for row in rows for _ in range(row.num_new_tokens)]
+        positions = [position for row in rows for position in range(row.start, row.end)]
+        spans, first = [], len(decode)
+        for row in rows[len(decode) :]:
+            spans.append((first, first + row.num_new_tokens))
+            first += row.num_new_tokens
+        return cls(
+            cache=cache,
+            token_slots=torch.tensor(slots, device=device),
+            token_positions=torch.tensor(positions, device=device),
+            decode_slots=torch.tensor([row.blocks[0] for row in decode], device=device),
+            decode_context_lens=torch.tensor([row.end for row in decode], device=device),
+            max_decode_context_len=max((row.end for row in decode), default=0),
+            prefill_spans=spans,
+            num_slots_in_use=max((row.blocks[0] + 1 for row in decode), default=0),
+        )
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether most slots in use decode, so that reading them all in place is cheapest."""
+        return 2 * len(self.decode_slots) >= self.num_slots_in_use
+
+    def decode_mask(self, sliding_window: int | None) -> torch.Tensor:
+        """Who may see what: `[num_slots or num_decode_rows, 1, 1, max_context]`, bool."""
+        if sliding_window not in self._masks:
+            position = torch.arange(self.max_decode_context_len, device=self.token_slots.device)
+            end = self.decode_context_lens[:, None]
+            mask = position < end
+            if sliding_window is not None:
+                mask &= position >= end - sliding_window
+            if self.is_dense:
+                mask_of_slot = mask.new_zeros(self.num_slots_in_use, len(position))
+                mask_of_slot[:, 0] = True  # a slot that does not decode needs something to see
+                mask_of_slot[self.decode_slots] = mask
+                mask = mask_of_slot
+            self._masks[sliding_window] = mask[:, None, None, :]
+        return self._masks[sliding_window]
+
+
+def slot_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    attention_metadata: AttentionMetadata,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function that Hugging Face's modules call, once a layer.
+
+    Args:
+        query: `[1, num_heads, num_tokens, head_dim]`.
+        key: `[1, num_kv_heads, num_tokens, head_dim]`, not repeated for GQA; `value` likewise.
+        attention_mask: None, always: the metadata says who sees whom.
+
+    Returns:
+        `[1, num_tokens, num_heads, head_dim]`, and no attention weights.
+    """
+    meta, layer = attention_metadata, int(module.layer_idx)  # type: ignore[arg-type]
+    meta.cache.write(
+        layer,
+        meta.token_slots,
+        meta.token_positions,
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+    )
+    output = torch.empty_like(query[0].transpose(0, 1))  # [num_tokens, num_heads, head_dim]
+    num_decode = len(meta.decode_slots)
+    if num_decode:
+        decode_query = query[0, :, :num_decode].transpose(0, 1)
+        output[:num_decode] = _decode(decode_query, meta, layer, scaling, sliding_window)
+    for first, end in meta.prefill_spans:
+        own = slice(first, end)
+        output[own] = causal_attention(
+            query[:, :, own], key[:, :, own], value[:, :, own], scaling, sliding_window
+        )
+    return output[None], None
+
+
+def _decode(
+    query: torch.Tensor,
+    meta: AttentionMetadata,
+    layer: int,
+    scaling: float,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    """One query a row against its slot: `[num_decode_rows, num_heads, head_dim]` in and out."""
+    num_rows, num_heads, head_dim = query.shape
+    keys, values = meta.cache.keys[layer], meta.cache.values[layer]
+    num_kv_heads = keys.shape[1]
+    # The query heads that share a KV head (GQA) stand where a sequence of queries would.
+    query = query.reshape(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    slots: slice | torch.Tensor = meta.decode_slots
+    if meta.is_dense:  # read slots where they lie: a slice is a view, an index tensor copies
+        slots = slice(0, meta.num_slots_in_use)
+        query_of_slot = query.new_zeros(meta.num_slots_in_use, *query.shape[1:])
+        query_of_slot[meta.decode_slots] = query
+        query = query_of_slot
+    context = slice(0, meta.max_decode_context_len)
+    output = F.scaled_dot_product_attention(
+        query,
+        keys[slots, :, context],
+        values[slots, :, context],
+        meta.decode_mask(sliding_window),
+        scale=scaling,
+    )
+    if meta.is_dense:
+        output = output[meta.decode_slots]
+    return output.reshape(num_rows, num_heads, head_dim)
+
+
+def causal_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float,
+    sliding_window: int | None = None,
+) -> torch.Tensor:
+    """A row whose queries are the last of its keys: `[num_queries, num_heads, head_dim]`.
+
+    Args:
+        query: `[1, num_heads, num_queries, head_dim]`.
+        key: `[1, num_kv_heads, context_len, head_dim]`; `value` likewise.
+    """
+    num_queries, context_len = query.shape[2], key.shape[2]
+    is_square = num_queries == context_len
+    mask = None
+    if not is_square or (sliding_window is not None and context_len > sliding_window):
+        position = torch.arange(context_len, device=query.device)
+        query_position = position[context_len - num_queries :, None]
+        mask = position <= query_position
+        if sliding_window is not None:
+            mask &= position > query_position - sliding_window
+    output = F.scaled_dot_product_attention(
+        query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=True
+    )
+    return output[0].transpose(0, 1)
+
+
+@contextlib.contextmanager
+def attention_function(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Let a model call the attention function registered under `name`, for a while.
+
+    Before and after, the model is Hugging Face's own again: `model.generate` works on it, and
+    engines of several milestones can share it.
+    """
+    config = model.config.get_text_config()
+    before = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+UNSUPPORTED = {
+    "attn_logit_softcapping": "attention logit soft-capping",
+    "alibi": "ALiBi position bias",
+    "attention_chunk_size": "chunked local attention",
+}
+"""Config fields, and the feature that each stands for when set."""
+
+
+def refuse_unsupported(model: PreTrainedModel) -> None:
+    """Refuse, by name, what would silently give other tokens.
+
+    Raises:
+        ValueError: soft-capping, attention sinks, cross-attention or an own attention class.
+    """
+    config = model.config.get_text_config()
+    found = [feature for name, feature in UNSUPPORTED.items() if getattr(config, name, None)]
+    if any(name.endswith("sinks") for name, _ in model.named_parameters()):
+        found.append("attention sinks")
+    if getattr(model.config, "is_encoder_decoder", False):
+        found.append("cross-attention (encoder-decoder)")
+    if not getattr(model, "_supports_attention_backend", False):
+        found.append("attention that cannot be replaced through AttentionInterface")
+    if found:
+        raise ValueError(
+            f"{type(model).__name__} needs {', '.join(found)}, which this engine does not support; "
+            "m1_single runs it with Hugging Face's own attention"
+        )
+
+
+AttentionInterface.register(NAME, slot_attention)

@@ -1,0 +1,96 @@
+"""Iteration-level scheduling (Orca, OSDI '22, section 3.1): who runs is decided at every step.
+
+A step first gives each running request its next token, then admits waiting ones while slots, rows
+and the token budget last. A request that finishes leaves in the same step; the next step gives its
+place to somebody else. Prefill and decode rows share a step.
+"""
+
+from __future__ import annotations
+
+from m1_single.plan import ScheduledRequest, StepPlan
+from m1_single.request import Request, RequestStatus
+from m1_single.scheduler import Scheduler as StaticScheduler
+from m1_single.tracer import KVEvent, KVUsage
+
+from .config import EngineConfig
+from .request_queue import RequestQueue
+from .slot_manager import SlotManager
+
+
+class Scheduler(StaticScheduler):
+    """Replaces `schedule` of static batching, and where a request's KV lives."""
+
+    def __init__(self, config: EngineConfig, max_model_len: int) -> None:
+        super().__init__(config, max_model_len)
+        self.waiting: RequestQueue = RequestQueue(config.policy)  # type: ignore[assignment]
+        self.slots = SlotManager(config.max_num_seqs)
+
+    def add(self, request: Request) -> None:
+        """Queue a new request where the policy wants it."""
+        self.waiting.add(request)
+
+    def schedule(self) -> StepPlan:
+        """Plan the next step: running requests first, then waiting ones in queue order."""
+        plan = StepPlan()
+        for request in self.running:
+            plan.rows.append(self._row(request, request.num_computed_tokens, 1))
+        self._admit(plan, budget=self.config.max_num_batched_tokens - len(plan.rows))
+        return plan
+
+    def _admit(self, plan: StepPlan, budget: int) -> None:
+        """Admit from the head of the queue. The first that does not fit stops it: no overtaking."""
+        while self.waiting and self.reason_to_wait(self.waiting.peek(), budget) is None:
+            request = self.waiting.pop()
+            request.status = RequestStatus.RUNNING
+            self.slots.allocate(request.request_id)
+            self.running.append(request)
+            plan.admitted.append(request)
+            plan.rows.append(self._row(request, 0, request.num_tokens))
+            budget -= request.num_tokens
+
+    def reason_to_wait(self, request: Request, budget: int) -> str | None:
+        """Why a request cannot join a step that has `budget` tokens left; None if it can."""
+        if len(self.running) >= self.config.max_num_seqs:
+            return f"max_num_seqs={self.config.max_num_seqs} requests are running"
+        if request.num_tokens > budget:
+            return f"it needs {request.num_tokens} tokens, the step has {budget} left"
+        if not self.slots.can_allocate():
+            return f"all {self.slots.num_slots} slots are taken"
+        return None
+
+    def _row(self, request: Request, start: int, num_new_tokens: int) -> ScheduledRequest:
+        slot = self.slots.slot_of[request.request_id]
+        return ScheduledRequest(request, start, num_new_tokens, blocks=[slot])
+
+    def _release(self, finished: list[Request]) -> None:
+        """Free the slots of requests that are done: the next step may use them."""
+        for request in finished:
+            if request.request_id in self.slots.slot_of:
+                self.slots.free(request.request_id)
+                self.running.remove(request)
+
+    # -- what the tracer asks ----------------------------------------------------------------
+
+    def drain_events(self) -> list[KVEvent]:
+        """Slots handed out and returned since the last call."""
+        events, self.slots.events = self.slots.events, []
+        return events
+
+    def kv_usage(self) -> KVUsage:
+        """KV memory in slots: each reserves `max_model_len` tokens, however few are stored."""
+        num_used = len(self.slots.slot_of)
+        return KVUsage(
+            unit="slot",
+            total=self.slots.num_slots,
+            used=num_used,
+            watermark=self.slots.watermark,
+            reserved_tokens=num_used * self.max_model_len,
+            stored_tokens=sum(request.num_computed_tokens for request in self.running),
+        )
+
+    def check_invariants(self) -> None:
+        """Assert that no slot is lost and that slots belong to the running requests."""
+        self.slots.check_invariants()
+        running = {request.request_id for request in self.running}
+        assert running == set(self.slots.slot_of), "slots belong to the running requests"
+        assert len(self.running) <= self.config.max_num_seqs
