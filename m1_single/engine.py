@@ -252,7 +252,7 @@ class LLMEngine:
             self.scheduler.check_invariants()
 
     def _trace_rows(self, plan: StepPlan, sampled: dict[str, SampledToken]) -> list[BatchRow]:
-        return batch_rows(plan, sampled, self.scheduler.blocks_of) if self.tracer else []
+        return batch_rows(plan, sampled) if self.tracer else []
 
     # -- making requests ---------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from .request import Request
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class ScheduledRequest:
     """One row of a step: tokens `start .. start + num_new_tokens - 1` of a request."""
 
@@ -16,6 +16,8 @@ class ScheduledRequest:
     num_new_tokens: int
     is_padding: bool = False
     """A finished row that a static batch still drags along (m1_single only)."""
+    blocks: list[int] = field(default_factory=list)
+    """Where the request's KV lives: its slot in m2_batching, its block table from m3_paged on."""
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache saved this request (from m4_prefix_chunked on)."""
 

@@ -79,17 +79,22 @@ class Scheduler:
 
     def _plan_prefill(self, batch: list[Request]) -> StepPlan:
         rows = [ScheduledRequest(request, 0, request.num_prompt_tokens) for request in batch]
-        self.batch_width = max((row.num_new_tokens for row in rows), default=0)
+        self._widen(max(row.num_new_tokens for row in rows))
         num_padding_tokens = sum(self.batch_width - row.num_new_tokens for row in rows)
         return StepPlan(rows=rows, admitted=list(batch), num_padding_tokens=num_padding_tokens)
 
     def _plan_decode(self) -> StepPlan:
-        self.batch_width += 1
+        self._widen(self.batch_width + 1)
         rows = [
             ScheduledRequest(request, request.num_computed_tokens, 1, request.is_finished)
             for request in self.batch
         ]
         return StepPlan(rows=rows, num_padding_tokens=sum(row.is_padding for row in rows))
+
+    def _widen(self, width: int) -> None:
+        """Every row of the padded KV cache becomes `width` tokens wide."""
+        self.batch_width = width
+        self.kv_watermark = max(self.kv_watermark, len(self.batch) * width)
 
     def update(self, plan: StepPlan, sampled: dict[str, SampledToken]) -> list[RequestOutput]:
         """Take in what a step computed: advance its requests, append tokens, finish some.
@@ -101,7 +106,6 @@ class Scheduler:
         Returns:
             Outputs of the requests that got a token.
         """
-        self.kv_watermark = max(self.kv_watermark, self.kv_usage().used)
         outputs, finished = [], []
         for row in plan.rows:
             request = row.request
@@ -138,10 +142,6 @@ class Scheduler:
         """Preempted requests whose KV waits in host memory (from m3_paged on)."""
         return []
 
-    def blocks_of(self, request_id: str) -> list[int]:
-        """KV slots or blocks a request holds. Hugging Face's cache has none to name."""
-        return []
-
     def drain_events(self) -> list[KVEvent]:
         """KV events since the last call."""
         return []
@@ -153,7 +153,7 @@ class Scheduler:
             unit="token",
             total=reserved,  # Hugging Face's cache grows as needed: it has no pool
             used=reserved,
-            watermark=max(self.kv_watermark, reserved),
+            watermark=self.kv_watermark,
             reserved_tokens=reserved,
             stored_tokens=sum(request.num_computed_tokens for request in self.running),
         )

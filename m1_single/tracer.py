@@ -161,11 +161,7 @@ def _ids(requests: Iterable[Request]) -> list[str]:
     return [request.request_id for request in requests]
 
 
-def batch_rows(
-    plan: StepPlan,
-    sampled: dict[str, SampledToken],
-    blocks_of: Callable[[str], list[int]],
-) -> list[BatchRow]:
+def batch_rows(plan: StepPlan, sampled: dict[str, SampledToken]) -> list[BatchRow]:
     """The rows of a plan that has been executed but not yet `update`d (which frees blocks)."""
     rows = []
     for row in plan.rows:
@@ -179,7 +175,7 @@ def batch_rows(
                 num_new_tokens=row.num_new_tokens,
                 num_cached_tokens=row.num_cached_tokens,
                 sampled_token=token.token_id if token else None,
-                blocks=blocks_of(request_id),
+                blocks=list(row.blocks),
             )
         )
     return rows
