@@ -1,0 +1,105 @@
+"""Random numbers that need no state: Philox4x32-10, and the Gumbel noise made of it.
+
+An ordinary generator is a state that every draw moves on, so what a request gets depends on
+who drew before it. Philox is a function instead: number = philox(counter, key). With the request's
+seed as key and (vocabulary id, output position) as counter, a request draws the same noise in any
+batch, at any time, on a CPU or a GPU, and again when it is preempted and resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_LOW_32 = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+"""Added to the key after each round: the golden ratio and sqrt(3) - 1, as 32-bit fractions."""
+
+
+def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    """Standard Gumbel noise, one number for each row and vocabulary id.
+
+    Id v of a row with seed s at output position p takes lane v % 4 of
+    philox(counter=(v // 4, p, 0, 0), key=(s's low 32 bits, s's high 32 bits)); the upper 23 bits x
+    of that lane give u = (x + 0.5) / 2**23, which fp32 holds exactly and which is never 0 or 1;
+    the noise is -log(-log(u)). Both logarithms are taken in fp64 and the result is rounded to fp32.
+    Logarithms of two libraries, or of a vectorised loop and its tail, differ in their last bits;
+    the rounding takes those away, so that the place in a batch and the device make no difference.
+
+    Args:
+        seeds: `[num_rows]` int64, the bits of unsigned 64-bit seeds (see `seeds_to_tensor`).
+        positions: `[num_rows]` int64, index of the output token to be sampled, below 2**32.
+        vocab_size: Noise is made for ids 0 .. vocab_size - 1.
+
+    Returns:
+        `[num_rows, vocab_size]` fp32, on the device of `seeds`, between -2.82 and 16.64.
+    """
+    blocks = torch.arange((vocab_size + 3) // 4, device=seeds.device)[None, :]
+    lanes = _lanes(seeds, positions, blocks).flatten(start_dim=1)
+    return _gumbel(lanes[:, :vocab_size])
+
+
+def gumbel_noise_at(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
+    """The columns `ids` of `gumbel_noise`, without making the others.
+
+    Args:
+        ids: `[num_rows, num_ids]` int64 vocabulary ids, a selection of its own for each row.
+
+    Returns:
+        `[num_rows, num_ids]` fp32.
+    """
+    lanes = _lanes(seeds, positions, ids // 4)
+    return _gumbel(lanes.gather(-1, (ids % 4)[..., None]).squeeze(-1))
+
+
+def philox4x32(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor],
+    key: tuple[Tensor, Tensor],
+    num_rounds: int = 10,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Philox4x32 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC '11).
+
+    Args:
+        counter: Four int64 tensors with values in [0, 2**32), of shapes that broadcast.
+        key: Two more of them.
+        num_rounds: 10 is what the paper recommends and everybody uses.
+
+    Returns:
+        Four int64 tensors of the common shape with values in [0, 2**32), uniform and independent.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(num_rounds):
+        # Products need 64 bits. An int64 wraps to the very same bits; only `>>` copies the sign
+        # into the upper half, and the mask takes that away again.
+        product_0 = c0 * _MULTIPLIERS[0]
+        product_1 = c2 * _MULTIPLIERS[1]
+        c0 = ((product_1 >> 32) & _LOW_32) ^ c1 ^ k0
+        c1 = product_1 & _LOW_32
+        c2 = ((product_0 >> 32) & _LOW_32) ^ c3 ^ k1
+        c3 = product_0 & _LOW_32
+        k0 = (k0 + _WEYL[0]) & _LOW_32
+        k1 = (k1 + _WEYL[1]) & _LOW_32
+    c0, c1, c2, c3 = torch.broadcast_tensors(c0, c1, c2, c3)
+    return c0, c1, c2, c3
+
+
+def seeds_to_tensor(seeds: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+    """Seeds in [0, 2**64) as `[len(seeds)]` int64 with the same bits (two's complement)."""
+    signed = [seed - 2**64 if seed >= 2**63 else seed for seed in seeds]
+    return torch.tensor(signed, dtype=torch.int64, device=device)
+
+
+def _lanes(seeds: Tensor, positions: Tensor, blocks: Tensor) -> Tensor:
+    """Outputs `[num_rows, num_blocks, 4]` for counters (block, position, 0, 0)."""
+    zero = torch.zeros_like(blocks[:1, :1])
+    key = (seeds[:, None] & _LOW_32, (seeds[:, None] >> 32) & _LOW_32)
+    return torch.stack(philox4x32((blocks, positions[:, None], zero, zero), key), dim=-1)
+
+
+def _gumbel(bits: Tensor) -> Tensor:
+    uniform = ((bits >> 9).double() + 0.5) * 2.0**-23
+    return uniform.log_().neg_().log_().neg_().float()

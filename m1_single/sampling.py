@@ -1,0 +1,248 @@
+"""From logits to tokens, for every request of a step at once and each in its own way.
+
+A row goes through repetition penalty, `min_tokens` mask, temperature, top-k, top-p and min-p (the
+order of Hugging Face), then argmax(scores + Gumbel noise), which draws from softmax(scores). Work
+is vectorised over the rows that ask for it and skipped where none does: a batch of greedy requests
+costs one argmax. Sampling keeps no state, and no row sees another: sums whose last bits would
+depend on the batch are taken over integers, so a request gets the same tokens alone and in company.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .philox import gumbel_noise, gumbel_noise_at, seeds_to_tensor
+from .request import Logprob, Request, SampledToken
+
+MIN_TEMPERATURE = 1e-5
+"""A temperature below acts like this one: any smaller, and logits / temperature may overflow."""
+
+
+def sample(logits: Tensor, requests: list[Request]) -> dict[str, SampledToken]:
+    """Choose the next token of each request, with log-probabilities where it wants them.
+
+    Args:
+        logits: `[num_rows, vocab_size]`, any float type; all work is done in fp32. Not changed.
+        requests: `[num_rows]`, whose rows these are; `num_output_tokens` tells which output token
+            is being sampled.
+
+    Returns:
+        The token of each request by its id. Log-probabilities are those of the raw logits, before
+        penalties, temperature and filters.
+
+    Raises:
+        ValueError: a row holds a NaN or +inf, or leaves no token to choose; it names the requests.
+    """
+    assert len(logits) == len(requests), f"{len(logits)} rows for {len(requests)} requests"
+    if not requests:
+        return {}
+    raw = logits.float()
+    scores = apply_penalties(raw, requests)
+    token_ids = _choose(scores, requests)
+    best = scores.gather(-1, token_ids[:, None])
+    packed = [torch.cat([token_ids[:, None].double(), best.double()], dim=-1).flatten()]
+    rows = _rows(requests, lambda request: request.sampling_params.logprobs is not None)
+    num_top = max((requests[row].sampling_params.logprobs or 0 for row in rows), default=0)
+    num_top = min(num_top, logits.shape[-1])
+    if rows:
+        packed.append(_logprob_columns(raw[rows], token_ids[rows], num_top).flatten())
+    # fp64 holds ids, ranks and fp32 numbers alike, so one transfer brings everything to the host.
+    numbers = torch.cat(packed).tolist()
+
+    chosen = {
+        request.request_id: (int(numbers[2 * row]), numbers[2 * row + 1])
+        for row, request in enumerate(requests)
+    }
+    if broken := [name for name, (_, score) in chosen.items() if not math.isfinite(score)]:
+        raise ValueError(
+            f"no token can be sampled for {', '.join(broken)}: the logits hold a NaN or an "
+            "infinity, or min_tokens forbids all that is left"
+        )
+    sampled = {name: SampledToken(token_id) for name, (token_id, _) in chosen.items()}
+    offset, width = 2 * len(requests), 2 + 2 * num_top
+    for index, row in enumerate(rows):
+        name = requests[row].request_id
+        columns = numbers[offset + index * width : offset + (index + 1) * width]
+        num_wanted = requests[row].sampling_params.logprobs or 0
+        logprobs = _read_logprobs(chosen[name][0], columns, num_wanted)
+        sampled[name] = SampledToken(chosen[name][0], logprobs)
+    return sampled
+
+
+def apply_penalties(logits: Tensor, requests: list[Request]) -> Tensor:
+    """Repetition penalty (CTRL, Keskar et al. 2019, section 4.1) and `min_tokens`.
+
+    Args:
+        logits: `[num_rows, vocab_size]` fp32; not changed, but returned if there is nothing to do.
+
+    Returns:
+        `[num_rows, vocab_size]` fp32. Logits of tokens in the prompt or the output are divided by
+        the penalty where positive, multiplied where negative; stop tokens are -inf while the
+        output has fewer than `min_tokens` tokens.
+    """
+    rows: list[int] = []
+    ids: list[int] = []
+    penalties: list[float] = []
+    stop_rows: list[int] = []
+    stop_ids: list[int] = []
+    for row, request in enumerate(requests):
+        params = request.sampling_params
+        if params.repetition_penalty != 1:
+            seen = set(request.token_ids)
+            rows += [row] * len(seen)
+            ids += seen
+            # Past 1e30 either way there is no difference left to see, but fp32 would overflow.
+            penalties += [min(max(params.repetition_penalty, 1e-30), 1e30)] * len(seen)
+        if request.num_output_tokens < params.min_tokens:
+            stops = [token_id for token_id in request.stop_token_ids if token_id < logits.shape[-1]]
+            stop_rows += [row] * len(stops)
+            stop_ids += stops
+    if not ids and not stop_ids:
+        return logits
+    scores = logits.clone()
+    if ids:
+        where = torch.tensor([rows, ids], device=logits.device).unbind()
+        penalty = torch.tensor(penalties, dtype=torch.float32, device=logits.device)
+        seen_logits = logits[where]
+        scores[where] = torch.where(seen_logits < 0, seen_logits * penalty, seen_logits / penalty)
+    if stop_ids:
+        scores[torch.tensor([stop_rows, stop_ids], device=logits.device).unbind()] = -math.inf
+    return scores
+
+
+def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Set to -inf what a row's top-k, then top-p, then min-p leave out; the most likely stays.
+
+    Tokens tied with the k-th most likely one are all kept. top-p (nucleus sampling, Holtzman et
+    al. 2020) keeps the smallest set that has at least top_p of the probability left by top-k;
+    of tied tokens the higher ids are kept. Both are what Hugging Face does.
+
+    Args:
+        logits: `[num_rows, vocab_size]` fp32, already divided by the temperature.
+        top_k: `[num_rows]` int64; below 1 or above vocab_size keeps all.
+        top_p: `[num_rows]` fp64; 1 keeps all.
+        min_p: `[num_rows]` fp64; 0 keeps all. All three best live on the CPU, where looking
+            into them does not wait for the device.
+
+    Returns:
+        `[num_rows, vocab_size]` fp32.
+    """
+    steps: tuple[tuple[Tensor, Tensor, Callable[[Tensor, Tensor], Tensor]], ...] = (
+        (top_k, (top_k >= 1) & (top_k < logits.shape[-1]), _outside_top_k),
+        (top_p, top_p < 1, _outside_top_p),
+        (min_p, min_p > 0, _outside_min_p),
+    )
+    for limits, is_asked, outside in steps:
+        rows = is_asked.nonzero().flatten()
+        if len(rows):
+            asking = logits[rows.to(logits.device)]
+            kept = asking.masked_fill(outside(asking, limits[rows]), -math.inf)
+            logits = logits.index_copy(0, rows.to(logits.device), kept)
+    return logits
+
+
+def _outside_top_k(logits: Tensor, top_k: Tensor) -> Tensor:
+    largest = logits.topk(int(top_k.max())).values
+    return logits < largest.gather(-1, top_k.to(logits.device)[:, None] - 1)
+
+
+def _outside_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
+    values, ids = _compact(logits)
+    ascending, order = values.sort(dim=-1, stable=True)
+    # exp(logit - maximum) as a multiple of 2**-40: integers add up to the same sum in any order.
+    weights = (ascending.double() - ascending[:, -1:].double()).exp() * 2.0**40
+    mass = weights.round().long().cumsum(dim=-1)
+    is_outside = mass <= (1 - top_p.to(logits.device))[:, None] * mass[:, -1:]
+    is_outside[:, -1] = False
+    outside = torch.zeros_like(logits, dtype=torch.bool)
+    return outside.scatter(-1, order if ids is None else ids.gather(-1, order), is_outside)
+
+
+def _outside_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
+    relative = (logits.double() - logits.amax(dim=-1, keepdim=True).double()).exp()
+    return relative < min_p.to(logits.device)[:, None]
+
+
+def _compact(scores: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The few columns that filters left: scores and ids `[num_rows, num_left]`, ids ascending.
+
+    Where many are left, the scores as they are and None.
+    """
+    num_left = max(1, int((scores > -math.inf).sum(dim=-1).max()))
+    if num_left > scores.shape[-1] // 16:
+        return scores, None
+    ids = scores.topk(num_left).indices.sort(dim=-1).values
+    return scores.gather(-1, ids), ids
+
+
+def _choose(scores: Tensor, requests: list[Request]) -> Tensor:
+    random_rows = _rows(requests, lambda request: not request.sampling_params.is_greedy)
+    if not random_rows:
+        return scores.argmax(dim=-1)
+    if len(random_rows) == len(requests):
+        return _draw(scores, requests)
+    token_ids = scores.argmax(dim=-1)
+    token_ids[random_rows] = _draw(scores[random_rows], [requests[row] for row in random_rows])
+    return token_ids
+
+
+def _draw(scores: Tensor, requests: list[Request]) -> Tensor:
+    """Tokens `[num_rows]` drawn from softmax(filter(scores / temperature)) by the Gumbel-max trick.
+
+    Whichever of logit_i + g_i is largest, with g standard Gumbel, is a draw from softmax(logits).
+    """
+    params = [request.sampling_params for request in requests]
+    device = scores.device
+    temperature = [max(each.temperature, MIN_TEMPERATURE) for each in params]
+    scores = scores / torch.tensor(temperature, dtype=torch.float32, device=device)[:, None]
+    filtered = filter_logits(
+        scores,
+        torch.tensor([each.top_k for each in params]),
+        torch.tensor([each.top_p for each in params], dtype=torch.float64),
+        torch.tensor([each.min_p for each in params], dtype=torch.float64),
+    )
+    seeds = seeds_to_tensor([request.seed for request in requests], device)
+    positions = torch.tensor([request.num_output_tokens for request in requests], device=device)
+    values, ids = (scores, None) if filtered is scores else _compact(filtered)
+    if ids is None:
+        return (values + gumbel_noise(seeds, positions, scores.shape[-1])).argmax(dim=-1)
+    best = (values + gumbel_noise_at(seeds, positions, ids)).argmax(dim=-1, keepdim=True)
+    return ids.gather(-1, best).squeeze(-1)
+
+
+def _logprob_columns(raw: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
+    """`[num_rows, 2 + 2 * num_top]` fp64: log-probability of the sampled token, how many tokens are
+    more likely, then the ids and the log-probabilities of the `num_top` most likely ones.
+    """
+    logprobs = raw.log_softmax(dim=-1)
+    own = logprobs.gather(-1, token_ids[:, None])
+    num_above = (logprobs > own).sum(dim=-1, keepdim=True)
+    # Which of tied values topk takes depends on k, so ids break ties: the bits of a float, with
+    # all but the sign flipped where it is negative, order like the float; the id goes below them.
+    bits = logprobs.view(torch.int32)
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    ids = torch.arange(raw.shape[-1], device=raw.device)
+    top_ids = ((ordered << 32) - ids).topk(num_top).indices
+    top = logprobs.gather(-1, top_ids)
+    return torch.cat([column.double() for column in (own, num_above, top_ids, top)], dim=-1)
+
+
+def _read_logprobs(token_id: int, columns: list[float], num_wanted: int) -> dict[int, Logprob]:
+    num_top = (len(columns) - 2) // 2
+    own = {token_id: Logprob(columns[0], int(columns[1]) + 1)}
+    top: dict[int, Logprob] = {}
+    rank, previous = 0, math.inf
+    pairs = zip(columns[2 : 2 + num_top], columns[2 + num_top :], strict=True)
+    for place, (top_id, logprob) in enumerate(list(pairs)[:num_wanted], start=1):
+        rank = rank if logprob == previous else place  # equally likely tokens share a rank
+        previous = logprob
+        top[int(top_id)] = Logprob(logprob, rank)
+    return own | top
+
+
+def _rows(requests: list[Request], is_meant: Callable[[Request], bool]) -> list[int]:
+    return [row for row, request in enumerate(requests) if is_meant(request)]
