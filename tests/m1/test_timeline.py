@@ -1,0 +1,354 @@
+"""The timeline: spans exactly, marks, and that every kind of trace gives a picture."""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from m1_single import timeline
+from m1_single.timeline import draw_timeline, main, request_spans, step_extents, useful_share
+from m1_single.timeline_spans import Mark, Span, arrival_order, request_marks
+from m1_single.tracer import BatchRow, KVEvent, KVUsage, StepRecord
+
+PNG_HEADER = b"\x89PNG\r\n\x1a\n"
+
+
+def record(step: int, **fields: Any) -> dict[str, Any]:
+    """A record with little in it; `rows` is request id -> phase."""
+    rows = fields.pop("rows", {})
+    batch = [BatchRow(name, phase, 0, 1, 0, None, []) for name, phase in rows.items()]
+    queues = ("waiting", "running", "swapped")
+    changes = ("admitted", "resumed", "preempted", "finished", "events")
+    empty: dict[str, Any] = {name: [] for name in (*queues, *changes)}
+    counts = {
+        f"num_{phase}_tokens": list(rows.values()).count(phase)
+        for phase in ("prefill", "decode", "padding")
+    }
+    kv = KVUsage("block", 8, 2, 2, 32, 20)
+    times = {"schedule_ms": 0.1, "execute_ms": 8.0, "update_ms": 0.1}
+    values = {"milestone": "m1_single", "batch": batch, "kv": kv, **times, **empty, **counts}
+    return StepRecord(**{**values, "step": step, **fields}).to_dict()
+
+
+@dataclass
+class Job:
+    """A request of the simulated engine below."""
+
+    name: str
+    prompt: int
+    output: int
+    arrival: int = 0
+    computed: int = 0
+    made: int = 0
+    swapped: bool = False
+
+    @property
+    def known(self) -> int:
+        return self.prompt + self.made
+
+
+def simulate(milestone: str, jobs: list[Job], max_num_seqs: int, **memory: Any) -> list[dict]:
+    """Traces as the engines write them: static in m1, continuous in m2, paged in m3."""
+    is_static, is_paged = milestone == "m1_single", milestone == "m3_paged"
+    num_blocks, mode = memory.get("num_blocks", 64), memory.get("mode", "recompute")
+    max_model_len = memory.get("max_model_len", 256)
+    waiting: list[Job] = []
+    running: list[Job] = []
+    done: list[Job] = []
+    records: list[dict] = []
+    watermark, step = 0, 0
+    jobs = [Job(job.name, job.prompt, job.output, job.arrival) for job in jobs]
+
+    def blocks(job: Job) -> int:
+        return -(-(job.known + 1) // 16)
+
+    while len(done) < len(jobs) or (is_static and running):
+        waiting += [job for job in jobs if job.arrival == step]
+        admitted: list[str] = []
+        resumed: list[str] = []
+        preempted: list[dict[str, str]] = []
+        finished: list[dict[str, str]] = []
+        events: list[KVEvent] = []
+        if is_static and all(job.made == job.output for job in running):
+            running = []
+        while is_paged and len(running) > 1 and sum(map(blocks, running)) > num_blocks:
+            victim = running.pop()
+            victim.swapped = mode == "swap"
+            events.append(KVEvent("swap_out" if victim.swapped else "free", victim.name, [1, 2]))
+            if not victim.swapped:
+                victim.computed = 0
+            waiting.insert(0, victim)
+            preempted.append({"request_id": victim.name, "reason": "no free block"})
+        may_admit = not preempted and not (is_static and running)
+        while may_admit and waiting and len(running) < max_num_seqs:
+            job = waiting[0]
+            if is_paged and sum(map(blocks, [*running, job])) > num_blocks:
+                break
+            running.append(waiting.pop(0))
+            (resumed if job.made else admitted).append(job.name)
+            job.swapped = False
+        batch, counts = [], dict.fromkeys(("prefill", "decode", "padding"), 0)
+        longest = max((job.prompt for job in running), default=0)
+        for job in running:
+            is_padding = job.made == job.output
+            new = 1 if is_padding else job.known - job.computed
+            phase = (
+                "padding" if is_padding else "prefill" if job.computed < job.prompt else "decode"
+            )
+            counts[phase] += new
+            if is_static and phase == "prefill":
+                counts["padding"] += longest - job.prompt
+            batch.append(BatchRow(job.name, phase, job.computed, new, 0, None, []))
+            if not is_padding:
+                job.computed, job.made = job.known, job.made + 1
+                if job.made == job.output:
+                    finished.append({"request_id": job.name, "reason": "length"})
+                    done.append(job)
+        if not is_static:
+            running = [job for job in running if job.made < job.output]
+        elif len(done) == len(jobs):
+            running = []
+        stored = sum(job.computed for job in running if job.made < job.output)
+        if is_paged:
+            used = sum(-(-job.computed // 16) for job in running)
+            reserved, total, unit = used * 16, num_blocks, "block"
+        elif is_static:
+            width = longest + max((job.made for job in running), default=0)
+            used = reserved = width * len(running)
+            total, unit = 0, "token"
+        else:
+            used, total, unit = len(running), max_num_seqs, "slot"
+            reserved = used * max_model_len
+        watermark = max(watermark, used)
+        records.append(
+            StepRecord(
+                step=step,
+                milestone=milestone,
+                schedule_ms=0.1,
+                execute_ms=4 + 0.05 * sum(counts.values()),
+                update_ms=0.1,
+                batch=batch,
+                num_prefill_tokens=counts["prefill"],
+                num_decode_tokens=counts["decode"],
+                num_padding_tokens=counts["padding"],
+                waiting=[job.name for job in waiting if not job.swapped],
+                running=[job.name for job in running if job.made < job.output],
+                swapped=[job.name for job in waiting if job.swapped],
+                admitted=admitted,
+                resumed=resumed,
+                preempted=preempted,
+                finished=finished,
+                kv=KVUsage(unit, total, used, watermark, reserved, stored),
+                events=events,
+            ).to_dict()
+        )
+        step += 1
+    return records
+
+
+CLASSIC = [Job("r0", 6, 10), Job("r1", 48, 100), Job("r2", 20, 50)]
+LATE = [*CLASSIC, Job("r3", 30, 40, arrival=12), Job("r4", 12, 60, arrival=20)]
+
+
+def many(count: int, seed: int = 0, longest: int = 128) -> list[Job]:
+    draw = random.Random(seed)
+    return [
+        Job(f"r{i}", draw.randint(16, longest), draw.randint(16, longest)) for i in range(count)
+    ]
+
+
+def test_neighbouring_steps_in_one_phase_are_one_span() -> None:
+    records = [
+        record(0, rows={"a": "prefill", "b": "prefill"}, waiting=["c"], running=["a", "b"]),
+        record(1, rows={"a": "decode", "b": "decode"}, waiting=["c"], running=["a"]),
+        record(2, rows={"a": "decode", "b": "padding"}, waiting=["c"]),
+        record(3, rows={"c": "prefill"}),
+    ]
+    assert request_spans(records) == [
+        Span("a", "prefill", 0, 0),
+        Span("a", "decode", 1, 2),
+        Span("b", "prefill", 0, 0),
+        Span("b", "decode", 1, 1),
+        Span("b", "padding", 2, 2),
+        Span("c", "waiting", 0, 2),
+        Span("c", "prefill", 3, 3),
+    ]
+
+
+def test_waiting_after_a_row_is_preempted_and_swapped_has_its_own_phase() -> None:
+    records = [
+        record(5, rows={"a": "prefill"}, running=["a"]),
+        record(6, waiting=["a", "b"]),
+        record(7, rows={"a": "prefill"}, running=["a"], waiting=["b"]),
+        record(8, swapped=["a"], waiting=["b"]),
+    ]
+    assert request_spans(records) == [
+        Span("a", "prefill", 5, 5),
+        Span("a", "preempted", 6, 6),
+        Span("a", "prefill", 7, 7),
+        Span("a", "swapped", 8, 8),
+        Span("b", "waiting", 6, 8),
+    ]
+
+
+def test_a_running_request_without_a_row_waits_and_a_gap_ends_a_span() -> None:
+    records = [
+        record(0, rows={"a": "prefill"}, running=["a"]),
+        record(1, running=["a"]),
+        record(2, rows={"a": "decode"}, running=["a"]),
+        record(9, rows={"a": "decode"}, running=["a"]),
+    ]
+    assert request_spans(records) == [
+        Span("a", "prefill", 0, 0),
+        Span("a", "waiting", 1, 1),
+        Span("a", "decode", 2, 2),
+        Span("a", "decode", 9, 9),
+    ]
+
+
+def test_static_batching_of_the_classic_three_gives_exactly_these_spans() -> None:
+    assert request_spans(simulate("m1_single", CLASSIC, 3)) == [
+        Span("r0", "prefill", 0, 0),
+        Span("r0", "decode", 1, 9),
+        Span("r0", "padding", 10, 99),
+        Span("r1", "prefill", 0, 0),
+        Span("r1", "decode", 1, 99),
+        Span("r2", "prefill", 0, 0),
+        Span("r2", "decode", 1, 49),
+        Span("r2", "padding", 50, 99),
+    ]
+
+
+def test_marks_name_what_happened() -> None:
+    records = [
+        record(
+            0,
+            rows={"b": "decode", "c": "decode"},
+            preempted=[{"request_id": "a", "reason": "no free block for b"}],
+            events=[{"type": "copy_on_write", "request_id": "b", "blocks": [1, 2]}],
+            finished=[{"request_id": "c", "reason": "stop"}],
+        ),
+        record(1, resumed=["a"], finished=[{"request_id": "b", "reason": "abort"}]),
+    ]
+    assert request_marks(records) == [
+        Mark("a", "preempted", 0, "no free block for b"),
+        Mark("b", "copy_on_write", 0, has_row=True),
+        Mark("c", "finished", 0, "stop", has_row=True),
+        Mark("a", "resumed", 1),
+        Mark("b", "finished", 1, "abort"),
+    ]
+
+
+def test_arrival_order_is_rows_before_queues() -> None:
+    records = [record(0, rows={"b": "prefill"}, waiting=["d"]), record(1, rows={"a": "prefill"})]
+    assert arrival_order(records) == ["b", "d", "a"]
+
+
+def test_useful_share_counts_positions() -> None:
+    static, continuous = simulate("m1_single", CLASSIC, 3), simulate("m2_batching", CLASSIC, 3)
+    useful = 6 + 48 + 20 + 9 + 99 + 49  # prompts, then one position per output but the first
+    assert useful_share(static) == pytest.approx(useful / (3 * 48 + 3 * 99))
+    assert useful_share(continuous) == 1
+    assert useful_share([record(0)]) == 1
+
+
+def test_steps_by_time_follow_one_another() -> None:
+    records = [record(3), record(4, execute_ms=16.0)]
+    assert step_extents(records, "step") == {3: (2.5, 3.5), 4: (3.5, 4.5)}
+    by_time = step_extents(records, "time")
+    assert by_time[3] == pytest.approx((0, 0.0082))
+    assert by_time[4] == pytest.approx((0.0082, 0.0244))
+
+
+SCENES = {
+    "static": lambda: [simulate("m1_single", CLASSIC, 3)],
+    "paged": lambda: [
+        simulate("m3_paged", many(12, longest=60), 8, num_blocks=16, mode=mode)
+        for mode in ("recompute", "swap")
+    ],
+    "many": lambda: [simulate("m2_batching", many(256), 32)],
+}
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_every_kind_of_trace_gives_a_picture(scene: str, tmp_path: Path) -> None:
+    traces = SCENES[scene]()
+    labels = [trace[0]["milestone"] for trace in traces]
+    written = draw_timeline(traces, labels, tmp_path / "new" / "picture.png")
+    assert written.read_bytes().startswith(PNG_HEADER)
+
+
+def test_the_same_trace_gives_the_same_svg(tmp_path: Path) -> None:
+    trace = simulate("m2_batching", CLASSIC, 3)
+    pictures = [
+        draw_timeline([trace], ["m2"], tmp_path / name, by="time").read_text()
+        for name in ("a.svg", "b.svg")
+    ]
+    assert pictures[0] == pictures[1]
+    assert pictures[0].lstrip().startswith("<?xml")
+
+
+def write(path: Path, records: list[dict]) -> str:
+    path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    return str(path)
+
+
+def test_the_command_draws_several_files(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    files = [
+        write(tmp_path / f"{name}.jsonl", simulate(name, LATE, 3))
+        for name in ("m1_single", "m2_batching")
+    ]
+    output = tmp_path / "both.png"
+    main([*files, "-o", str(output), "--labels", "static,continuous"])
+    assert output.exists()
+    assert capsys.readouterr().out == f"wrote {output}\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (None, [], "No such file"),
+        ("", [], "the trace has no steps"),
+        ("not json\n", [], "line 1: not a trace record"),
+        ('{"step": 0, "batch": [], "kv": {}}\n', [], "a record has no field"),
+        ("good", ["-o", "picture.gif"], "written as .png or .svg"),
+        ("good", ["--labels", "a,b"], "1 traces, but 2 labels"),
+        ("twice", [], "several runs"),
+    ],
+)
+def test_bad_input_ends_with_code_2_and_a_reason(
+    content: str | None,
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "trace.jsonl"
+    if content in ("good", "twice"):
+        write(path, [record(0)] * (2 if content == "twice" else 1))
+    elif content is not None:
+        path.write_text(content)
+    with pytest.raises(SystemExit) as raised:
+        main([str(path), *options])
+    assert raised.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_importing_the_package_does_not_import_matplotlib() -> None:
+    package = Path(timeline.__file__).parent
+    to_read, reached = ["__init__", "trace_console", "plot_style", "timeline_spans"], set()
+    while to_read:
+        name = to_read.pop()
+        reached.add(name)
+        for node in ast.parse((package / f"{name}.py").read_text()).body:
+            if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module not in reached:
+                to_read.append(str(node.module))
+    assert not reached & {"timeline", "timeline_panels"}

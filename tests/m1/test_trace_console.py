@@ -1,0 +1,235 @@
+"""The console trace: exact text at 80 columns, every width, ASCII, many rows, telling steps."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from m1_single.plot_style import request_color
+from m1_single.trace_console import ConsoleSink, print_telling, telling_records
+from m1_single.trace_text import Glyphs, fit, fit_list, id_ranges, plural, safe
+from m1_single.tracer import BatchRow, KVEvent, KVUsage, StepRecord
+
+ASCII, UNICODE = Glyphs(ascii_only=True), Glyphs()
+
+
+def row(name: str, phase: str, start: int, new: int, **fields: Any) -> BatchRow:
+    values = {"num_cached_tokens": 0, "sampled_token": None, "blocks": [], **fields}
+    return BatchRow(name, phase, start, new, **values)
+
+
+def step(number: int, batch: list[BatchRow], **fields: Any) -> StepRecord:
+    values: dict[str, Any] = {
+        "milestone": "m1_single",
+        "schedule_ms": 0.1,
+        "execute_ms": 8.04,
+        "update_ms": 0.2,
+        "kv": KVUsage("token", 0, 147, 147, 147, 74),
+        **{name: [] for name in ("waiting", "running", "swapped", "admitted", "resumed")},
+        **{name: [] for name in ("preempted", "finished")},
+    }
+    for phase in ("prefill", "decode", "padding"):
+        values[f"num_{phase}_tokens"] = sum(r.num_new_tokens for r in batch if r.phase == phase)
+    return StepRecord(step=number, batch=batch, **{**values, **fields})
+
+
+def full_step() -> StepRecord:
+    """A step in which everything happens."""
+    return step(
+        12,
+        [
+            row("r1", "prefill", 64, 48, num_cached_tokens=64, blocks=[3, 9, 4, 5, 6, 7]),
+            row("r2", "decode", 30, 1, sampled_token=917, blocks=[0, 1]),
+            row("r0", "decode", 41, 1, sampled_token=2, blocks=[10, 12, 11]),
+        ],
+        milestone="m4_prefix_chunked",
+        waiting=["r7", "r8"],
+        running=["r1", "r2"],
+        swapped=["r5"],
+        admitted=["r1"],
+        resumed=["r2"],
+        preempted=[{"request_id": "r5", "reason": "no free block for r2"}],
+        finished=[{"request_id": "r0", "reason": "stop"}],
+        kv=KVUsage("block", 64, 40, 51, 640, 598, 10),
+        events=[
+            KVEvent("alloc", "r1", [9]),
+            KVEvent("alloc", "r2", [1]),
+            KVEvent("free", "r0", [10, 12, 11]),
+            KVEvent("copy_on_write", "r2", [4, 12]),
+        ],
+    )
+
+
+def printed(record: StepRecord, width: int = 80, encoding: str = "utf-8", **options: Any) -> str:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding)
+    ConsoleSink(Console(file=file, width=width), **options)(record)
+    file.flush()
+    return raw.getvalue().decode(encoding)
+
+
+def test_a_step_reads_like_this_at_80_columns() -> None:
+    assert (
+        printed(full_step())
+        == """\
+── step 12  m4_prefix_chunked  48 prefill + 2 decode tokens  ───────────────────
+   who  phase      tokens          context  sampled  cached  blocks
+   r1   ▸ prefill  +48 at 64..111      112        -      64  3 9 4-7
+   r2   • decode   +1  at 30            31      917       -  0 1
+   r0   • decode   +1  at 41            42        2       -  10 12 11
+admitted  r1
+resumed   r2
+preempted r5: no free block for r2
+finished  r0: stop
+kv        alloc 2 blocks: 9 1
+kv        free 3 blocks: 10 12 11
+kv        copy_on_write 1 copy: 4 12
+queues    waiting 2: r7 r8 | running 2: r1 r2 | swapped 1: r5
+kv        [███████████████▒▒▒▒░░░░░] 40 of 64 blocks used, 24 free (10 cached)
+          598 tokens stored, 640 reserved (6.6% of it empty)
+time      schedule 0.1 ms, execute 8.0 ms, update 0.2 ms
+
+"""
+    )
+
+
+def test_padding_shows_as_waste_and_times_can_be_left_out() -> None:
+    record = step(
+        10,
+        [row("r0", "padding", 15, 1), row("r1", "decode", 57, 1, sampled_token=8)],
+        running=["r1"],
+    )
+    assert (
+        printed(record, show_times=False)
+        == """\
+── step 10  m1_single  1 decode + 1 padding tokens (50% useful)  ───────────────
+   who  phase      tokens    context  sampled
+   r0   ░ padding  +1              -        -
+   r1   • decode   +1 at 57       58        8
+queues    waiting 0 | running 1: r1
+kv        147 tokens used
+          74 tokens stored, 147 reserved (49.7% of it empty)
+
+"""
+    )
+
+
+def test_a_slot_engine_shows_the_slot() -> None:
+    record = step(0, [row("r0", "decode", 6, 1, blocks=[2])], kv=KVUsage("slot", 4, 1, 1, 256, 7))
+    lines = printed(record).splitlines()
+    assert lines[1].split() == ["who", "phase", "tokens", "context", "sampled", "slot"]
+    assert lines[2].split()[-1] == "2"
+    assert "1 of 4 slots used, 3 free" in printed(record)
+
+
+def test_ascii_consoles_get_ascii() -> None:
+    record = full_step()
+    record.batch.append(row("问题\n", "decode", 3, 1))
+    text = printed(record, encoding="ascii")
+    assert text.isascii()
+    assert "> prefill" in text
+    assert "* decode" in text
+    assert "[###############++++.....]" in text
+
+
+@pytest.mark.parametrize("width", [*range(20, 121, 5), 200])
+def test_no_line_is_wider_than_the_console_or_ends_in_spaces(width: int) -> None:
+    record = full_step()
+    record.batch.append(row("a-very-long-request-id-问题-0001", "decode", 30000, 1))
+    record.preempted[0]["reason"] += ", the most recently admitted of the running requests" * 2
+    record.waiting.extend(f"r{number}" for number in range(100, 400))
+    for line in printed(record, width).splitlines():
+        assert cell_len(line) <= width
+        assert line == line.rstrip()
+
+
+def test_narrow_consoles_drop_what_the_other_columns_tell() -> None:
+    heads = {width: printed(full_step(), width).splitlines() for width in (66, 60, 50)}
+    assert heads[66][1].split() == ["who", "phase", "tokens", "sampled", "cached", "blocks"]
+    assert heads[60][1].split() == ["who", "phase", "tokens", "sampled", "blocks"]
+    assert heads[50][2].split() == ["who", "phase", "tokens", "blocks"]
+
+
+def test_a_large_batch_shows_16_rows_and_sums_up_the_rest() -> None:
+    batch = [row(f"r{n}", "prefill" if n > 250 else "decode", 9, 1 + n // 251) for n in range(256)]
+    names = [one.request_id for one in batch]
+    text = printed(step(3, batch, running=names, admitted=names))
+    assert "   … 240 more rows: 235 decode (+235), 5 prefill (+10)\n" in text
+    assert len(text.splitlines()) < 30
+    assert "running 256: r0 r1 r2" in text
+    assert "… r255" in text
+
+
+def test_an_empty_step_says_so() -> None:
+    assert "nothing to compute" in printed(step(0, []))
+
+
+def test_markup_in_an_id_is_only_text() -> None:
+    assert "[red]x" in printed(step(0, [row("[red]x", "decode", 3, 1)], admitted=["[red]x"]))
+
+
+def test_a_request_keeps_its_colour() -> None:
+    file = io.StringIO()
+    console = Console(file=file, width=80, force_terminal=True, color_system="truecolor")
+    sink = ConsoleSink(console)
+    sink(step(0, [row("a", "prefill", 0, 4), row("b", "prefill", 0, 4)]))
+    file.truncate(0)
+    sink(step(1, [row("b", "decode", 4, 1)]))
+    red, green, blue = (int(request_color(1)[at : at + 2], 16) for at in (1, 3, 5))
+    assert f"\x1b[38;2;{red};{green};{blue}mb" in file.getvalue()
+
+
+def test_request_colours_differ_for_24_requests() -> None:
+    assert len({request_color(index) for index in range(24)}) == 24
+    assert request_color(24) == request_color(0)
+
+
+def decode_steps(count: int, names: str, first: int = 0) -> list[StepRecord]:
+    return [step(first + n, [row(r, "decode", n, 1) for r in names]) for n in range(count)]
+
+
+def test_telling_steps_are_first_last_and_where_something_changed() -> None:
+    records = [
+        step(0, [row("a", "prefill", 0, 4), row("b", "prefill", 0, 4)], admitted=["a", "b"]),
+        *decode_steps(9, "ab", first=1),
+        *decode_steps(20, "a", first=10),
+    ]
+    records[9].finished.append({"request_id": "b", "reason": "length"})
+    records[15].events.append(KVEvent("alloc", "a", [3]))
+    records[18].events.append(KVEvent("swap_out", "a", [3]))
+    records[22].preempted.append({"request_id": "a", "reason": "none free"})
+    records[24].resumed.append("a")
+    assert [r.step for r in telling_records(records)] == [0, 1, 9, 10, 18, 22, 24, 29]
+    assert telling_records([]) == []
+
+
+def test_gaps_between_telling_steps_are_named() -> None:
+    file = io.StringIO()
+    records = [*decode_steps(5, "ab"), *decode_steps(3, "a", first=5)]
+    print_telling(records, Console(file=file, width=80), show_times=False)
+    lines = file.getvalue().splitlines()
+    assert [line for line in lines if line.startswith(("──", "…"))] == [
+        "── step 0  m1_single  2 decode tokens  " + "─" * 41,
+        "… 4 steps like step 0 …",
+        "── step 5  m1_single  1 decode token  " + "─" * 42,
+        "… 1 step like step 5 …",
+        "── step 7  m1_single  1 decode token  " + "─" * 42,
+    ]
+
+
+def test_text_helpers() -> None:
+    assert id_ranges([4, 5, 6, 7, 12, 9, 10]) == ["4-7", "12", "9", "10"]
+    assert fit("chatcmpl-0123456789", 11, ASCII) == "chat...6789"
+    assert fit("chatcmpl-0123456789", 11, UNICODE) == "chatc…56789"
+    assert fit_list(["a", "b", "c"], 5, UNICODE) == ["a", "b", "c"]
+    assert fit_list([str(n) for n in range(90)], 14, ASCII) == ["0", "1", "2", "3", "...", "89"]
+    assert [plural(1, "copy"), plural(2, "copy"), plural(1200, "block")] == [
+        "1 copy",
+        "2 copies",
+        "1,200 blocks",
+    ]
+    assert safe("a\nb\x1b", UNICODE) == "a\\nb\\x1b"
