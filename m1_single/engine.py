@@ -54,10 +54,9 @@ class LLMEngine:
         self.scheduler: Any = self.build_scheduler()
         self.runner: Any = self.build_runner()
 
-        self.requests: dict[str, Request] = {}  # the unfinished ones
+        self.requests: dict[str, Request] = {}  # unfinished ones, without further completions
         self._num_arrivals = 0
         self._undelivered: list[RequestOutput] = []
-        self._ended_outside: list[Request] = []  # aborted since the last step, for its record
         self._counts = dict.fromkeys(
             ("steps", "prefill_tokens", "decode_tokens", "padding_tokens", "finished"), 0
         )
@@ -92,17 +91,10 @@ class LLMEngine:
         Raises:
             ValueError: bad input; nothing has been queued then.
         """
-        requests = self._make_requests(prompts, sampling_params, chat)
-        for request in requests:
-            self._enqueue(request)
-        try:
-            while not all(request.is_finished for request in requests):
-                outputs = self._step()
-                own = {request.request_id for request in requests}
-                self._undelivered += [out for out in outputs if out.request_id not in own]
-        finally:
-            self._abort_unfinished(requests)
-        return [self._final_output(request) for request in requests]
+        requests = self._submit(prompts, sampling_params, chat)
+        for _ in self._run(requests):
+            pass
+        return [RequestOutput.from_request(request) for request in requests]
 
     def stream(
         self,
@@ -115,20 +107,22 @@ class LLMEngine:
 
         Closing the iterator early aborts what is unfinished.
         """
-        requests = self._make_requests(prompts, sampling_params, chat)
-        for request in requests:
-            self._enqueue(request)
-        return self._stream(requests)
+        return self._run(self._submit(prompts, sampling_params, chat))
 
-    def _stream(self, requests: list[Request]) -> Iterator[RequestOutput]:
+    def _run(self, requests: list[Request]) -> Iterator[RequestOutput]:
+        """Step until these requests are done; yield their outputs, keep those of others."""
         own = {request.request_id for request in requests}
         try:
-            while not all(request.is_finished for request in requests):
-                outputs = self._step()
-                self._undelivered += [out for out in outputs if out.request_id not in own]
-                yield from (out for out in outputs if out.request_id in own)
-        finally:
-            self._abort_unfinished(requests)
+            while not all(request.is_done for request in requests):
+                for output in self._step():
+                    if output.request_id in own:
+                        yield output
+                    else:
+                        self._undelivered.append(output)
+        finally:  # Ctrl-C, an error, a closed iterator: leave nothing behind
+            for request_id in own:
+                self.abort(request_id)
+            self._undelivered = [out for out in self._undelivered if out.request_id not in own]
 
     # -- online use --------------------------------------------------------------------------
 
@@ -172,10 +166,10 @@ class LLMEngine:
         request = self.requests.pop(request_id, None)
         if request is None:
             return None
-        self.scheduler.abort(request)
-        self._ended_outside.append(request)
-        self._counts["finished"] += 1
-        return self._final_output(request)
+        for completion in reversed(request.completions):  # forks before what they fork from
+            if not completion.is_finished:
+                self.scheduler.abort(completion)
+        return RequestOutput.from_request(request)
 
     def has_unfinished_requests(self) -> bool:
         """Whether any request is waiting or running."""
@@ -224,8 +218,10 @@ class LLMEngine:
 
     def _close_step(self, plan: StepPlan, rows: list[BatchRow], times: list[float]) -> None:
         """Count, record and check what the step did, whether it worked or raised."""
-        ended = [row.request for row in plan.rows if row.request.is_finished and not row.is_padding]
-        ended = [request for request in ended if self.requests.pop(request.request_id, None)]
+        ended = self.scheduler.take_ended()
+        for request in ended:
+            if request.is_done:
+                self.requests.pop((request.leader or request).request_id, None)
         num_decode_tokens = sum(row.phase == "decode" for row in plan.rows)
         num_prefill_tokens = plan.num_tokens - num_decode_tokens
         self._counts["steps"] += 1
@@ -243,11 +239,10 @@ class LLMEngine:
                     plan=plan,
                     rows=rows,
                     scheduler=self.scheduler,
-                    finished=self._ended_outside + ended,
+                    finished=ended,
                     events=events,
                 )
             )
-        self._ended_outside = []
         if self.config.check_invariants:
             self.scheduler.check_invariants()
 
@@ -256,7 +251,7 @@ class LLMEngine:
 
     # -- making requests ---------------------------------------------------------------------
 
-    def _make_requests(
+    def _submit(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
@@ -267,10 +262,13 @@ class LLMEngine:
             sampling_params = [sampling_params or SamplingParams()] * len(many)
         if len(sampling_params) != len(many):
             raise ValueError(f"{len(many)} prompts, but {len(sampling_params)} sampling_params")
-        return [
+        requests = [
             self._make_request(prompt, params, None, 0, chat)
             for prompt, params in zip(many, sampling_params, strict=True)
         ]
+        for request in requests:  # all of them are good: queue them
+            self._enqueue(request)
+        return requests
 
     def _make_request(
         self,
@@ -290,7 +288,6 @@ class LLMEngine:
                 f"completions, m3_paged and later can; here, add the prompt {params.n} times"
             )
         arrival = self._num_arrivals
-        self._num_arrivals += 1
         if request_id is None:
             request_id = f"r{arrival}"
             while request_id in self.requests:
@@ -311,18 +308,9 @@ class LLMEngine:
             detokenizer=self.tokenizer and Detokenizer(self.tokenizer, list(params.stop)),
         )
         self.scheduler.validate(request)
+        self._num_arrivals += 1
         return request
 
     def _enqueue(self, request: Request) -> None:
         self.requests[request.request_id] = request
         self.scheduler.add(request)
-
-    def _abort_unfinished(self, requests: list[Request]) -> None:
-        """Leave nothing behind when a caller goes (Ctrl-C, an error, a closed stream)."""
-        own = {request.request_id for request in requests}
-        for request_id in own:
-            self.abort(request_id)
-        self._undelivered = [out for out in self._undelivered if out.request_id not in own]
-
-    def _final_output(self, request: Request) -> RequestOutput:
-        return RequestOutput.from_request(request)

@@ -32,6 +32,11 @@ class ScheduledRequest:
         return not self.is_padding and self.end == self.request.num_tokens
 
     @property
+    def sampling_requests(self) -> list[Request]:
+        """Who gets a token from this row's logits: its request, and what is forked from it."""
+        return [self.request, *self.request.forks] if self.samples else []
+
+    @property
     def phase(self) -> str:
         """`prefill`, `decode` or `padding`: a label for people and kernels, not a mode."""
         if self.is_padding:

@@ -107,7 +107,14 @@ class Request:
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(time.perf_counter()))
 
+    leader: Request | None = None
+    """For the second and later completions of a prompt (n > 1): the request of the first."""
+
     def __post_init__(self) -> None:
+        self.completions: list[Request] = [self]
+        """Of a leader: itself and, for n > 1, the further completions of its prompt."""
+        self.forks: list[Request] = []
+        """Completions that will start from this request's KV as soon as its prompt is computed."""
         self.token_ids = list(self.prompt_token_ids)
         """All known tokens: the prompt's, then the output's."""
         self.num_prompt_tokens = len(self.prompt_token_ids)
@@ -131,6 +138,11 @@ class Request:
     def is_finished(self) -> bool:
         """Whether the request has its `finish_reason`."""
         return self.status is RequestStatus.FINISHED
+
+    @property
+    def is_done(self) -> bool:
+        """Whether this request and all other completions of its prompt are finished."""
+        return all(completion.is_finished for completion in (self.leader or self).completions)
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
@@ -168,31 +180,69 @@ class Request:
 
 
 @dataclass(frozen=True)
-class RequestOutput:
-    """What the user sees of a request: a snapshot, complete once `finish_reason` is set."""
+class CompletionOutput:
+    """One completion of a prompt, as far as it has come."""
 
-    request_id: str
-    prompt_token_ids: list[int]
+    index: int
     token_ids: list[int]
     text: str
     finish_reason: str | None
+    """`stop`, `length`, `abort`, `error`; None while tokens may still come."""
     logprobs: list[dict[int, Logprob]] | None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What the user sees of a request: a snapshot, the last one once `finished`.
+
+    `outputs` has `SamplingParams.n` completions; `token_ids`, `text`, `finish_reason` and
+    `logprobs` are those of the first, and all there is when n is 1.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
     metrics: RequestMetrics
 
     @classmethod
     def from_request(cls, request: Request) -> RequestOutput:
-        """Snapshot of a request as it is now."""
-        return cls(
-            request_id=request.request_id,
-            prompt_token_ids=request.prompt_token_ids,
-            token_ids=request.output_token_ids,
-            text=request.detokenizer.text if request.detokenizer else "",
-            finish_reason=request.finish_reason,
-            logprobs=None if request.sampling_params.logprobs is None else list(request.logprobs),
-            metrics=request.metrics,
-        )
+        """Snapshot of a request (of a completion: of its leader) as it is now."""
+        request = request.leader or request
+        outputs = [
+            CompletionOutput(
+                index=index,
+                token_ids=completion.output_token_ids,
+                text=completion.detokenizer.text if completion.detokenizer else "",
+                finish_reason=completion.finish_reason,
+                logprobs=None
+                if completion.sampling_params.logprobs is None
+                else list(completion.logprobs),
+            )
+            for index, completion in enumerate(request.completions)
+        ]
+        return cls(request.request_id, request.prompt_token_ids, outputs, request.metrics)
 
     @property
     def finished(self) -> bool:
-        """Whether no more tokens will come."""
-        return self.finish_reason is not None
+        """Whether no completion will get more tokens."""
+        return all(output.finish_reason is not None for output in self.outputs)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the first completion ended; None while any completion goes on."""
+        return self.outputs[0].finish_reason if self.finished else None
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Tokens generated for the first completion."""
+        return self.outputs[0].token_ids
+
+    @property
+    def text(self) -> str:
+        """Text of the first completion."""
+        return self.outputs[0].text
+
+    @property
+    def logprobs(self) -> list[dict[int, Logprob]] | None:
+        """Per token of the first completion: log-probabilities by token id."""
+        return self.outputs[0].logprobs

@@ -8,6 +8,7 @@ milestones replace `schedule`; `update` is the same for all.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 from .config import EngineConfig
 from .plan import ScheduledRequest, StepPlan
@@ -23,6 +24,8 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.swapped: Collection[Request] = ()  # preempted to host memory (from m3_paged on)
+        self.ended: list[Request] = []  # finished since the engine last asked
         self.batch: list[Request] = []  # rows of the static batch, finished ones included
         self.batch_width = 0  # tokens per row in the padded KV cache
         self.kv_watermark = 0
@@ -50,7 +53,7 @@ class Scheduler:
         if request.status is RequestStatus.WAITING:
             self.waiting.remove(request)
         request.finish("abort")
-        self._release([request])
+        self._end([request])
 
     def has_unfinished_requests(self) -> bool:
         """Whether a further step has something to compute."""
@@ -106,27 +109,44 @@ class Scheduler:
         Returns:
             Outputs of the requests that got a token.
         """
-        outputs, finished = [], []
+        changed: dict[str, Request] = {}
+        finished = []
         for row in plan.rows:
-            request = row.request
-            if request.is_finished:  # padding, or aborted while the step ran
+            if row.request.is_finished:  # padding
                 continue
-            request.num_computed_tokens = row.end
-            if row.samples:
+            samples = row.sampling_requests  # asked before a token is appended
+            row.request.num_computed_tokens = row.end
+            for request in samples:
                 request.append_token(sampled[request.request_id], self.max_model_len)
-                outputs.append(RequestOutput.from_request(request))
+                leader = request.leader or request
+                changed[leader.request_id] = leader
                 if request.is_finished:
                     finished.append(request)
-        self._release(finished)
-        return outputs
+        self._end(finished)
+        return [RequestOutput.from_request(request) for request in changed.values()]
 
     def fail(self, plan: StepPlan) -> list[RequestOutput]:
         """End the requests of a step whose forward raised, free what they held."""
-        failed = [row.request for row in plan.rows if not row.request.is_finished]
+        failed = [
+            request
+            for row in plan.rows
+            for request in (row.request, *row.request.forks)
+            if not request.is_finished
+        ]
         for request in failed:
             request.finish("error")
-        self._release(failed)
-        return [RequestOutput.from_request(request) for request in failed]
+        self._end(failed)
+        leaders = {(request.leader or request).request_id: request for request in failed}
+        return [RequestOutput.from_request(request) for request in leaders.values()]
+
+    def _end(self, finished: list[Request]) -> None:
+        self.ended += finished
+        self._release(finished)
+
+    def take_ended(self) -> list[Request]:
+        """Requests that finished since the last call, aborted ones included."""
+        ended, self.ended = self.ended, []
+        return ended
 
     def _release(self, finished: list[Request]) -> None:
         """Give back what finished requests hold: here nothing, until the last row is done."""
@@ -136,11 +156,6 @@ class Scheduler:
             self.batch_width = 0
 
     # -- what the tracer asks ----------------------------------------------------------------
-
-    @property
-    def swapped(self) -> list[Request]:
-        """Preempted requests whose KV waits in host memory (from m3_paged on)."""
-        return []
 
     def drain_events(self) -> list[KVEvent]:
         """KV events since the last call."""
