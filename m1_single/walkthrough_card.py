@@ -63,6 +63,11 @@ class Seen:
     shown: str
     is_right: bool
 
+    @property
+    def expected(self) -> str:
+        """The expected value, as a card or a message shows it."""
+        return _plain(repr(self.look.expect))
+
 
 @dataclass(frozen=True)
 class Stop:
@@ -170,7 +175,7 @@ class CardPrinter:
         self.rule(f"Stop {number} of {total}: {stop.title}")
         self.line(f"{stop.place}, on {stop.at}", "bold")
         for row in _def_lines(stop):
-            self.line(row, "green", indent=4, hang=8)
+            self.line(row, "green", indent=2, hang=8)
         if stop.when:
             self.line(f"stopped when {stop.when}", "dim", indent=4, hang=2)
         self.line()
@@ -180,25 +185,20 @@ class CardPrinter:
         if stop.commands:
             self.line()
             self.line("Worth typing:", "bold")
-            for command in stop.commands:
-                self.line(command, "cyan", indent=2, hang=2)
+            rows = [command.partition("  ")[::2] for command in stop.commands]
+            width = max(len(command) for command, _ in rows)
+            for command, comment in rows:
+                self.line(f"{command:{width}}   {comment}", "cyan", indent=2, hang=width + 3)
 
     def _look(self, seen: Seen) -> None:
         self.line()
         self.line(f"p {seen.look.expression}", "cyan", indent=2, hang=2)
         self.line(seen.look.meaning, indent=4)
-        value = f"= {seen.shown}"
-        style = "" if seen.is_right else "bold red"
-        if not seen.look.has_expectation:
-            self.line(value, style, indent=4, hang=2)
-            return
-        expected = f"expect {_plain(repr(seen.look.expect))}"
-        expected += ", as it is" if seen.is_right else ", BUT IT DIFFERS"
-        if "\n" in value or len(value) + len(expected) + 7 > self.width:
-            self.line(value, style, indent=4, hang=2)
-            self.line(expected, style or "green", indent=4, hang=2)
-        else:
-            self.line(f"{value}   {expected}", style or "green", indent=4)
+        value, style = f"= {seen.shown}", ""
+        if seen.look.has_expectation:
+            value += "   as expected" if seen.is_right else f"   EXPECTED {seen.expected}"
+            style = "green" if seen.is_right else "bold red"
+        self.line(value, style, indent=4, hang=2)
 
 
 def _plain(shown: str) -> str:
