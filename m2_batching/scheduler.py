@@ -7,6 +7,8 @@ place to somebody else. Prefill and decode rows share a step.
 
 from __future__ import annotations
 
+from typing import Any
+
 from m1_single.plan import ScheduledRequest, StepPlan
 from m1_single.request import Request, RequestStatus
 from m1_single.scheduler import Scheduler as StaticScheduler
@@ -23,7 +25,11 @@ class Scheduler(StaticScheduler):
     def __init__(self, config: EngineConfig, max_model_len: int) -> None:
         super().__init__(config, max_model_len)
         self.waiting: RequestQueue = RequestQueue(config.policy)  # type: ignore[assignment]
-        self.slots = SlotManager(config.max_num_seqs)
+        self.kv: Any = self.build_kv_manager()
+
+    def build_kv_manager(self) -> Any:
+        """Who owns which KV memory: a slot for each request that may run."""
+        return SlotManager(self.config.max_num_seqs)
 
     def add(self, request: Request) -> None:
         """Queue a new request where the policy wants it."""
@@ -42,7 +48,7 @@ class Scheduler(StaticScheduler):
         while self.waiting and self.reason_to_wait(self.waiting.peek(), budget) is None:
             request = self.waiting.pop()
             request.status = RequestStatus.RUNNING
-            self.slots.allocate(request.request_id)
+            self.kv.allocate(request.request_id, request.num_tokens)
             self.running.append(request)
             plan.admitted.append(request)
             plan.rows.append(self._row(request, 0, request.num_tokens))
@@ -54,43 +60,43 @@ class Scheduler(StaticScheduler):
             return f"max_num_seqs={self.config.max_num_seqs} requests are running"
         if request.num_tokens > budget:
             return f"it needs {request.num_tokens} tokens, the step has {budget} left"
-        if not self.slots.can_allocate():
-            return f"all {self.slots.num_slots} slots are taken"
+        if not self.kv.can_allocate(request.num_tokens):
+            return f"no KV memory: {self.kv.describe(request.num_tokens)}"
         return None
 
     def _row(self, request: Request, start: int, num_new_tokens: int) -> ScheduledRequest:
-        slot = self.slots.slot_of[request.request_id]
-        return ScheduledRequest(request, start, num_new_tokens, blocks=[slot])
+        blocks = self.kv.blocks_of(request.request_id)
+        return ScheduledRequest(request, start, num_new_tokens, blocks=blocks)
 
     def _release(self, finished: list[Request]) -> None:
-        """Free the slots of requests that are done: the next step may use them."""
+        """Free the KV memory of requests that are done: the next step may use it."""
         for request in finished:
-            if request.request_id in self.slots.slot_of:
-                self.slots.free(request.request_id)
+            if request.request_id in self.kv.owners:
+                self.kv.free(request.request_id)
                 self.running.remove(request)
 
     # -- what the tracer asks ----------------------------------------------------------------
 
     def drain_events(self) -> list[KVEvent]:
-        """Slots handed out and returned since the last call."""
-        events, self.slots.events = self.slots.events, []
+        """KV memory handed out and returned since the last call."""
+        events, self.kv.events = self.kv.events, []
         return events
 
     def kv_usage(self) -> KVUsage:
         """KV memory in slots: each reserves `max_model_len` tokens, however few are stored."""
-        num_used = len(self.slots.slot_of)
+        num_used = len(self.kv.owners)
         return KVUsage(
             unit="slot",
-            total=self.slots.num_slots,
+            total=self.kv.num_slots,
             used=num_used,
-            watermark=self.slots.watermark,
+            watermark=self.kv.watermark,
             reserved_tokens=num_used * self.max_model_len,
             stored_tokens=sum(request.num_computed_tokens for request in self.running),
         )
 
     def check_invariants(self) -> None:
-        """Assert that no slot is lost and that slots belong to the running requests."""
-        self.slots.check_invariants()
+        """Assert that no KV memory is lost and that it belongs to the running requests."""
+        self.kv.check_invariants()
         running = {request.request_id for request in self.running}
-        assert running == set(self.slots.slot_of), "slots belong to the running requests"
+        assert running == set(self.kv.owners), "KV memory belongs to the running requests"
         assert len(self.running) <= self.config.max_num_seqs
