@@ -58,7 +58,7 @@ class LLMEngine:
         self._num_arrivals = 0
         self._undelivered: list[RequestOutput] = []
         self._counts = dict.fromkeys(
-            ("steps", "prefill_tokens", "decode_tokens", "padding_tokens", "finished"), 0
+            ("steps", "rows", "prefill_tokens", "decode_tokens", "padding_tokens", "finished"), 0
         )
 
     def build_scheduler(self) -> Any:
@@ -225,6 +225,7 @@ class LLMEngine:
         num_decode_tokens = sum(row.phase == "decode" for row in plan.rows)
         num_prefill_tokens = plan.num_tokens - num_decode_tokens
         self._counts["steps"] += 1
+        self._counts["rows"] += len(plan.rows)
         self._counts["prefill_tokens"] += num_prefill_tokens
         self._counts["decode_tokens"] += num_decode_tokens
         self._counts["padding_tokens"] += plan.num_padding_tokens
