@@ -9,8 +9,8 @@ So a short window is decoded: the chunk of tokens last settled (context) and tho
     text      _settled ......................| _pending = decode(window) less decode(context)
 
 What may still change stays back: an unfinished character, or text that could become a stop string.
-`tokenizers.decoders.DecodeStream` has the window but no stop strings, needs a fast tokenizer, and
-raises where bytes turn out to be invalid, which sampled tokens do.
+`tokenizers.decoders.DecodeStream` has such a window but no stop strings, needs a fast tokenizer,
+and raises where a byte token makes those before it invalid, which sampled tokens do.
 """
 
 from __future__ import annotations

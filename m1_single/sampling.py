@@ -42,9 +42,11 @@ def sample(logits: Tensor, requests: list[Request]) -> dict[str, SampledToken]:
         return {}
     raw = logits.float()
     scores = apply_penalties(raw, requests)
-    token_ids = _choose(scores, requests)
-    best = scores.gather(-1, token_ids[:, None])
-    packed = [torch.cat([token_ids[:, None].double(), best.double()], dim=-1).flatten()]
+    best, token_ids = scores.max(dim=-1)
+    rows = _rows(requests, lambda request: not request.sampling_params.is_greedy)
+    if rows:
+        token_ids[rows] = _draw(scores[rows], [requests[row] for row in rows])
+    packed = [torch.stack([token_ids.double(), best.double()], dim=-1).flatten()]
     rows = _rows(requests, lambda request: request.sampling_params.logprobs is not None)
     num_top = max((requests[row].sampling_params.logprobs or 0 for row in rows), default=0)
     num_top = min(num_top, logits.shape[-1])
@@ -63,10 +65,10 @@ def sample(logits: Tensor, requests: list[Request]) -> dict[str, SampledToken]:
             "infinity, or min_tokens forbids all that is left"
         )
     sampled = {name: SampledToken(token_id) for name, (token_id, _) in chosen.items()}
-    offset, width = 2 * len(requests), 2 + 2 * num_top
+    width = 2 + 2 * num_top
     for index, row in enumerate(rows):
         name = requests[row].request_id
-        columns = numbers[offset + index * width : offset + (index + 1) * width]
+        columns = numbers[2 * len(requests) + index * width :][:width]
         num_wanted = requests[row].sampling_params.logprobs or 0
         logprobs = _read_logprobs(chosen[name][0], columns, num_wanted)
         sampled[name] = SampledToken(chosen[name][0], logprobs)
@@ -117,9 +119,9 @@ def apply_penalties(logits: Tensor, requests: list[Request]) -> Tensor:
 def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """Set to -inf what a row's top-k, then top-p, then min-p leave out; the most likely stays.
 
-    Tokens tied with the k-th most likely one are all kept. top-p (nucleus sampling, Holtzman et
-    al. 2020) keeps the smallest set that has at least top_p of the probability left by top-k;
-    of tied tokens the higher ids are kept. Both are what Hugging Face does.
+    Tokens tied with the k-th most likely one are all kept, as in Hugging Face. top-p (nucleus
+    sampling, Holtzman et al. 2020) keeps the smallest set that has at least top_p of the
+    probability left by top-k; of tied tokens the lower ids are kept.
 
     Args:
         logits: `[num_rows, vocab_size]` fp32, already divided by the temperature.
@@ -152,19 +154,31 @@ def _outside_top_k(logits: Tensor, top_k: Tensor) -> Tensor:
 
 def _outside_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
     values, ids = _compact(logits)
-    ascending, order = values.sort(dim=-1, stable=True)
+    if ids is not None:
+        outside = _outside_top_p(values, top_p)
+        return torch.ones_like(logits, dtype=torch.bool).scatter(-1, ids, outside)
+    top_p = top_p.to(logits.device)[:, None]
     # exp(logit - maximum) as a multiple of 2**-40: integers add up to the same sum in any order.
-    weights = (ascending.double() - ascending[:, -1:].double()).exp() * 2.0**40
-    mass = weights.round().long().cumsum(dim=-1)
-    is_outside = mass <= (1 - top_p.to(logits.device))[:, None] * mass[:, -1:]
-    is_outside[:, -1] = False
-    outside = torch.zeros_like(logits, dtype=torch.bool)
-    return outside.scatter(-1, order if ids is None else ids.gather(-1, order), is_outside)
+    mass = (_relative_probability(logits) * 2.0**40).round().long()
+    total = mass.sum(dim=-1, keepdim=True)
+    # Tokens below (1 - top_p) / vocab_size are outside, as together they do not reach 1 - top_p.
+    # In a language model's distribution few others are left to be sorted.
+    outside = mass < (1 - top_p) * total / logits.shape[-1]
+    values, ids = _compact(logits.masked_fill(outside, -math.inf))
+    order = values.sort(dim=-1, descending=True, stable=True).indices
+    order = order if ids is None else ids.gather(-1, order)
+    mass = mass.gather(-1, order)
+    is_outside = mass.cumsum(dim=-1) - mass >= top_p * total
+    is_outside[:, 0] = False
+    return outside.scatter(-1, order, is_outside)
 
 
 def _outside_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
-    relative = (logits.double() - logits.amax(dim=-1, keepdim=True).double()).exp()
-    return relative < min_p.to(logits.device)[:, None]
+    return _relative_probability(logits) < min_p.to(logits.device)[:, None]
+
+
+def _relative_probability(logits: Tensor) -> Tensor:
+    return (logits.double() - logits.amax(dim=-1, keepdim=True).double()).exp()
 
 
 def _compact(scores: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -173,21 +187,10 @@ def _compact(scores: Tensor) -> tuple[Tensor, Tensor | None]:
     Where many are left, the scores as they are and None.
     """
     num_left = max(1, int((scores > -math.inf).sum(dim=-1).max()))
-    if num_left > scores.shape[-1] // 16:
+    if num_left > scores.shape[-1] // 8:
         return scores, None
     ids = scores.topk(num_left).indices.sort(dim=-1).values
     return scores.gather(-1, ids), ids
-
-
-def _choose(scores: Tensor, requests: list[Request]) -> Tensor:
-    random_rows = _rows(requests, lambda request: not request.sampling_params.is_greedy)
-    if not random_rows:
-        return scores.argmax(dim=-1)
-    if len(random_rows) == len(requests):
-        return _draw(scores, requests)
-    token_ids = scores.argmax(dim=-1)
-    token_ids[random_rows] = _draw(scores[random_rows], [requests[row] for row in random_rows])
-    return token_ids
 
 
 def _draw(scores: Tensor, requests: list[Request]) -> Tensor:

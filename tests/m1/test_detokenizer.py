@@ -1,0 +1,296 @@
+"""Incremental text must equal a full decode, grow only, and never show a stop string."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+
+from m1_single.detokenizer import Detokenizer
+
+FAMILY = "👨‍👩‍👧‍👦"  # four emoji and three joiners: 25 bytes
+LINES = [
+    "The quick brown fox jumps over the lazy dog. And then?  Two spaces.\n",
+    "你好，世界！大模型推理引擎的五个里程碑。",
+    f"Emoji: 😀 🎉 {FAMILY} 🏳️‍🌈 end",
+]
+SPECIAL = [AddedToken("<s>", special=True), AddedToken("</s>", special=True)]
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+class CountingTokenizer:
+    """Passes calls on and counts the tokens decoded."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer, self.num_decoded = tokenizer, 0
+
+    def decode(self, token_ids: list[int], **options: Any) -> str:
+        self.num_decoded += len(token_ids)
+        return self._tokenizer.decode(token_ids, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
+def byte_level_tokenizer() -> PreTrainedTokenizerFast:
+    """GPT-2's kind: every byte is a token, merges from a few lines."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=SPECIAL,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(LINES, trainer)
+    tokenizer.add_tokens(["<tool>"])  # added, but not special: stays in the text
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def metaspace_tokenizer() -> PreTrainedTokenizerFast:
+    """T5's kind: words carry their leading space as ▁; the first space of a text goes."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=150, special_tokens=[*SPECIAL, "<unk>"], unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(LINES, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
+    """Llama 2's kind: what is not in the vocabulary is spelt in byte tokens, newlines too."""
+    pieces = ["<unk>", *BYTES, "▁", "a", "b", "▁a", "▁ab", "好", "�", "▁▁"]
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    model = models.BPE(vocab, [("▁a", "b")], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens(SPECIAL)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+TOKENIZERS = {
+    "byte-level": byte_level_tokenizer(),
+    "metaspace": metaspace_tokenizer(),
+    "byte-fallback": byte_fallback_tokenizer(),
+    "slow": ByT5Tokenizer(),  # in Python; drops invalid bytes instead of writing U+FFFD
+}
+every_tokenizer = pytest.mark.parametrize("kind", TOKENIZERS)
+
+
+def full_decode(tokenizer: Any, token_ids: list[int]) -> str:
+    return tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def stream(
+    tokenizer: Any, token_ids: list[int], stop: tuple[str, ...] = (), min_tokens: int = 0
+) -> tuple[list[str], int]:
+    """The text after each token and after the flush; and how many tokens were taken."""
+    detokenizer = Detokenizer(tokenizer, list(stop))
+    texts = []
+    num_taken = 0
+    for token_id in token_ids:
+        num_taken += 1
+        is_stopped = detokenizer.append(token_id, look_for_stop=num_taken > min_tokens)
+        texts.append(detokenizer.text)
+        if is_stopped:
+            break
+    detokenizer.flush()
+    texts.append(detokenizer.text)
+    for shorter, longer in pairwise(texts):
+        assert longer.startswith(shorter)
+    return texts, num_taken
+
+
+def ids_of(tokenizer: Any, *pieces: str) -> list[int]:
+    ids = tokenizer.convert_tokens_to_ids(list(pieces))
+    assert None not in ids
+    return ids
+
+
+# --- the text is that of a full decode ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [*LINES, "龘龘 rare 😶‍🌫️ unseen", "a<tool>b", " leading space"])
+def test_characters_of_many_tokens_come_out_whole(text: str) -> None:
+    tokenizer = TOKENIZERS["byte-level"]
+    token_ids = tokenizer.encode(text)
+    texts, _ = stream(tokenizer, token_ids)
+    assert texts[-1] == text
+    assert not any("\ufffd" in shown for shown in texts)
+    assert len(set(texts)) > 2, "text should come as it grows, not at the end"
+
+
+def test_an_emoji_appears_with_its_last_byte() -> None:
+    tokenizer = TOKENIZERS["byte-level"]
+    detokenizer = Detokenizer(tokenizer, [])
+    token_ids = tokenizer.encode("𓀀")  # not in the training lines: four tokens
+    assert len(token_ids) == 4
+    for token_id in token_ids[:-1]:
+        detokenizer.append(token_id, look_for_stop=True)
+        assert detokenizer.text == ""
+    detokenizer.append(token_ids[-1], look_for_stop=True)
+    assert detokenizer.text == "𓀀"
+
+
+def test_an_unfinished_character_is_flushed_as_the_tokenizer_decodes_it() -> None:
+    tokenizer = TOKENIZERS["byte-level"]
+    texts, _ = stream(tokenizer, tokenizer.encode("ok 𓀀")[:-1])
+    assert texts[-2:] == ["ok ", "ok \ufffd"]
+
+
+@every_tokenizer
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_random_tokens_decode_as_a_whole_does(kind: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[kind]
+    # Some ids past the end, as models often have more than their tokenizer. (This slow one raises.)
+    last_id = len(tokenizer) + 3 if tokenizer.is_fast else len(tokenizer) - 1
+    token_ids = data.draw(st.lists(st.integers(0, last_id), max_size=40))
+    texts, _ = stream(tokenizer, token_ids)
+    assert texts[-1] == full_decode(tokenizer, token_ids)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from([*BYTES[0x0A:0x0B], *"▁ab�好", "▁a", "<0xE4>", "<0xBD>", "<0xA0>",
+                                 "<s>"]), max_size=20))  # fmt: skip
+@example(["<0x0A>", "<0xE4>", "a"])
+@example(["<0xE4>", "<s>", "<0xBD>", "<0xA0>"])
+@example(["a", "�", "<0x0A>", "<0xE4>"])
+def test_runs_of_byte_tokens_decode_as_a_whole_does(pieces: list[str]) -> None:
+    tokenizer = TOKENIZERS["byte-fallback"]
+    token_ids = ids_of(tokenizer, *pieces)
+    texts, _ = stream(tokenizer, token_ids)
+    assert texts[-1] == full_decode(tokenizer, token_ids)
+
+
+@pytest.mark.parametrize("kind", ["metaspace", "byte-fallback"])
+def test_spaces_after_special_tokens_are_kept_and_the_first_is_not(kind: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    word = next(piece for piece in ("▁a", "▁The", "▁the", "▁") if piece in tokenizer.get_vocab())
+    token_ids = ids_of(tokenizer, "<s>", word, "</s>", "<s>", word, "</s>", word)
+    texts, _ = stream(tokenizer, token_ids)
+    assert texts[-1] == full_decode(tokenizer, token_ids)
+    assert not texts[-1].startswith(" ") or word == "▁"
+    assert texts[-1].count(" ") == 2
+
+
+def test_special_tokens_are_skipped_and_added_ones_are_not() -> None:
+    tokenizer = TOKENIZERS["byte-level"]
+    token_ids = ids_of(tokenizer, "<s>", "T", "</s>", "<tool>", "</s>", "e")
+    assert stream(tokenizer, token_ids)[0][-1] == "T<tool>e"
+
+
+@pytest.mark.parametrize("text", ["plain words and 你好 ", "\ufffd", FAMILY])
+def test_each_token_is_decoded_a_few_times_only(text: str) -> None:
+    tokenizer = CountingTokenizer(TOKENIZERS["byte-level"])
+    token_ids = tokenizer.encode(text * 3000)[:3000]
+    assert stream(tokenizer, token_ids)[0][-1] == full_decode(tokenizer, token_ids)
+    assert tokenizer.num_decoded < 40 * len(token_ids)
+
+
+def test_babbled_bytes_cost_no_more_with_every_token() -> None:
+    tokenizer = CountingTokenizer(TOKENIZERS["byte-level"])
+    (lone_byte,) = tokenizer.encode("𓀀")[-1:]
+    for token_ids in ([lone_byte] * 2000, tokenizer.encode("𓀀")[:1] * 2000):
+        tokenizer.num_decoded = 0
+        texts, _ = stream(tokenizer, token_ids)
+        assert texts[-1] == "\ufffd" * 2000
+        assert len(texts[-2]) > 1900, "what can no longer change is shown"
+        assert tokenizer.num_decoded < 120 * len(token_ids)
+
+
+# --- stop strings -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", ["fox", "ick br", " ", "dog. And then?  Two", "\n", "T"])
+def test_text_is_cut_before_a_stop_string_however_tokens_fall(stop: str) -> None:
+    tokenizer = TOKENIZERS["byte-level"]
+    token_ids = tokenizer.encode(LINES[0])
+    texts, num_taken = stream(tokenizer, token_ids, (stop,))
+    assert texts[-1] == LINES[0].split(stop)[0]
+    assert stop in full_decode(tokenizer, token_ids[:num_taken])
+    assert stop not in full_decode(tokenizer, token_ids[: num_taken - 1])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.text("ab你😀", max_size=25),
+    st.lists(st.text("ab你😀", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_no_stop_string_and_no_beginning_of_one_is_ever_shown(text: str, stops: list[str]) -> None:
+    tokenizer = TOKENIZERS["byte-level"]
+    token_ids = tokenizer.encode(text)
+    texts, _ = stream(tokenizer, token_ids, tuple(stops))
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    cut = min(ends, default=len(text))  # the text up to the first complete stop string
+    starts = [cut - len(stop) for stop in stops if ends and text[:cut].endswith(stop)]
+    assert texts[-1] == text[: min(starts, default=cut)]
+    for num_tokens, shown in enumerate(texts[:-1], start=1):
+        known = full_decode(tokenizer, token_ids[:num_tokens]).rstrip("\ufffd")
+        if not any(stop in known for stop in stops):
+            beginnings = [stop[:length] for stop in stops for length in range(len(stop))]
+            assert (
+                shown == known[: len(known) - max(len(b) for b in beginnings if known.endswith(b))]
+            )
+
+
+def test_the_beginning_of_a_stop_string_is_held_back_until_it_is_none() -> None:
+    tokenizer = TOKENIZERS["byte-level"]
+    detokenizer = Detokenizer(tokenizer, ["</end>"])
+    shown = []
+    for piece in ["a", "<", "/", "e", "x", "<", "/"]:
+        (token_id,) = ids_of(tokenizer, piece)
+        detokenizer.append(token_id, look_for_stop=True)
+        shown.append(detokenizer.text)
+    assert shown == ["a", "a", "a", "a", "a</ex", "a</ex", "a</ex"]
+    detokenizer.flush()
+    assert detokenizer.text == "a</ex</"
+
+
+def test_the_stop_string_that_is_complete_first_counts() -> None:
+    tokenizer = TOKENIZERS["byte-level"]
+    token_ids = tokenizer.encode("The quick brown fox")
+    assert stream(tokenizer, token_ids, ("brown fox", "ow", "zzz"))[0][-1] == "The quick br"
+
+
+def test_a_stop_string_within_min_tokens_is_text() -> None:
+    tokenizer = TOKENIZERS["byte-level"]
+    token_ids = ids_of(tokenizer, *"abXYcdXYef")
+    texts, num_taken = stream(tokenizer, token_ids, ("XY",), min_tokens=4)
+    assert (texts[-1], num_taken) == ("abXYcd", 8)
+    assert texts[3] == "abXY", "the ignored one is shown"
+    # One that begins there and is completed later does stop.
+    texts, num_taken = stream(tokenizer, token_ids, ("XY",), min_tokens=3)
+    assert (texts[-1], num_taken) == ("ab", 4)
+
+
+def test_a_newline_in_byte_tokens_stops_at_once() -> None:
+    tokenizer = TOKENIZERS["byte-fallback"]
+    token_ids = ids_of(tokenizer, "▁a", "<0x0A>", "<0x0A>", "<0xE4>", "b")
+    texts, num_taken = stream(tokenizer, token_ids, ("\n\n",))
+    assert (texts[-1], num_taken) == ("a", 3)
+
+
+def test_nothing_changes_after_a_stop() -> None:
+    tokenizer = TOKENIZERS["byte-level"]
+    detokenizer = Detokenizer(tokenizer, ["b"])
+    a, b = ids_of(tokenizer, "a", "b")
+    assert [detokenizer.append(token_id, True) for token_id in (a, b, a)] == [False, True, True]
+    detokenizer.flush()
+    detokenizer.flush()
+    assert detokenizer.text == "a"

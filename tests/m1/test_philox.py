@@ -1,0 +1,106 @@
+"""Philox4x32-10 against published vectors, and the Gumbel noise made of it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from m1_single.philox import gumbel_noise, gumbel_noise_at, philox4x32, seeds_to_tensor
+
+# kat_vectors of Random123, lines "philox4x32 10": counter, key, output.
+KNOWN_ANSWERS = [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000",
+     "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff",
+     "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0",
+     "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]  # fmt: skip
+
+WORD = st.integers(0, 2**32 - 1)
+
+
+def philox_of_ints(counter: list[int], key: list[int], num_rounds: int = 10) -> list[int]:
+    """The paper's figure, word by word, in Python's unbounded integers."""
+    x, k = list(counter), list(key)
+    for _ in range(num_rounds):
+        high_0, low_0 = divmod(0xD2511F53 * x[0], 2**32)
+        high_1, low_1 = divmod(0xCD9E8D57 * x[2], 2**32)
+        x = [high_1 ^ x[1] ^ k[0], low_1, high_0 ^ x[3] ^ k[1], low_0]
+        k = [(k[0] + 0x9E3779B9) % 2**32, (k[1] + 0xBB67AE85) % 2**32]
+    return x
+
+
+def philox_of_tensors(counter: list[int], key: list[int]) -> list[int]:
+    c0, c1, c2, c3 = (torch.tensor([word]) for word in counter)
+    k0, k1 = (torch.tensor([word]) for word in key)
+    return [int(lane) for lane in philox4x32((c0, c1, c2, c3), (k0, k1))]
+
+
+def words(text: str) -> list[int]:
+    return [int(word, 16) for word in text.split()]
+
+
+@pytest.mark.parametrize(("counter", "key", "output"), KNOWN_ANSWERS)
+@pytest.mark.parametrize("philox", [philox_of_ints, philox_of_tensors])
+def test_published_vectors(philox, counter: str, key: str, output: str) -> None:
+    assert philox(words(counter), words(key)) == words(output)
+
+
+@given(st.lists(WORD, min_size=4, max_size=4), st.lists(WORD, min_size=2, max_size=2))
+def test_tensors_give_what_integers_give(counter: list[int], key: list[int]) -> None:
+    assert philox_of_tensors(counter, key) == philox_of_ints(counter, key)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(1, 30))
+def test_noise_is_the_agreed_function_of_seed_position_and_id(
+    seed: int, position: int, vocab_size: int
+) -> None:
+    noise = gumbel_noise(seeds_to_tensor([seed]), torch.tensor([position]), vocab_size)
+    assert noise.dtype == torch.float32
+    for token_id in range(vocab_size):
+        counter = [token_id // 4, position, 0, 0]
+        bits = philox_of_ints(counter, [seed % 2**32, seed >> 32])[token_id % 4]
+        gumbel = -math.log(-math.log(((bits >> 9) + 0.5) / 2**23))
+        assert noise[0, token_id] == torch.tensor(gumbel, dtype=torch.float32)
+
+
+def test_noise_at_some_ids_is_that_of_all_ids() -> None:
+    seeds, positions = seeds_to_tensor([5, 2**64 - 1]), torch.tensor([0, 77])
+    noise = gumbel_noise(seeds, positions, 1001)
+    ids = torch.tensor([[0, 1000, 513], [7, 2, 999]])
+    assert torch.equal(gumbel_noise_at(seeds, positions, ids), noise.gather(1, ids))
+
+
+def test_a_row_of_noise_is_bitwise_the_same_alone_and_in_a_batch() -> None:
+    seeds = seeds_to_tensor([2**61 * i + i for i in range(5)])
+    positions = torch.tensor([3, 0, 0, 12, 4095])
+    batch = gumbel_noise(seeds, positions, 1003)
+    for row in range(5):
+        alone = gumbel_noise(seeds[row : row + 1], positions[row : row + 1], 1003)
+        assert torch.equal(batch[row : row + 1], alone)
+
+
+def test_extreme_bits_stay_finite() -> None:
+    low, high = 0.5 * 2.0**-23, (2**23 - 0.5) * 2.0**-23
+    assert torch.tensor([low, high], dtype=torch.float32).tolist() == [low, high]
+    noise = gumbel_noise(seeds_to_tensor(range(50)), torch.arange(50), 20_000)
+    assert -2.82 < float(noise.min()) < float(noise.max()) < 16.64
+
+
+def test_noise_has_the_moments_of_a_gumbel_distribution_and_independent_rows() -> None:
+    num_ids = 200_000
+    noise = gumbel_noise(seeds_to_tensor([0, 0, 1]), torch.tensor([0, 1, 0]), num_ids).double()
+    # Mean is Euler's constant, variance pi^2/6; five standard errors of each.
+    assert torch.allclose(
+        noise.mean(1), torch.tensor(0.5772157).double(), rtol=0, atol=5 * 1.2825 / num_ids**0.5
+    )
+    assert torch.allclose(
+        noise.var(1), torch.tensor(math.pi**2 / 6).double(), rtol=0, atol=5 * 3.46 / num_ids**0.5
+    )
+    correlation = torch.corrcoef(noise) - torch.eye(3)
+    assert float(correlation.abs().max()) < 5 / num_ids**0.5

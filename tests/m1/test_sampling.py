@@ -1,0 +1,336 @@
+"""Sampling: Hugging Face's logits processors, softmax and arithmetic are the oracles."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from m1_single.philox import gumbel_noise, seeds_to_tensor
+from m1_single.request import Request
+from m1_single.sampling import apply_penalties, filter_logits, sample
+from m1_single.sampling_params import SamplingParams
+
+VOCAB_SIZE = 257  # no multiple of 4 or of a vector's width
+
+
+def make_request(
+    name: str = "r", seed: int = 0, prompt: tuple[int, ...] = (1,), num_output: int = 0,
+    eos: frozenset[int] = frozenset(), **params: Any,
+) -> Request:  # fmt: skip
+    request = Request(name, list(prompt), SamplingParams(**params), seed=seed, eos_token_ids=eos)
+    request.token_ids += [(7 * index) % VOCAB_SIZE for index in range(num_output)]
+    return request
+
+
+def random_logits(num_rows: int, vocab_size: int = VOCAB_SIZE, seed: int = 0) -> Tensor:
+    return 3 * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed))
+
+
+def chi_square_limit(degrees: int, probability: float) -> float:
+    """Quantile of the chi-square distribution by Wilson and Hilferty (1931): its cube root is
+    nearly normal with mean 1 - 2/9k and variance 2/9k. Within 0.5 % for 7 degrees and more.
+    """
+    spread = 2 / (9 * degrees)
+    z = NormalDist().inv_cdf(probability)
+    return degrees * (1 - spread + z * math.sqrt(spread)) ** 3
+
+
+# --- the distribution ---------------------------------------------------------------------------
+
+
+def assert_drawn_from(tokens: list[int], probabilities: Tensor) -> None:
+    expected = probabilities * len(tokens)
+    assert float(expected.min()) > 5, "the chi-square test needs some five of each"
+    observed = torch.bincount(torch.tensor(tokens), minlength=len(probabilities))
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    # Fixed seeds, so it passes always or never; a right sampler fails one choice of seeds in 10^4.
+    assert statistic < chi_square_limit(len(probabilities) - 1, 1 - 1e-4)
+
+
+def test_chi_square_quantile_agrees_with_tables() -> None:
+    assert chi_square_limit(10, 0.95) == pytest.approx(18.307, rel=5e-3)
+    assert chi_square_limit(30, 0.999) == pytest.approx(59.703, rel=5e-3)
+
+
+@pytest.mark.parametrize("varied", ["seed", "position"])
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 2.0])
+def test_tokens_are_drawn_from_softmax(varied: str, temperature: float) -> None:
+    num_draws = 8_000
+    logits = torch.linspace(-1.5, 1.0, 21).roll(8)
+    requests = [make_request(str(i), temperature=temperature) for i in range(num_draws)]
+    for index, request in enumerate(requests):
+        if varied == "seed":
+            request.seed = index
+        else:
+            request.num_prompt_tokens = len(request.token_ids) - index
+    tokens = sample(logits.expand(num_draws, -1), requests)
+    expected = torch.softmax(logits.double() / temperature, dim=-1)
+    assert_drawn_from([token.token_id for token in tokens.values()], expected)
+
+
+def test_filtered_tokens_are_drawn_from_the_renormalised_rest() -> None:
+    num_draws = 5_000
+    logits = random_logits(1)[0] / 2
+    kept = logits.topk(12)
+    requests = [make_request(str(i), seed=i, top_k=12) for i in range(num_draws)]
+    tokens = [t.token_id for t in sample(logits.expand(num_draws, -1), requests).values()]
+    place = {int(token_id): index for index, token_id in enumerate(kept.indices)}
+    expected = torch.softmax(kept.values.double(), dim=-1)
+    assert_drawn_from([place[token] for token in tokens], expected)
+
+
+def test_token_is_the_argmax_of_scaled_logits_and_noise() -> None:
+    logits = random_logits(1)
+    request = make_request(seed=2**64 - 3, num_output=9, temperature=0.7)
+    noise = gumbel_noise(seeds_to_tensor([2**64 - 3]), torch.tensor([9]), VOCAB_SIZE)
+    expected = int((logits / 0.7 + noise).argmax())
+    assert sample(logits, [request])["r"].token_id == expected
+
+
+# --- filters and penalties ----------------------------------------------------------------------
+
+
+def filter_like_hugging_face(logits: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
+    steps: list[Any] = []
+    if top_k > 0:
+        steps.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        steps.append(TopPLogitsWarper(top_p))
+    if min_p > 0:
+        steps.append(MinPLogitsWarper(min_p))
+    return LogitsProcessorList(steps)(torch.zeros(len(logits), 1, dtype=torch.long), logits)
+
+
+@pytest.mark.parametrize("has_ties", [False, True])
+@pytest.mark.parametrize("vocab_size", [5, VOCAB_SIZE, 4099])
+def test_filters_equal_hugging_face(vocab_size: int, has_ties: bool) -> None:
+    settings_ = [
+        (top_k, top_p, min_p)
+        for top_k in (0, -1, 1, 3, 50, 10_000)
+        for top_p in (1.0, 0.93, 0.37, 1e-9)
+        for min_p in (0.0, 0.071, 1.0)
+    ]
+    logits = random_logits(len(settings_), vocab_size)
+    if has_ties:
+        logits = (logits * 2).round() / 2
+    columns = list(zip(*settings_, strict=True))
+    filtered = filter_logits(
+        logits,
+        torch.tensor(columns[0]),
+        torch.tensor(columns[1], dtype=torch.float64),
+        torch.tensor(columns[2], dtype=torch.float64),
+    )
+    for row, (top_k, top_p, min_p) in enumerate(settings_):
+        expected = filter_like_hugging_face(logits[row : row + 1], top_k, top_p, min_p)
+        kept = filtered[row : row + 1]
+        if has_ties and top_p < 1:
+            # Hugging Face sorts without `stable`, so which of tied tokens it keeps is open.
+            kept, expected = kept.sort().values, expected.sort().values
+        assert torch.equal(kept, expected), (top_k, top_p, min_p)
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
+    logits = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
+    for top_p, num_kept in [(0.01, 1), (0.49, 1), (0.51, 2), (0.74, 2), (0.76, 3), (0.876, 4)]:
+        kept = filter_logits(
+            logits, torch.tensor([0]), torch.tensor([top_p]).double(), torch.zeros(1)
+        )
+        assert kept[0].isfinite().nonzero().flatten().tolist() == list(range(num_kept))
+
+
+@pytest.mark.parametrize("vocab_size", [4, 1000])
+def test_top_p_keeps_the_lower_ids_of_tied_tokens(vocab_size: int) -> None:
+    kept = filter_logits(
+        torch.zeros(1, vocab_size), torch.tensor([0]), torch.tensor([0.5]).double(), torch.zeros(1)
+    )
+    assert kept[0].isfinite().nonzero().flatten().tolist() == list(range(vocab_size // 2))
+
+
+def test_repetition_penalty_equals_hugging_face() -> None:
+    logits = random_logits(3)
+    penalties = [1.0, 1.3, 0.8]
+    requests = [
+        make_request(str(row), prompt=(3, 3, 200), num_output=5 * row, repetition_penalty=penalty)
+        for row, penalty in enumerate(penalties)
+    ]
+    before = logits.clone()
+    scores = apply_penalties(logits, requests)
+    assert torch.equal(logits, before)
+    for row, (request, penalty) in enumerate(zip(requests, penalties, strict=True)):
+        processor: Any = RepetitionPenaltyLogitsProcessor(penalty)
+        expected = processor(torch.tensor([request.token_ids]), logits[row : row + 1].clone())
+        assert torch.equal(scores[row : row + 1], expected)
+
+
+@pytest.mark.parametrize("num_output", [0, 2, 3])
+def test_min_tokens_masks_stop_tokens_like_hugging_face(num_output: int) -> None:
+    logits = random_logits(1)
+    request = make_request(
+        num_output=num_output, min_tokens=3, stop_token_ids=[5, 9, 10**6], eos=frozenset({0})
+    )
+    processor: Any = MinNewTokensLengthLogitsProcessor(1, 3, [5, 9, 0])
+    expected = processor(torch.tensor([request.token_ids]), logits)
+    assert torch.equal(apply_penalties(logits, [request]), expected)
+
+
+def test_ignored_eos_is_not_masked() -> None:
+    request = make_request(min_tokens=3, ignore_eos=True, eos=frozenset({0}))
+    logits = random_logits(1)
+    assert apply_penalties(logits, [request]) is logits
+
+
+def test_all_steps_together_equal_hugging_face() -> None:
+    logits = random_logits(1)
+    request = make_request(
+        seed=11, prompt=(4, 8), num_output=6, repetition_penalty=1.2, min_tokens=9,
+        eos=frozenset({int(logits.argmax())}), temperature=0.8, top_k=40, top_p=0.9, min_p=0.01,
+    )  # fmt: skip
+    steps: list[Any] = [
+        RepetitionPenaltyLogitsProcessor(1.2),
+        MinNewTokensLengthLogitsProcessor(2, 9, list(request.eos_token_ids)),
+        TemperatureLogitsWarper(0.8),
+        TopKLogitsWarper(40),
+        TopPLogitsWarper(0.9),
+        MinPLogitsWarper(0.01),
+    ]
+    scores = LogitsProcessorList(steps)(torch.tensor([request.token_ids]), logits.clone())
+    for seed in range(50):
+        request.seed = seed
+        noise = gumbel_noise(seeds_to_tensor([seed]), torch.tensor([6]), VOCAB_SIZE)
+        assert sample(logits, [request])["r"].token_id == int((scores + noise).argmax())
+
+
+# --- greedy, log-probabilities, bad input -------------------------------------------------------
+
+
+def test_greedy_takes_the_argmax_after_penalties() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.9, -1.0], [1.0, 3.0, 2.9, -1.0]])
+    plain = make_request("plain", temperature=0, top_k=3, top_p=0.1)
+    penalised = make_request("penalised", temperature=0, repetition_penalty=1.5)
+    sampled = sample(logits, [plain, penalised])
+    assert sampled["plain"].token_id == 1
+    assert sampled["penalised"].token_id == 2
+    assert sampled["plain"].logprobs is None
+
+
+def test_a_tiny_temperature_is_as_good_as_greedy() -> None:
+    logits = random_logits(1)
+    request = make_request(temperature=1e-30, top_p=0.9)
+    assert sample(logits, [request])["r"].token_id == int(logits.argmax())
+
+
+def test_extreme_penalties_do_not_overflow() -> None:
+    for penalty in (1e-300, 1e300):
+        logits = torch.tensor([[10.0, 0.0, -10.0]])
+        request = make_request(prompt=(0, 1, 2), repetition_penalty=penalty, top_p=0.5)
+        assert sample(logits, [request])["r"].token_id in (0, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_top", [0, 1, 20, 10_000])
+def test_logprobs_are_those_of_the_raw_logits(num_top: int, dtype: torch.dtype) -> None:
+    logits = random_logits(3).to(dtype)
+    requests = [
+        make_request("greedy", temperature=0, logprobs=num_top),
+        make_request("none"),
+        make_request("random", seed=4, temperature=2, top_k=90, repetition_penalty=2, logprobs=4),
+    ]
+    sampled = sample(logits, requests)
+    assert sampled["none"].logprobs is None
+    for row, name, wanted in [(0, "greedy", num_top), (2, "random", 4)]:
+        expected = logits[row].float().log_softmax(dim=-1)
+        logprobs = sampled[name].logprobs
+        assert logprobs is not None
+        top = set(expected.sort(descending=True, stable=True).indices[:wanted].tolist())
+        assert set(logprobs) == top | {sampled[name].token_id}
+        assert next(iter(logprobs)) == sampled[name].token_id
+        for token_id, logprob in logprobs.items():
+            assert logprob.logprob == float(expected[token_id])
+            assert logprob.rank == 1 + int((expected > expected[token_id]).sum())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("params", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_broken_logits_are_refused_by_name(value: float, params: Any, temperature: float) -> None:
+    logits = random_logits(3)
+    logits[1, 77] = value
+    requests = [make_request(name, temperature=temperature, **params) for name in "abc"]
+    with pytest.raises(ValueError, match=r"no token can be sampled for b: .*NaN"):
+        sample(logits, requests)
+
+
+def test_rows_with_some_minus_infinity_are_fine_and_with_nothing_else_refused() -> None:
+    logits = torch.full((1, VOCAB_SIZE), -math.inf)
+    both: list[dict[str, Any]] = [{}, {"top_k": 3, "top_p": 0.5, "min_p": 0.1}]
+    for params in both:
+        with pytest.raises(ValueError, match="min_tokens forbids"):
+            sample(logits, [make_request(**params)])
+    logits[0, 99] = -4.0
+    for params in both:
+        assert sample(logits, [make_request(**params)])["r"].token_id == 99
+
+
+def test_no_rows_give_no_tokens() -> None:
+    assert sample(torch.zeros(0, VOCAB_SIZE), []) == {}
+
+
+# --- independence of the batch ------------------------------------------------------------------
+
+ANY_PARAMS = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.5, 1.0, 1.7]),
+        "top_k": st.sampled_from([0, 1, 5, 60]),
+        "top_p": st.sampled_from([1.0, 0.9, 0.3]),
+        "min_p": st.sampled_from([0.0, 0.05]),
+        "repetition_penalty": st.sampled_from([1.0, 1.4]),
+        "min_tokens": st.sampled_from([0, 6]),
+        "stop_token_ids": st.sampled_from([[], [3, 4]]),
+        "logprobs": st.sampled_from([None, 0, 3, 11]),
+        "seed": st.integers(0, 2**64 - 1),
+    }
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(ANY_PARAMS, st.integers(0, 9)), min_size=2, max_size=6),
+    st.sampled_from([7, VOCAB_SIZE, 2051]),
+    st.booleans(),
+    st.integers(0, 1000),
+)
+def test_a_request_gets_bitwise_the_same_alone_and_in_any_batch(
+    rows: list[tuple[dict[str, Any], int]], vocab_size: int, has_ties: bool, logits_seed: int
+) -> None:
+    logits = random_logits(len(rows), vocab_size, logits_seed)
+    if has_ties:
+        logits = logits.round()
+    requests = [
+        make_request(f"r{index}", num_output=num_output, **params)
+        for index, (params, num_output) in enumerate(rows)
+    ]
+    for request in requests:
+        request.seed = request.sampling_params.seed or 0
+        request.token_ids = [token_id % vocab_size for token_id in request.token_ids]
+    together = sample(logits, requests)
+    reversed_ = sample(logits.flip(0), requests[::-1])
+    for row, request in enumerate(requests):
+        alone = sample(logits[row : row + 1], [request])
+        assert alone[request.request_id] == together[request.request_id]
+        assert alone[request.request_id] == reversed_[request.request_id]
