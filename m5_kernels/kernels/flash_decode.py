@@ -94,7 +94,7 @@ def flash_decode(
     query: `[num_seqs, num_q_heads, head_dim]`, last dimension contiguous.
     key_cache, value_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`, same strides.
     block_table: int32 `[num_seqs, max_blocks]`; context_lens: int32 `[num_seqs]`, the newest token
-    included; 0 marks a padding row, which gets zeros and whose block table is not read.
+    included; 0 marks a padding row, which gets zeros whatever its block table holds.
     scale: of the scores, `head_dim ** -0.5` if None. window: tokens a query sees, itself included.
     workspace: reused between launches, and required inside a CUDA graph; None allocates one.
     Returns `[num_seqs, num_q_heads, head_dim]` (`output` if given).
@@ -138,6 +138,7 @@ def flash_decode(
         BLOCK_SIZE=block_size,
         TILE=tile.tokens,
         HAS_WINDOW=bool(window),
+        IS_LARGE_CACHE=key_cache.numel() >= 2**31,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )  # fmt: skip
@@ -163,6 +164,7 @@ def _flash_decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    IS_LARGE_CACHE: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     worker = tl.program_id(0) // NUM_KV_HEADS
@@ -210,29 +212,32 @@ def _flash_decode_kernel(
         row_sum = tl.zeros([ROWS], dtype=tl.float32)
         low = (begin - seq_start).to(tl.int32) + first_tile
         high = tl.where(context_len > 0, (end - seq_start).to(tl.int32) + first_tile, 0)
-        # Past the end, read the last token again: finite numbers that the mask then drops.
-        last_token = tl.maximum(context_len - 1, 0)
         table = block_table + seq_id * table_stride
-        safe_tokens = tl.minimum(low * TILE + tile_tokens, last_token)
-        blocks = tl.load(table + safe_tokens // BLOCK_SIZE)
+        # Unsigned, so that dividing by the block size is a shift. Past the end of the context the
+        # last token is read again: unlike what lies in the unused slots, it is surely finite.
+        last_token = tl.maximum(context_len - 1, 0).to(tl.uint32)
+        tokens = tl.minimum((low * TILE + tile_tokens).to(tl.uint32), last_token)
+        blocks = tl.load(table + tokens // BLOCK_SIZE)
         for tile in range(low, high):
-            tokens = tile * TILE + tile_tokens
-            slots = blocks.to(tl.int64) * block_stride + (safe_tokens % BLOCK_SIZE) * slot_stride
+            if IS_LARGE_CACHE:
+                blocks = blocks.to(tl.int64)
+            slots = blocks * block_stride + (tokens % BLOCK_SIZE).to(tl.int32) * slot_stride
             # Block ids come one tile ahead: as a load that waits for a load in the same iteration,
             # they would stop the compiler from keeping several KV tiles in flight.
-            safe_tokens = tl.minimum(tokens + TILE, last_token)
-            blocks = tl.load(table + safe_tokens // BLOCK_SIZE)
+            tokens = tl.minimum(((tile + 1) * TILE + tile_tokens).to(tl.uint32), last_token)
+            blocks = tl.load(table + tokens // BLOCK_SIZE)
             pointers = slots[:, None] + cache_dims[None, :]
             if HEAD_DIM == HEAD_DIM_PAD:
                 keys = tl.load(key_cache + pointers)
             else:
                 keys = tl.load(key_cache + pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
             scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * score_scale
-            valid = tokens < context_len
+            columns = tile * TILE + tile_tokens
+            visible = columns < context_len
             if HAS_WINDOW:
-                valid = valid & (tokens >= context_len - window)
-            scores = tl.where(valid[None, :], scores, -float("inf"))
-            # Every tile holds a valid token, so the maximum is finite from the first tile on.
+                visible = visible & (columns >= context_len - window)
+            scores = tl.where(visible[None, :], scores, -float("inf"))
+            # Every tile holds a visible token, so the maximum is finite from the first tile on.
             new_max = tl.maximum(row_max, tl.max(scores, 1))
             rescale = tl.exp2(row_max - new_max)
             weights = tl.exp2(scores - new_max[:, None])

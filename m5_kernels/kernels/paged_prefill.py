@@ -14,7 +14,8 @@ load - and walks the context from left to right with an online softmax:
 
 Tiles of all sequences form one list: sequence s owns `query_start_loc[s] // tile + s` onwards, a
 formula that needs no table and leaves at most one empty tile per sequence. The longest walks
-are started first, so that the last programs to run are short.
+are started first, so that the last programs to run are short, and the KV heads of a tile
+start together, so that neighbours in memory are read at the same time.
 
 It saves: the score matrix (never in memory), padding of chunks to one length, and a gather of
 the KV blocks into a contiguous tensor. Papers: Dao, FlashAttention-2 (2023); Kwon et al.,
@@ -73,7 +74,7 @@ def paged_prefill(
     tile_rows = max(tile.rows, next_power_of_2(group))
     query_tokens = tile_rows // group
     num_tiles = num_tokens // query_tokens + num_seqs
-    _paged_prefill_kernel[(num_tiles, num_kv_heads)](
+    _paged_prefill_kernel[(num_kv_heads, num_tiles)](
         query, key_cache, value_cache, block_table, context_lens, query_start_loc, output,
         num_seqs,
         (head_dim**-0.5 if scale is None else scale) * LOG2_E,
@@ -91,6 +92,7 @@ def paged_prefill(
         BLOCK_SIZE=block_size,
         TILE=tile.tokens,
         HAS_WINDOW=bool(window),
+        IS_LARGE_CACHE=key_cache.numel() >= 2**31,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )  # fmt: skip
@@ -114,21 +116,24 @@ def _paged_prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    IS_LARGE_CACHE: tl.constexpr,
 ):  # fmt: skip
-    query_tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(0)
+    query_tile = tl.num_programs(1) - 1 - tl.program_id(1)
     seq_ids = tl.arange(0, NUM_SEQS_PAD)
-    starts = tl.load(query_start_loc + seq_ids, mask=seq_ids < num_seqs, other=0)
-    owned = (starts // QUERY_TOKENS + seq_ids <= query_tile) & (seq_ids < num_seqs)
+    # Three vectors loaded together, then picked from: a chain of scalar loads would wait thrice.
+    is_seq = seq_ids < num_seqs
+    starts = tl.load(query_start_loc + seq_ids, mask=is_seq, other=0)
+    ends = tl.load(query_start_loc + 1 + seq_ids, mask=is_seq, other=0)
+    lens = tl.load(context_lens + seq_ids, mask=is_seq, other=0)
+    owned = (starts // QUERY_TOKENS + seq_ids <= query_tile) & is_seq
     seq = tl.sum(owned.to(tl.int32), 0) - 1
-    if seq < 0:
-        return
-    query_start = tl.load(query_start_loc + seq)
-    query_len = tl.load(query_start_loc + seq + 1) - query_start
+    query_start = tl.sum(tl.where(seq_ids == seq, starts, 0), 0)
+    query_len = tl.sum(tl.where(seq_ids == seq, ends, 0), 0) - query_start
+    context_len = tl.sum(tl.where(seq_ids == seq, lens, 0), 0)
     first_token = (query_tile - query_start // QUERY_TOKENS - seq) * QUERY_TOKENS
-    if first_token >= query_len:
+    if (seq < 0) | (first_token >= query_len):
         return
-    context_len = tl.load(context_lens + seq)
 
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, HEAD_DIM_PAD)
@@ -153,65 +158,41 @@ def _paged_prefill_kernel(
     row_max = tl.full([ROWS], -1.0e30, dtype=tl.float32)
     row_sum = tl.zeros([ROWS], dtype=tl.float32)
     low = tl.maximum(first_position - window + 1, 0) // TILE if HAS_WINDOW else 0
-    full = low if HAS_WINDOW else (first_position + 1) // TILE
+    first_masked = low if HAS_WINDOW else (first_position + 1) // TILE
     high = last_position // TILE + 1
+
     table = block_table + seq * table_stride
-    cache_head = kv_head * head_stride
-    accumulator, row_max, row_sum = _walk(
-        low, full, q, accumulator, row_max, row_sum, positions, context_len, window, score_scale,
-        key_cache + cache_head, value_cache + cache_head, table, block_stride, slot_stride,
-        HEAD_DIM, HEAD_DIM_PAD, BLOCK_SIZE, TILE, HAS_WINDOW, False,
-    )  # fmt: skip
-    accumulator, row_max, row_sum = _walk(
-        full, high, q, accumulator, row_max, row_sum, positions, context_len, window, score_scale,
-        key_cache + cache_head, value_cache + cache_head, table, block_stride, slot_stride,
-        HEAD_DIM, HEAD_DIM_PAD, BLOCK_SIZE, TILE, HAS_WINDOW, True,
-    )  # fmt: skip
-    result = accumulator / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
-    output_rows = query_rows * output_stride + row_heads * output_head_stride
-    tl.store(
-        output + output_rows[:, None] + dims[None, :], result.to(output.dtype.element_ty), mask=mask
-    )
-
-
-@triton.jit
-def _walk(
-    low, high, q, accumulator, row_max, row_sum, positions, context_len, window, score_scale,
-    key_cache, value_cache, table, block_stride, slot_stride,
-    HEAD_DIM: tl.constexpr,
-    HEAD_DIM_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    IS_MASKED: tl.constexpr,
-):  # fmt: skip
-    """Fold KV tiles [low, high) into the running softmax of a tile of query rows."""
-    dims = tl.arange(0, HEAD_DIM_PAD)
+    cache_dims = kv_head * head_stride + dims
     tile_tokens = tl.arange(0, TILE)
-    # Past the end, read the last token again: finite numbers that the mask then drops.
-    safe_tokens = tl.minimum(low * TILE + tile_tokens, context_len - 1)
-    blocks = tl.load(table + safe_tokens // BLOCK_SIZE)
+    # Unsigned, so that dividing by the block size is a shift. Past the end of the context the last
+    # token is read again: unlike what lies in the unused slots, it is surely a finite number.
+    last_token = (context_len - 1).to(tl.uint32)
+    tokens = tl.minimum((low * TILE + tile_tokens).to(tl.uint32), last_token)
+    blocks = tl.load(table + tokens // BLOCK_SIZE)
     for tile in range(low, high):
-        tokens = tile * TILE + tile_tokens
-        slots = blocks.to(tl.int64) * block_stride + (safe_tokens % BLOCK_SIZE) * slot_stride
+        if IS_LARGE_CACHE:
+            blocks = blocks.to(tl.int64)
+        slots = blocks * block_stride + (tokens % BLOCK_SIZE).to(tl.int32) * slot_stride
+        pointers = slots[:, None] + cache_dims[None, :]
         # Block ids come one tile ahead: as a load that waits for a load in the same iteration,
         # they would stop the compiler from keeping several KV tiles in flight.
-        safe_tokens = tl.minimum(tokens + TILE, context_len - 1)
-        blocks = tl.load(table + safe_tokens // BLOCK_SIZE)
-        pointers = slots[:, None] + dims[None, :]
+        tokens = tl.minimum(((tile + 1) * TILE + tile_tokens).to(tl.uint32), last_token)
+        blocks = tl.load(table + tokens // BLOCK_SIZE)
+
         if HEAD_DIM == HEAD_DIM_PAD:
             keys = tl.load(key_cache + pointers)
         else:
             keys = tl.load(key_cache + pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * score_scale
-        if IS_MASKED:
-            valid = tokens[None, :] <= positions[:, None]
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+        if tile >= first_masked:
+            columns = tile * TILE + tile_tokens
+            visible = columns[None, :] <= positions[:, None]
             if HAS_WINDOW:
-                valid = valid & (tokens[None, :] > positions[:, None] - window)
-            scores = tl.where(valid, scores, -float("inf"))
+                visible = visible & (columns[None, :] > positions[:, None] - window)
+            scores = tl.where(visible, scores, -float("inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1))
-        rescale = tl.exp2(row_max - new_max)
-        weights = tl.exp2(scores - new_max[:, None])
+        rescale = tl.exp2((row_max - new_max) * score_scale)
+        weights = tl.exp2(scores * score_scale - (new_max * score_scale)[:, None])
         row_sum = row_sum * rescale + tl.sum(weights, 1)
         row_max = new_max
         if HEAD_DIM == HEAD_DIM_PAD:
@@ -220,7 +201,12 @@ def _walk(
             values = tl.load(value_cache + pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
         accumulator = accumulator * rescale[:, None]
         accumulator = tl.dot(weights.to(values.dtype), values, accumulator, input_precision="ieee")
-    return accumulator, row_max, row_sum
+
+    result = accumulator / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
+    output_rows = query_rows * output_stride + row_heads * output_head_stride
+    tl.store(
+        output + output_rows[:, None] + dims[None, :], result.to(output.dtype.element_ty), mask=mask
+    )
 
 
 def paged_prefill_torch(

@@ -36,12 +36,12 @@ class PrefillTile(NamedTuple):
 # Key: (element size in bytes, padded head_dim).
 H200_DECODE = {
     (2, 64): DecodeTile(64, 4, 3, 2),
-    (2, 128): DecodeTile(64, 4, 3, 2),
+    (2, 128): DecodeTile(64, 2, 2, 4),
     (2, 256): DecodeTile(32, 4, 3, 2),
 }
 H200_PREFILL = {
     (2, 64): PrefillTile(128, 64, 4, 3),
-    (2, 128): PrefillTile(128, 64, 8, 3),
+    (2, 128): PrefillTile(64, 64, 4, 3),
     (2, 256): PrefillTile(64, 32, 4, 2),
 }
 

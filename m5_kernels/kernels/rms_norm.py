@@ -1,0 +1,109 @@
+"""RMSNorm, alone and together with the addition of the residual stream before it.
+
+    hidden    [num_tokens, hidden_size]   |======== one program, one row ========|
+    residual  [num_tokens, hidden_size]   |======== added to, in place  =========|
+                                                 mean of squares -> scale
+    output    [num_tokens, hidden_size]   |========= scaled, x weight  ==========|
+
+A row fits in the registers of one program: it is read once, though the mean must be known before
+the first element can be scaled. Fused with the addition it saves one write and two reads of
+`[num_tokens, hidden_size]`, twice a layer. Rounding follows Hugging Face: the sum is rounded to the
+model's type before the norm sees it, and the scaled row again before the weight.
+Paper: Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .backend import next_power_of_2, runs_triton, tl, triton
+# ruff: noqa: N803 - constants of a kernel are written in capitals, as everywhere in Triton
+
+
+def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """`hidden / sqrt(mean(hidden ** 2) + epsilon) * weight`, over the last dimension.
+
+    hidden: `[num_tokens, hidden_size]`, rows contiguous; weight: `[hidden_size]`.
+    Returns `[num_tokens, hidden_size]`, contiguous.
+    """
+    if not runs_triton(hidden):
+        return rms_norm_torch(hidden, weight, epsilon)
+    output = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+    _launch(hidden, hidden, weight, output, epsilon, has_residual=False)
+    return output
+
+
+def add_rms_norm(
+    hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    """`residual += hidden`, then the norm of the sum.
+
+    hidden, residual: `[num_tokens, hidden_size]`, rows contiguous; residual is changed in place.
+    Returns `[num_tokens, hidden_size]`, contiguous.
+    """
+    if not runs_triton(hidden):
+        return add_rms_norm_torch(hidden, residual, weight, epsilon)
+    output = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+    _launch(hidden, residual, weight, output, epsilon, has_residual=True)
+    return output
+
+
+def _launch(
+    hidden: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    output: torch.Tensor,
+    epsilon: float,
+    has_residual: bool,
+) -> None:
+    num_tokens, hidden_size = hidden.shape
+    if num_tokens == 0:
+        return
+    row = next_power_of_2(hidden_size)
+    _rms_norm_kernel[(num_tokens,)](
+        hidden, residual, weight, output,
+        hidden.stride(0), residual.stride(0), epsilon,
+        HIDDEN_SIZE=hidden_size,
+        ROW=row,
+        HAS_RESIDUAL=has_residual,
+        num_warps=min(16, max(1, row // 512)),
+    )  # fmt: skip
+
+
+@triton.jit
+def _rms_norm_kernel(
+    hidden, residual, weight, output,
+    hidden_stride, residual_stride, epsilon,
+    HIDDEN_SIZE: tl.constexpr,
+    ROW: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, ROW)
+    mask = columns < HIDDEN_SIZE
+    row = tl.load(hidden + token * hidden_stride + columns, mask=mask, other=0.0)
+    if HAS_RESIDUAL:
+        pointers = residual + token * residual_stride + columns
+        total = row.to(tl.float32) + tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+        row = total.to(row.dtype)
+        tl.store(pointers, row, mask=mask)
+    values = row.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, 0) / HIDDEN_SIZE + epsilon)
+    scaled = (values * scale).to(row.dtype).to(tl.float32)
+    weights = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(output + token * HIDDEN_SIZE + columns, (scaled * weights).to(row.dtype), mask=mask)
+
+
+def rms_norm_torch(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """The specification of `rms_norm`."""
+    values = hidden.float()
+    values = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + epsilon)
+    return weight * values.to(hidden.dtype)
+
+
+def add_rms_norm_torch(
+    hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    """The specification of `add_rms_norm`."""
+    residual += hidden
+    return rms_norm_torch(residual, weight, epsilon)

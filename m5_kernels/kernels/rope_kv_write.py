@@ -1,0 +1,244 @@
+"""What happens to query, key and value between the QKV product and attention, in one launch.
+
+    qkv row of a token   | q0 | q1 | ... | k0 | k1 | ... | v0 | v1 | ... |   merged QKV output
+                           |____________|  |__________|    |
+    norm (qwen3)             x rms, weight    likewise     |
+    rotate by position       in place         |            |
+                                              v            v
+    slot of the token                      key_cache    value_cache
+
+One program takes one token and HEADS of its heads, as two tiles `[HEADS, head_dim / 2]`, since
+rotary embeddings (in the layout of Hugging Face) pair element i with element i + head_dim / 2.
+Done apart this is five launches and three more trips of query and key through memory.
+Also here: `write_kv`, the last step alone, for models whose modules do the rest.
+Paper: Su et al., RoFormer (2021).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .backend import ceil_div, next_power_of_2, runs_triton, tl, triton
+from .rms_norm import rms_norm_torch
+# ruff: noqa: N803 - constants of a kernel are written in capitals, as everywhere in Triton
+
+
+def rope_kv_write(
+    qkv: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    num_q_heads: int,
+    positions: torch.Tensor | None = None,
+    cos_sin: torch.Tensor | None = None,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    epsilon: float = 1e-6,
+) -> torch.Tensor:
+    """Normalise and rotate queries in place; normalise, rotate and store keys; store values.
+
+    qkv: `[num_tokens, (num_q_heads + 2 * num_kv_heads) * head_dim]`, rows contiguous.
+    key_cache, value_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`, same strides.
+    slot_mapping: int64 `[num_tokens]`, block * block_size + offset; -1 stores nothing.
+    positions: int `[num_tokens]`, with cos_sin: fp32 `[max_positions, head_dim]`, a position's
+    cosines, then its sines; both None: no rotation.
+    q_norm, k_norm: `[head_dim]` RMSNorm weights, or both None; epsilon is theirs.
+    Returns the queries, a view `[num_tokens, num_q_heads, head_dim]` of qkv.
+    """
+    if not runs_triton(qkv):
+        return rope_kv_write_torch(
+            qkv, key_cache, value_cache, slot_mapping, num_q_heads,
+            positions, cos_sin, q_norm, k_norm, epsilon,
+        )  # fmt: skip
+    num_tokens = qkv.shape[0]
+    _, block_size, num_kv_heads, head_dim = key_cache.shape
+    num_heads = num_q_heads + 2 * num_kv_heads
+    heads = min(8, next_power_of_2(num_heads))
+    if num_tokens:
+        _rope_kv_write_kernel[(num_tokens, ceil_div(num_heads, heads))](
+            qkv, key_cache, value_cache, slot_mapping, positions, cos_sin, q_norm, k_norm,
+            epsilon,
+            qkv.stride(0), key_cache.stride(0), key_cache.stride(1), key_cache.stride(2),
+            NUM_Q_HEADS=num_q_heads,
+            NUM_KV_HEADS=num_kv_heads,
+            HEAD_DIM=head_dim,
+            HALF_PAD=next_power_of_2(head_dim // 2),
+            BLOCK_SIZE=block_size,
+            HEADS=heads,
+            HAS_ROPE=cos_sin is not None,
+            HAS_NORM=q_norm is not None,
+            num_warps=2,
+        )  # fmt: skip
+    return qkv[:, : num_q_heads * head_dim].unflatten(1, (num_q_heads, head_dim))
+
+
+@triton.jit
+def _rope_kv_write_kernel(
+    qkv, key_cache, value_cache, slot_mapping, positions, cos_sin, q_norm, k_norm,
+    epsilon,
+    qkv_stride, block_stride, slot_stride, head_stride,
+    NUM_Q_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEADS: tl.constexpr,
+    HAS_ROPE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    HALF: tl.constexpr = HEAD_DIM // 2
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    halves = tl.arange(0, HALF_PAD)
+    is_half = halves < HALF
+    is_query = heads < NUM_Q_HEADS
+    is_key = (heads >= NUM_Q_HEADS) & (heads < NUM_Q_HEADS + NUM_KV_HEADS)
+    is_value = (heads >= NUM_Q_HEADS + NUM_KV_HEADS) & (heads < NUM_Q_HEADS + 2 * NUM_KV_HEADS)
+    mask = (is_query | is_key | is_value)[:, None] & is_half[None, :]
+    row = qkv + token * qkv_stride + heads[:, None] * HEAD_DIM + halves[None, :]
+    low = tl.load(row, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(row + HALF, mask=mask, other=0.0).to(tl.float32)
+    dtype = qkv.dtype.element_ty
+
+    if HAS_NORM:
+        square = tl.sum(low * low, 1) + tl.sum(high * high, 1)
+        scale = tl.rsqrt(square / HEAD_DIM + epsilon)[:, None]
+        weights = tl.where(is_query[:, None], q_norm + halves[None, :], k_norm + halves[None, :])
+        is_normed = (is_query | is_key)[:, None] & is_half[None, :]
+        weight_low = tl.load(weights, mask=is_normed, other=0.0).to(tl.float32)
+        weight_high = tl.load(weights + HALF, mask=is_normed, other=0.0).to(tl.float32)
+        # Rounded where Hugging Face rounds: before the weight and after it.
+        normed_low = ((low * scale).to(dtype).to(tl.float32) * weight_low).to(dtype)
+        normed_high = ((high * scale).to(dtype).to(tl.float32) * weight_high).to(dtype)
+        low = tl.where(is_value[:, None], low, normed_low.to(tl.float32))
+        high = tl.where(is_value[:, None], high, normed_high.to(tl.float32))
+    if HAS_ROPE:
+        angles = cos_sin + tl.load(positions + token).to(tl.int64) * HEAD_DIM + halves
+        # A value is "rotated" by an angle of zero.
+        cos = tl.where(is_value[:, None], 1.0, tl.load(angles, mask=is_half, other=1.0)[None, :])
+        sin = tl.load(angles + HALF, mask=is_half, other=0.0)[None, :]
+        sin = tl.where(is_value[:, None], 0.0, sin)
+        low, high = low * cos - high * sin, high * cos + low * sin
+
+    low = low.to(dtype)
+    high = high.to(dtype)
+    query_mask = is_query[:, None] & is_half[None, :]
+    tl.store(row, low, mask=query_mask)
+    tl.store(row + HALF, high, mask=query_mask)
+    slot = tl.load(slot_mapping + token)
+    if slot >= 0:
+        place = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride
+        kv_heads = tl.where(is_key, heads - NUM_Q_HEADS, heads - NUM_Q_HEADS - NUM_KV_HEADS)
+        offsets = place + kv_heads[:, None] * head_stride + halves[None, :]
+        key_mask = is_key[:, None] & is_half[None, :]
+        tl.store(key_cache + offsets, low.to(key_cache.dtype.element_ty), mask=key_mask)
+        tl.store(key_cache + offsets + HALF, high.to(key_cache.dtype.element_ty), mask=key_mask)
+        value_mask = is_value[:, None] & is_half[None, :]
+        tl.store(value_cache + offsets, low.to(key_cache.dtype.element_ty), mask=value_mask)
+        tl.store(
+            value_cache + offsets + HALF, high.to(key_cache.dtype.element_ty), mask=value_mask
+        )
+
+
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Store keys and values `[num_tokens, num_kv_heads, head_dim]` (any strides) in their slots.
+
+    The caches and slot_mapping are those of `rope_kv_write`.
+    """
+    if not runs_triton(key):
+        return write_kv_torch(key, value, key_cache, value_cache, slot_mapping)
+    num_tokens, num_kv_heads, head_dim = key.shape
+    if num_tokens:
+        _write_kv_kernel[(num_tokens,)](
+            key, value, key_cache, value_cache, slot_mapping,
+            *key.stride(), *value.stride(), *key_cache.stride()[:3],
+            NUM_KV_HEADS=num_kv_heads,
+            HEAD_DIM=head_dim,
+            BLOCK_SIZE=key_cache.shape[1],
+            HEADS=next_power_of_2(num_kv_heads),
+            HEAD_DIM_PAD=next_power_of_2(head_dim),
+        )  # fmt: skip
+    return None
+
+
+@triton.jit
+def _write_kv_kernel(
+    key, value, key_cache, value_cache, slot_mapping,
+    key_stride, key_head_stride, key_dim_stride,
+    value_stride, value_head_stride, value_dim_stride,
+    block_stride, slot_stride, head_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM_PAD: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_mapping + token)
+    if slot < 0:
+        return
+    heads = tl.arange(0, HEADS)[:, None]
+    dims = tl.arange(0, HEAD_DIM_PAD)[None, :]
+    mask = (heads < NUM_KV_HEADS) & (dims < HEAD_DIM)
+    place = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride
+    offsets = place + heads * head_stride + dims
+    keys = key + token * key_stride + heads * key_head_stride + dims * key_dim_stride
+    values = value + token * value_stride + heads * value_head_stride + dims * value_dim_stride
+    dtype = key_cache.dtype.element_ty
+    tl.store(key_cache + offsets, tl.load(keys, mask=mask).to(dtype), mask=mask)
+    tl.store(value_cache + offsets, tl.load(values, mask=mask).to(dtype), mask=mask)
+
+
+def rope_kv_write_torch(
+    qkv: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    num_q_heads: int,
+    positions: torch.Tensor | None = None,
+    cos_sin: torch.Tensor | None = None,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    epsilon: float = 1e-6,
+) -> torch.Tensor:
+    """The specification of `rope_kv_write`."""
+    num_kv_heads, head_dim = key_cache.shape[2:]
+    heads = qkv.unflatten(1, (-1, head_dim))
+    query, key, value = heads.split((num_q_heads, num_kv_heads, num_kv_heads), dim=1)
+    rotated_query, rotated_key = query, key
+    if q_norm is not None and k_norm is not None:
+        rotated_query = rms_norm_torch(rotated_query, q_norm, epsilon)
+        rotated_key = rms_norm_torch(rotated_key, k_norm, epsilon)
+    if cos_sin is not None and positions is not None:
+        cos, sin = cos_sin[positions.long()][:, None, :].chunk(2, dim=-1)
+        rotated_query = _rotate(rotated_query, cos, sin)
+        rotated_key = _rotate(rotated_key, cos, sin)
+    query.copy_(rotated_query)
+    write_kv_torch(rotated_key, value, key_cache, value_cache, slot_mapping)
+    return query
+
+
+def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    low, high = heads.float().chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(heads.dtype)
+
+
+def write_kv_torch(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """The specification of `write_kv`."""
+    is_kept = slot_mapping >= 0
+    slots = slot_mapping[is_kept]
+    blocks, offsets = slots // key_cache.shape[1], slots % key_cache.shape[1]
+    key_cache[blocks, offsets] = key[is_kept].to(key_cache.dtype)
+    value_cache[blocks, offsets] = value[is_kept].to(value_cache.dtype)

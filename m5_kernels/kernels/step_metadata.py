@@ -1,0 +1,288 @@
+"""What a step's kernels need to know, made on the GPU from rows that already live there.
+
+Each running request has a row of state on the GPU: its token ids, how many of them have their KV
+computed, its block table. A step names rows and how many new tokens each computes; everything else
+- which id and position each new token has, where its KV goes, how long each context is - follows
+by arithmetic. So the host sends a few integers a step instead of a tensor per quantity, and,
+since a sampled token is appended to its row on the GPU, the next step can start before the host
+has seen it.
+
+    state rows                 step (2 rows, 3 + 1 new tokens)        expanded
+    row 0  a b c d e|. . .     row_ids        [2, 0]                  input_ids  x y z  e
+    row 1  (free)              num_new_tokens [3, 1]                  positions  0 1 2  4
+    row 2 |x y z . . . . .                                            slots      from block tables
+          ^ num_computed_tokens                                       context_lens  [3, 5]
+
+Program i fills row i of the per-row outputs and the i-th block of per-token ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .backend import ceil_div, next_power_of_2, runs_triton, tl, triton
+# ruff: noqa: N803 - constants of a kernel are written in capitals, as everywhere in Triton
+
+
+@dataclass(frozen=True)
+class RowState:
+    """State of all requests on the device, one row each; rows are reused.
+
+    token_ids: int32 `[num_rows, max_model_len]`; block_table: int32 `[num_rows, max_blocks]`;
+    num_computed_tokens, prompt_lens: int32 `[num_rows]`.
+    """
+
+    token_ids: torch.Tensor
+    block_table: torch.Tensor
+    num_computed_tokens: torch.Tensor
+    prompt_lens: torch.Tensor
+    block_size: int
+
+    @classmethod
+    def allocate(
+        cls, num_rows: int, max_model_len: int, block_size: int, device: torch.device | str
+    ) -> RowState:
+        """Empty rows for requests of up to `max_model_len` tokens."""
+
+        def zeros(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        return cls(
+            zeros(num_rows, max_model_len),
+            zeros(num_rows, ceil_div(max_model_len, block_size)),
+            zeros(num_rows),
+            zeros(num_rows),
+            block_size,
+        )
+
+
+@dataclass(frozen=True)
+class StepMetadata:
+    """What `expand_step` fills, in buffers that may be larger than a step: the rest is padding.
+
+    Per token: input_ids, positions: int32 `[num_tokens]` (0 in padding); slot_mapping: int64
+    `[num_tokens]` (-1). Per sequence: context_lens: int32 `[num_seqs]` (0); query_start_loc: int32
+    `[num_seqs + 1]`; output_positions: int32 `[num_seqs]`, index of the output token that follows
+    (0); block_table: int32 `[num_seqs, max_blocks]`, in the order of the step.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    context_lens: torch.Tensor
+    query_start_loc: torch.Tensor
+    output_positions: torch.Tensor
+    block_table: torch.Tensor
+
+    @classmethod
+    def allocate(
+        cls, num_tokens: int, num_seqs: int, max_blocks: int, device: torch.device | str
+    ) -> StepMetadata:
+        """Buffers for one bucket of tokens and sequences."""
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return cls(
+            zeros(num_tokens),
+            zeros(num_tokens),
+            zeros(num_tokens, dtype=torch.int64),
+            zeros(num_seqs),
+            zeros(num_seqs + 1),
+            zeros(num_seqs),
+            zeros(num_seqs, max_blocks),
+        )
+
+
+def expand_step(
+    state: RowState,
+    row_ids: torch.Tensor,
+    num_new_tokens: torch.Tensor | None,
+    output: StepMetadata,
+) -> None:
+    """Fill `output` for a step; nothing is read back, so it can be part of a CUDA graph.
+
+    row_ids: int32 `[num_seqs]`, the rows of the step's sequences in order; -1 is padding.
+    num_new_tokens: int32 `[num_seqs]`, of each (padding rows count none); None: one each, padding
+    rows too, so that token i belongs to sequence i - a decode step.
+    """
+    if not runs_triton(row_ids):
+        return expand_step_torch(state, row_ids, num_new_tokens, output)
+    num_seqs, num_tokens = len(row_ids), len(output.input_ids)
+    block = 128
+    _expand_step_kernel[(max(num_seqs, ceil_div(num_tokens, block)),)](
+        state.token_ids, state.block_table, state.num_computed_tokens, state.prompt_lens,
+        row_ids, num_new_tokens,
+        output.input_ids, output.positions, output.slot_mapping,
+        output.context_lens, output.query_start_loc, output.output_positions, output.block_table,
+        num_seqs, num_tokens,
+        state.token_ids.stride(0), state.block_table.stride(0), output.block_table.stride(0),
+        NUM_SEQS_PAD=next_power_of_2(num_seqs),
+        BLOCK_SIZE=state.block_size,
+        BLOCK=block,
+        IS_DECODE=num_new_tokens is None,
+    )  # fmt: skip
+    return None
+
+
+@triton.jit
+def _expand_step_kernel(
+    token_ids, block_table, num_computed_tokens, prompt_lens,
+    row_ids, num_new_tokens,
+    input_ids, positions, slot_mapping,
+    context_lens, query_start_loc, output_positions, step_block_table,
+    num_seqs, num_tokens,
+    token_stride, table_stride, step_table_stride,
+    NUM_SEQS_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    IS_DECODE: tl.constexpr,
+):  # fmt: skip
+    seqs = tl.arange(0, NUM_SEQS_PAD)
+    rows = tl.load(row_ids + seqs, mask=seqs < num_seqs, other=-1)
+    if IS_DECODE:
+        num_new = tl.where(seqs < num_seqs, 1, 0)
+    else:
+        num_new = tl.load(num_new_tokens + seqs, mask=rows >= 0, other=0)
+    ends = tl.cumsum(num_new, 0)
+
+    # Per sequence.
+    seq = tl.program_id(0)
+    if seq < num_seqs:
+        end = tl.sum(tl.where(seqs == seq, ends, 0), 0)
+        new = tl.sum(tl.where(seqs == seq, num_new, 0), 0)
+        tl.store(query_start_loc + seq, end - new)
+        if seq == num_seqs - 1:
+            tl.store(query_start_loc + num_seqs, end)
+        row = tl.load(row_ids + seq).to(tl.int64)
+        if row >= 0:
+            context_len = tl.load(num_computed_tokens + row) + new
+            tl.store(context_lens + seq, context_len)
+            tl.store(output_positions + seq, context_len - tl.load(prompt_lens + row))
+            for start in range(0, (context_len + BLOCK_SIZE - 1) // BLOCK_SIZE, BLOCK):
+                columns = start + tl.arange(0, BLOCK)
+                mask = columns * BLOCK_SIZE < context_len
+                blocks = tl.load(block_table + row * table_stride + columns, mask=mask)
+                tl.store(step_block_table + seq * step_table_stride + columns, blocks, mask=mask)
+        else:
+            tl.store(context_lens + seq, 0)
+            tl.store(output_positions + seq, 0)
+
+    # Per token: the sequence of a token is the number of sequences that end at or before it.
+    if tl.program_id(0) * BLOCK < num_tokens:
+        tokens = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        is_before = (ends[None, :] <= tokens[:, None]) & (seqs < num_seqs)[None, :]
+        token_seqs = tl.sum(is_before.to(tl.int32), 1)
+        is_new = (tokens < num_tokens) & (token_seqs < num_seqs)
+        start = tl.sum(tl.where(is_before, num_new[None, :], 0), 1)
+        token_rows = tl.load(row_ids + token_seqs, mask=is_new, other=-1).to(tl.int64)
+        is_new = is_new & (token_rows >= 0)
+        computed = tl.load(num_computed_tokens + token_rows, mask=is_new, other=0)
+        position = tl.where(is_new, computed + tokens - start, 0)
+        ids = tl.load(token_ids + token_rows * token_stride + position, mask=is_new, other=0)
+        table = block_table + token_rows * table_stride + position // BLOCK_SIZE
+        blocks = tl.load(table, mask=is_new, other=0).to(tl.int64)
+        slots = tl.where(is_new, blocks * BLOCK_SIZE + position % BLOCK_SIZE, -1)
+        tl.store(input_ids + tokens, ids, mask=tokens < num_tokens)
+        tl.store(positions + tokens, position, mask=tokens < num_tokens)
+        tl.store(slot_mapping + tokens, slots, mask=tokens < num_tokens)
+
+
+def append_sampled(
+    state: RowState,
+    row_ids: torch.Tensor,
+    num_new_tokens: torch.Tensor | None,
+    sampled: torch.Tensor,
+) -> None:
+    """End a step on the device: count the new tokens as computed, append the sampled ones.
+
+    row_ids, num_new_tokens: as given to `expand_step`. sampled: int32 `[num_seqs]`; -1 appends
+    nothing (a chunk that has not reached the last known token). A row that is full stays as it is.
+    """
+    if not runs_triton(row_ids):
+        return append_sampled_torch(state, row_ids, num_new_tokens, sampled)
+    num_seqs, block = len(row_ids), 128
+    _append_sampled_kernel[(ceil_div(num_seqs, block),)](
+        state.token_ids, state.num_computed_tokens, row_ids, num_new_tokens, sampled,
+        num_seqs, state.token_ids.stride(0), state.token_ids.shape[1],
+        BLOCK=block,
+        IS_DECODE=num_new_tokens is None,
+    )  # fmt: skip
+    return None
+
+
+@triton.jit
+def _append_sampled_kernel(
+    token_ids, num_computed_tokens, row_ids, num_new_tokens, sampled,
+    num_seqs, token_stride, max_model_len,
+    BLOCK: tl.constexpr,
+    IS_DECODE: tl.constexpr,
+):  # fmt: skip
+    seqs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    rows = tl.load(row_ids + seqs, mask=seqs < num_seqs, other=-1).to(tl.int64)
+    mask = rows >= 0
+    if IS_DECODE:
+        num_new = tl.where(mask, 1, 0)
+    else:
+        num_new = tl.load(num_new_tokens + seqs, mask=mask, other=0)
+    computed = tl.load(num_computed_tokens + rows, mask=mask, other=0) + num_new
+    mask = mask & (computed <= max_model_len)
+    tl.store(num_computed_tokens + rows, computed, mask=mask)
+    tokens = tl.load(sampled + seqs, mask=mask, other=-1)
+    mask = mask & (tokens >= 0) & (computed < max_model_len)
+    tl.store(token_ids + rows * token_stride + computed, tokens.to(tl.int32), mask=mask)
+
+
+def expand_step_torch(
+    state: RowState,
+    row_ids: torch.Tensor,
+    num_new_tokens: torch.Tensor | None,
+    output: StepMetadata,
+) -> None:
+    """The specification of `expand_step`: one sequence after another."""
+    output.input_ids.zero_()
+    output.positions.zero_()
+    output.slot_mapping.fill_(-1)
+    output.context_lens.zero_()
+    output.output_positions.zero_()
+    rows = row_ids.tolist()
+    news = [1] * len(rows) if num_new_tokens is None else num_new_tokens.tolist()
+    start = 0
+    for seq, (row, new) in enumerate(zip(rows, news, strict=True)):
+        output.query_start_loc[seq] = start
+        if row >= 0:
+            computed = int(state.num_computed_tokens[row])
+            chunk = slice(start, start + new)
+            positions = torch.arange(computed, computed + new, device=row_ids.device)
+            blocks = state.block_table[row, positions // state.block_size].long()
+            output.input_ids[chunk] = state.token_ids[row, positions]
+            output.positions[chunk] = positions.int()
+            output.slot_mapping[chunk] = blocks * state.block_size + positions % state.block_size
+            output.context_lens[seq] = computed + new
+            output.output_positions[seq] = computed + new - state.prompt_lens[row]
+            num_blocks = ceil_div(computed + new, state.block_size)
+            output.block_table[seq, :num_blocks] = state.block_table[row, :num_blocks]
+        start += new if row >= 0 or num_new_tokens is None else 0
+    output.query_start_loc[len(rows)] = start
+
+
+def append_sampled_torch(
+    state: RowState,
+    row_ids: torch.Tensor,
+    num_new_tokens: torch.Tensor | None,
+    sampled: torch.Tensor,
+) -> None:
+    """The specification of `append_sampled`."""
+    max_model_len = state.token_ids.shape[1]
+    rows = row_ids.tolist()
+    news = [1] * len(rows) if num_new_tokens is None else num_new_tokens.tolist()
+    for row, new, token in zip(rows, news, sampled.tolist(), strict=True):
+        if row < 0:
+            continue
+        computed = int(state.num_computed_tokens[row]) + new
+        if computed <= max_model_len:
+            state.num_computed_tokens[row] = computed
+        if token >= 0 and computed < max_model_len:
+            state.token_ids[row, computed] = token
