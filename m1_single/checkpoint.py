@@ -95,7 +95,11 @@ def load_model(
         if target_dtype is None:
             target_dtype = torch.bfloat16 if target_device.type == "cuda" else torch.float32
         ready, own_tokenizer, name = _load_named(model, target_dtype, tokenizer is None)
-    ready = ready.to(device=target_device, dtype=target_dtype).eval().requires_grad_(False)
+    if target_device is not None:
+        ready = ready.to(target_device)
+    if target_dtype is not None and ready.dtype != target_dtype:
+        _cast(ready, target_dtype)
+    ready = ready.eval().requires_grad_(False)
     if isinstance(tokenizer, (str, Path)):
         own_tokenizer = _load_tokenizer(str(tokenizer))
     elif tokenizer is not None:
@@ -170,6 +174,16 @@ def _resolve_device(device: str | torch.device | None) -> torch.device:
     if resolved.type == "cuda" and (resolved.index or 0) >= num_cuda:
         raise ValueError(f"device is {device!s}, but torch sees {num_cuda} CUDA devices")
     return resolved
+
+
+def _cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Change the dtype as `from_pretrained(dtype=...)` would: the weights', but not the computed
+    buffers'. `model.to(dtype)` would round the RoPE frequencies, too, and with them the positions.
+    """
+    for weight in model.state_dict(keep_vars=True).values():
+        if weight.is_floating_point():
+            weight.data = weight.data.to(dtype)
+    model.config.dtype = dtype
 
 
 def _load_named(

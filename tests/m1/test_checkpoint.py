@@ -133,6 +133,15 @@ def test_dtype_on_a_cpu(given, expected):
     assert load_model("tiny-llama", dtype=given, device="cpu").model.dtype == expected
 
 
+def test_bfloat16_rounds_the_weights_but_not_the_rope_frequencies(tmp_path):
+    build_tiny_model("llama").save_pretrained(tmp_path)
+    ids = torch.arange(3, 190)[None]
+    loaded = load_model("tiny-llama", dtype="bfloat16", device="cpu").model
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert loaded.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert torch.equal(loaded(ids).logits, expected(ids).logits)
+
+
 @pytest.mark.gpu
 def test_cuda_is_the_default_device_and_bfloat16_its_dtype():
     model = load_model("tiny-llama").model
