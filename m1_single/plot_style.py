@@ -13,21 +13,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PhaseStyle:
-    """How one phase is drawn: fill, hatch (matplotlib's letters) and the ink of hatch and edge."""
+    """How one phase is drawn: fill, hatch (matplotlib's letters) and the ink of hatch and edge.
+
+    `thin_fill` replaces fill and hatch where bars are too thin for a hatch.
+    """
 
     label: str
     fill: str
     hatch: str
     ink: str
+    thin_fill: str = ""
 
 
 PHASE_STYLE: dict[str, PhaseStyle] = {
-    "waiting": PhaseStyle("waiting", "#efefef", "", "#c4c4c4"),
+    "waiting": PhaseStyle("waiting", "#efefef", "", "#c4c4c4", "#dadada"),
     "prefill": PhaseStyle("prefill", "#08519c", "", "#08519c"),
-    "decode": PhaseStyle("decode", "#74b3e0", "", "#74b3e0"),
-    "padding": PhaseStyle("padding (waste)", "#fbd5ae", "/////", "#d55e00"),
-    "preempted": PhaseStyle("preempted", "#e3c3dc", "xxxxx", "#8b3a7c"),
-    "swapped": PhaseStyle("swapped out", "#b98bb0", ".....", "#4f1d46"),
+    "decode": PhaseStyle("decode", "#74b3e0", "", "#74b3e0", "#4a96cf"),
+    "padding": PhaseStyle("padding (waste)", "#fbd5ae", "/////", "#d55e00", "#f9c894"),
+    "preempted": PhaseStyle("preempted", "#e3c3dc", "xxxxx", "#8b3a7c", "#d79fca"),
+    "swapped": PhaseStyle("swapped out", "#b98bb0", ".....", "#4f1d46", "#7d4a73"),
 }
 """Ordered as the legend shows them. The fills alone differ in lightness; hatches tell the rest."""
 
@@ -41,7 +45,7 @@ CACHED_STYLE = PhaseStyle("KV free, but cached", "#ffffff", "....", "#7a7a7a")
 """Free blocks whose content the prefix cache can still use."""
 
 _HUES = (
-    "#0072b2",
+    "#1b7fc4",
     "#d55e00",
     "#009e73",
     "#cc79a7",
@@ -49,7 +53,9 @@ _HUES = (
     "#56b4e9",
     "#8c6bb1",
     "#a6761d",
-)  # Okabe and Ito's colour-blind-safe set, its yellow and black exchanged for purple and brown
+)
+"""Okabe and Ito's colour-blind-safe set, for dark and light terminals alike: its blue is a little
+lighter here, purple and brown stand for its yellow and black."""
 
 
 def request_color(index: int) -> str:

@@ -145,9 +145,10 @@ def _draw_figure(
         draw_kv(kv, records, extents[column])
         tops[0].append(batch.get_ylim()[1])
         tops[1].append(kv.get_ylim()[1])
-        _draw_title(requests, labels[column], records)
-        kv.set_xlabel("step" if by == "step" else "seconds spent in steps")
         end = extents[column][records[-1]["step"]][1]
+        seconds = f" in {end:,.3g} s" if by == "time" else ""
+        _draw_title(requests, labels[column], records, seconds)
+        kv.set_xlabel("step" if by == "step" else "seconds spent in steps")
         for axes in (requests, batch, kv):
             _dress(axes, end, has_rest=end < highest)
     for row, name in enumerate(("request", "rows in\nthe batch", "KV cache,\ntokens")):
@@ -163,13 +164,13 @@ def _draw_figure(
     return figure
 
 
-def _draw_title(axes: Axes, label: str, records: list[dict[str, Any]]) -> None:
+def _draw_title(axes: Axes, label: str, records: list[dict[str, Any]], seconds: str) -> None:
     milestone = records[0]["milestone"]
     name = "" if milestone in label else f"{milestone}: "
     share = f"{useful_share(records):.0%} of the computed positions useful"
     axes.set_title(label, loc="left", fontsize=11, fontweight="bold", pad=20)
     axes.annotate(
-        f"{name}{len(records):,} steps, {share}",
+        f"{name}{len(records):,} steps{seconds}, {share}",
         (0, 1),
         xycoords="axes fraction",
         xytext=(0, 6),

@@ -64,8 +64,8 @@ def _box(left: float, right: float, line: int, half: float) -> list[tuple[float,
 
 def _bar_ink(style: PhaseStyle, phase: str, is_thin: bool) -> dict[str, Any]:
     ink: dict[str, Any] = {"facecolor": style.fill, "edgecolor": style.ink, "linewidth": 0.0}
-    if phase == "waiting" and is_thin:
-        ink["facecolor"] = style.ink
+    if is_thin:
+        ink["facecolor"] = style.thin_fill or style.fill
     if phase == "prefill":
         ink |= {"linewidth": 0.8, "zorder": 3}  # one step of thousands must still be seen
     elif not is_thin:
@@ -126,7 +126,7 @@ def draw_batch(axes: Axes, records: list[dict[str, Any]], extents: Extents) -> N
             _fill(axes, x, bottom, top, style)
         bottom = top
     axes.set_ylim(0, max(bottom, default=1) * 1.15 or 1)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, steps=[1, 2, 2.5, 5, 10]))
 
 
 def draw_kv(axes: Axes, records: list[dict[str, Any]], extents: Extents) -> None:
@@ -146,13 +146,12 @@ def draw_kv(axes: Axes, records: list[dict[str, Any]], extents: Extents) -> None
         with_cached = [low + high for low, high in zip(reserved, cached, strict=True)]
         _fill(axes, x, reserved, with_cached, CACHED_STYLE)
         highest = max(with_cached)
-    totals = {kv["total"] for kv in usage}  # one that changes is no capacity (m1's cache grows)
-    capacity = totals.pop() * tokens_per_unit if len(totals) == 1 else 0.0
+    capacity = usage[0]["total"] * tokens_per_unit if _has_pool(usage[0]) else 0.0
     if highest <= capacity <= highest * 4:  # a line far above would flatten the rest
         axes.axhline(capacity, color="black", linewidth=1, linestyle=(0, (4, 2)))
         highest = capacity
     axes.set_ylim(0, highest * 1.3 or 1)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.annotate(
         _kv_note(usage[-1]),
@@ -196,10 +195,14 @@ def legend_handles(
     return handles
 
 
+def _has_pool(kv: dict[str, Any]) -> bool:
+    """False for m1_single, whose cache is counted in tokens and grows as needed."""
+    return kv["unit"] != "token"
+
+
 def _kv_note(kv: dict[str, Any]) -> str:
-    peak, total = kv["watermark"], kv["total"]
-    of_total = f" of {total:,}" if total else ""
-    return f"most ever used: {peak:,}{of_total} {kv['unit']}{'s' if peak != 1 or total else ''}"
+    amount = f"{kv['watermark']:,} of {kv['total']:,}" if _has_pool(kv) else f"{kv['watermark']:,}"
+    return f"most ever used: {amount} {kv['unit']}s"
 
 
 def _fill(

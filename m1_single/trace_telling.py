@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 from .tracer import StepRecord
 
@@ -12,20 +13,20 @@ _TELLING_EVENTS = {"copy_on_write", "swap_out", "swap_in"}
 def telling_records(records: list[StepRecord]) -> list[StepRecord]:
     """The first step, the last, and each in which something changed.
 
-    That is: a request came, went, was preempted or resumed; a block was copied or swapped; the
-    number of rows in a phase is not what it was one step earlier.
+    That is: a request began to wait, was admitted, finished, preempted or resumed; a block was
+    copied or swapped; the number of rows in a phase is not what it was one step earlier.
     """
-    kept = []
-    for number, record in enumerate(records):
-        is_end = number in (0, len(records) - 1)
-        if is_end or _has_change(record) or _mix(record) != _mix(records[number - 1]):
-            kept.append(record)
-    return kept
+    changed = [after for before, after in pairwise(records) if _has_change(before, after)]
+    ends = [records[0], records[-1]] if records else []
+    steps = {record.step for record in changed + ends}
+    return [record for record in records if record.step in steps]
 
 
-def _has_change(record: StepRecord) -> bool:
+def _has_change(before: StepRecord, record: StepRecord) -> bool:
     return bool(
-        record.admitted
+        _mix(record) != _mix(before)
+        or set(record.waiting) - set(before.waiting)
+        or record.admitted
         or record.finished
         or record.preempted
         or record.resumed

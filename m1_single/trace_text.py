@@ -114,20 +114,19 @@ def plural(count: int, noun: str) -> str:
 
 
 def kv_text(kv: KVUsage, width: int, glyphs: Glyphs) -> list[str]:
-    """How full the KV cache is: a bar with units, then the tokens in them."""
-    if kv.total:
-        text = f"{kv.used:,} of {plural(kv.total, kv.unit)} used, {kv.free:,} free"
-        text += f" ({kv.cached:,} cached)" if kv.cached else ""
-    else:
-        text = f"{plural(kv.used, kv.unit)} used"
-    bar_width = min(24, width - len(text) - 3)
-    if kv.total and bar_width >= 6:
-        text = f"[{_bar(kv, bar_width, glyphs)}] {text}"
+    """How full the KV cache is: a bar with units (m1_single has no pool), then tokens."""
     tokens = f"{kv.stored_tokens:,} tokens stored, {kv.reserved_tokens:,} reserved"
     if kv.reserved_tokens:
         wasted = max(0, kv.reserved_tokens - kv.stored_tokens) / kv.reserved_tokens
         tokens += f" ({wasted:.1%} of it empty)"
-    return [text, tokens]
+    if kv.unit == "token":
+        return [tokens]
+    units = f"{kv.used:,} of {plural(kv.total, kv.unit)} used, {kv.free:,} free"
+    units += f" ({kv.cached:,} cached)" if kv.cached else ""
+    bar_width = min(24, width - len(units) - 3)
+    if kv.total and bar_width >= 6:
+        units = f"[{_bar(kv, bar_width, glyphs)}] {units}"
+    return [units, tokens]
 
 
 def _bar(kv: KVUsage, width: int, glyphs: Glyphs) -> str:

@@ -111,8 +111,7 @@ def test_padding_shows_as_waste_and_times_can_be_left_out() -> None:
    r0   ░ padding  +1              -        -
    r1   • decode   +1 at 57       58        8
 queues    waiting 0 | running 1: r1
-kv        147 tokens used
-          74 tokens stored, 147 reserved (49.7% of it empty)
+kv        74 tokens stored, 147 reserved (49.7% of it empty)
 
 """
     )
@@ -203,8 +202,12 @@ def test_telling_steps_are_first_last_and_where_something_changed() -> None:
     records[18].events.append(KVEvent("swap_out", "a", [3]))
     records[22].preempted.append({"request_id": "a", "reason": "none free"})
     records[24].resumed.append("a")
-    assert [r.step for r in telling_records(records)] == [0, 1, 9, 10, 18, 22, 24, 29]
+    for record in records[26:28]:
+        record.waiting.append("c")
+    shown = [record.step for record in telling_records(records)]
+    assert shown == [0, 1, 9, 10, 18, 22, 24, 26, 29]
     assert telling_records([]) == []
+    assert telling_records(records[:1]) == records[:1]
 
 
 def test_gaps_between_telling_steps_are_named() -> None:
