@@ -1,0 +1,308 @@
+"""Sampling by the Gumbel-max trick: token = argmax(logits / temperature + noise) over kept ids.
+
+    logits [num_rows, vocab]   |== chunk ==|== chunk ==|== chunk ==| ...   one program each
+                                     |           |           |
+    best (score, id)                 *           *           *            then one per row: the best
+                                                                          of the chunks' best
+
+The noise of an id is a function of (seed, output position, id) alone - Philox4x32-10, the very bits
+of `m1_single.philox` - so that no state is kept and every chunk can make its own. A row without
+filters is read once; softmax, cumulative sums and sorting, each a trip over `[num_rows, vocab]`, do
+not happen. For rows with top-k, top-p or min-p a program first finds the smallest logit
+that is kept, by fixing the bits of that number one by one from the top: 16 counting passes for
+bf16 logits, 32 for fp32, all from the L2 cache, and no sort.
+
+Noise is made in fp32 first. Those few ids of a chunk that could be its best, given the rounding of
+that, are then scored again in fp64 as the specification says: equal tokens on a GPU and a CPU, for
+the price of two logarithms a chunk.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .backend import ceil_div, next_power_of_2, runs_triton, tl, triton
+# ruff: noqa: N803 - constants of a kernel are written in capitals, as everywhere in Triton
+
+CHUNK = 4096  # vocabulary ids a program scores
+MIN_TEMPERATURE = 1e-5  # as in m1_single.sampling: any smaller, and the quotient may overflow
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    has_filters: bool = True,
+) -> torch.Tensor:
+    """Choose a token for each row.
+
+    logits: `[num_rows, vocab_size]`, rows contiguous, any float type, not changed.
+    temperature: fp32 `[num_rows]`, 0 takes the largest logit; top_k: int32, 0 or -1 keeps all;
+    top_p: fp32, 1 keeps all; min_p: fp32, 0 keeps all. Ties with the k-th logit are all kept; of
+    ids tied at the edge of top-p the lower ones are.
+    seeds: int64 `[num_rows]`, the bits of uint64 seeds; positions: int32 or int64 `[num_rows]`, index
+    of the output token.
+    has_filters: False promises that no row filters, and saves a launch.
+    Returns int32 `[num_rows]`: of equal scores the lowest id; -1 where a row holds a NaN or an
+    infinity, or nothing but -inf.
+    """
+    if not runs_triton(logits):
+        return sample_torch(
+            logits, temperature, top_k, top_p, min_p, seeds, positions, has_filters
+        )
+    num_rows, vocab_size = logits.shape
+    num_chunks = ceil_div(vocab_size, CHUNK)
+    tokens = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
+    if num_rows == 0:
+        return tokens
+    scores = torch.empty(num_rows, num_chunks, device=logits.device)
+    ids = torch.empty(num_rows, num_chunks, dtype=torch.int32, device=logits.device)
+    cutoffs = torch.empty(num_rows, device=logits.device)
+    last_ties = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
+    if has_filters:
+        _find_cutoff_kernel[(num_rows,)](
+            logits, temperature, top_k, top_p, min_p, cutoffs, last_ties,
+            vocab_size, logits.stride(0),
+            # bf16 numbers, seen as fp32, differ in their upper 16 bits only; fp16 ones in 19.
+            LOW_BIT={torch.bfloat16: 16, torch.float16: 13}.get(logits.dtype, 0),
+            BLOCK=min(8192, next_power_of_2(vocab_size)),
+            MIN_TEMPERATURE=MIN_TEMPERATURE,
+            num_warps=16,
+        )  # fmt: skip
+    _score_chunk_kernel[(num_rows, num_chunks)](
+        logits, temperature, seeds, positions, cutoffs, last_ties, scores, ids,
+        vocab_size, logits.stride(0),
+        CHUNK=CHUNK,
+        HAS_FILTERS=has_filters,
+        MIN_TEMPERATURE=MIN_TEMPERATURE,
+        num_warps=4,
+    )  # fmt: skip
+    _pick_best_kernel[(num_rows,)](
+        scores, ids, tokens, num_chunks, CHUNKS_PAD=next_power_of_2(num_chunks), num_warps=1
+    )
+    return tokens
+
+
+@triton.jit
+def _score_chunk_kernel(
+    logits, temperature, seeds, positions, cutoffs, last_ties, scores, ids,
+    vocab_size, logits_stride,
+    CHUNK: tl.constexpr,
+    HAS_FILTERS: tl.constexpr,
+    MIN_TEMPERATURE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    row_logits = logits + row.to(tl.int64) * logits_stride
+    # One counter serves four ids: a tile [CHUNK / 4, 4] has the outputs of a counter in its rows.
+    counters = tl.program_id(1) * (CHUNK // 4) + tl.arange(0, CHUNK // 4)
+    columns = counters[:, None] * 4 + tl.arange(0, 4)[None, :]
+    is_id = columns < vocab_size
+    raw = tl.load(row_logits + columns, mask=is_id, other=-float("inf")).to(tl.float32)
+    is_broken = tl.sum(((raw != raw) | (raw == float("inf"))).to(tl.int32)) > 0
+    heat = tl.load(temperature + row)
+    if heat == 0:
+        best_score = tl.max(raw)
+        best_id = tl.min(tl.where(raw == best_score, columns, vocab_size))
+    else:
+        heat = tl.maximum(heat, MIN_TEMPERATURE)
+        is_kept = is_id
+        if HAS_FILTERS:
+            cutoff = tl.load(cutoffs + row)
+            is_kept = (raw > cutoff) | ((raw == cutoff) & (columns <= tl.load(last_ties + row)))
+        seed = tl.load(seeds + row)
+        position = tl.load(positions + row).to(tl.int32)
+        zeros = tl.zeros_like(counters)
+        bits_0, bits_1, bits_2, bits_3 = tl.philox(seed, counters, zeros + position, zeros, zeros)
+        bits = tl.reshape(tl.join(tl.join(bits_0, bits_2), tl.join(bits_1, bits_3)), columns.shape)
+        rough = tl.where(is_kept, raw * (1.0 / heat) + _rough_gumbel(bits), -float("inf"))
+        rough_best = tl.max(rough)
+        slack = 1e-4 + 1e-6 * tl.abs(rough_best)
+        is_candidate = (rough >= rough_best - slack) & (rough > -float("inf"))
+        best_score = -float("inf")
+        best_id = 0
+        last_id = -1
+        for _ in range(tl.sum(is_candidate.to(tl.int32))):
+            last_id = tl.min(tl.where(is_candidate & (columns > last_id), columns, vocab_size))
+            scaled = tl.div_rn(tl.load(row_logits + last_id).to(tl.float32), heat)
+            score = scaled + _gumbel(seed, position, last_id)
+            best_id = tl.where(score > best_score, last_id, best_id)
+            best_score = tl.maximum(score, best_score)
+    place = row * tl.num_programs(1) + tl.program_id(1)
+    tl.store(scores + place, tl.where(is_broken, float("inf"), best_score))
+    tl.store(ids + place, tl.where(is_broken, -1, best_id))
+
+
+@triton.jit
+def _rough_gumbel(bits):
+    """-log(-log(u)) in fp32, to about 1e-5 everywhere, which the fast logarithm is not near 1."""
+    steps = (bits >> 9).to(tl.float32)
+    uniform = (steps + 0.5) * 1.1920928955078125e-07
+    rest = (8388607.5 - steps) * 1.1920928955078125e-07  # 1 - uniform, exactly
+    series = 1.0 + rest * (0.5 + rest * (0.33333334 + rest * (0.25 + rest * (0.2 + rest / 6))))
+    return -tl.log(tl.where(rest < 0.1, rest * series, -tl.log(uniform)))
+
+
+@triton.jit
+def _gumbel(seed, position, token_id):
+    """The noise of one id as the specification makes it: in fp64, rounded to fp32."""
+    zero = token_id * 0
+    bits_0, bits_1, bits_2, bits_3 = tl.philox(seed, token_id // 4, zero + position, zero, zero)
+    lane = token_id % 4
+    bits = tl.where(lane < 2, tl.where(lane == 0, bits_0, bits_1),
+                    tl.where(lane == 2, bits_2, bits_3))  # fmt: skip
+    uniform = ((bits >> 9).to(tl.float64) + 0.5) * 1.1920928955078125e-07
+    return (-tl.log(-tl.log(uniform))).to(tl.float32)
+
+
+@triton.jit
+def _pick_best_kernel(scores, ids, tokens, num_chunks, CHUNKS_PAD: tl.constexpr):
+    row = tl.program_id(0)
+    chunks = tl.arange(0, CHUNKS_PAD)
+    mask = chunks < num_chunks
+    score = tl.load(scores + row * num_chunks + chunks, mask=mask, other=-float("inf"))
+    best = tl.max(score)
+    token_ids = tl.load(ids + row * num_chunks + chunks, mask=mask, other=0)
+    token = tl.min(tl.where(mask & (score == best), token_ids, 2147483647))
+    tl.store(tokens + row, tl.where(best == -float("inf"), -1, token))
+
+
+@triton.jit
+def _find_cutoff_kernel(
+    logits, temperature, top_k, top_p, min_p, cutoffs, last_ties,
+    vocab_size, logits_stride,
+    LOW_BIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MIN_TEMPERATURE: tl.constexpr,
+):  # fmt: skip
+    """The smallest kept logit of a row, and the last id kept of those that equal it."""
+    row = tl.program_id(0)
+    row_logits = logits + row.to(tl.int64) * logits_stride
+    heat = tl.load(temperature + row)
+    k = tl.load(top_k + row)
+    p = tl.load(top_p + row)
+    floor = tl.load(min_p + row)
+    has_k = (k >= 1) & (k < vocab_size)
+    cutoff = -float("inf")
+    last_tie = vocab_size
+    if (heat > 0) & (has_k | (p < 1) | (floor > 0)):
+        to_log2 = 1.4426950408889634 / tl.maximum(heat, MIN_TEMPERATURE)
+        largest = tl.full([BLOCK], -float("inf"), dtype=tl.float32)
+        for start in range(0, vocab_size, BLOCK):
+            largest = tl.maximum(largest, _load(row_logits, start, vocab_size, BLOCK))
+        top = tl.max(largest)
+        if has_k:
+            cutoff = _smallest_kept(
+                row_logits, vocab_size, top, 0.0, cutoff, k.to(tl.float32), LOW_BIT, BLOCK
+            )
+        if p < 1:
+            k_cutoff = cutoff
+            total = _mass(row_logits, vocab_size, top, to_log2, k_cutoff, False, BLOCK)
+            goal = p * total
+            cutoff = _smallest_kept(
+                row_logits, vocab_size, top, to_log2, k_cutoff, goal, LOW_BIT, BLOCK
+            )
+            # Of the ids at the edge, as many as it takes to reach the goal.
+            above = _mass(row_logits, vocab_size, top, to_log2, cutoff, True, BLOCK)
+            each = tl.exp2((cutoff - top) * to_log2)
+            num_ties = tl.maximum(tl.ceil((goal - above) / each), 1.0)
+            last_tie = _id_of_tie(row_logits, vocab_size, cutoff, num_ties, BLOCK)
+        if floor > 0:
+            lowest = top + tl.log2(floor) / to_log2
+            last_tie = tl.where(lowest > cutoff, vocab_size, last_tie)
+            cutoff = tl.maximum(cutoff, lowest)
+    tl.store(cutoffs + row, cutoff)
+    tl.store(last_ties + row, last_tie)
+
+
+@triton.jit
+def _load(row_logits, start, vocab_size, BLOCK: tl.constexpr):
+    columns = start + tl.arange(0, BLOCK)
+    raw = tl.load(row_logits + columns, mask=columns < vocab_size, other=-float("inf"))
+    return raw.to(tl.float32) + 0.0  # -0.0 becomes 0.0, which equals it
+
+
+@triton.jit
+def _mass(row_logits, vocab_size, top, to_log2, cutoff, ABOVE: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum of exp2((logit - top) * to_log2) of the logits at or above (or only above) cutoff."""
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in range(0, vocab_size, BLOCK):
+        raw = _load(row_logits, start, vocab_size, BLOCK)
+        is_counted = raw > cutoff if ABOVE else raw >= cutoff
+        total += tl.where(is_counted, tl.exp2((raw - top) * to_log2), 0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _smallest_kept(
+    row_logits, vocab_size, top, to_log2, cutoff, goal,
+    LOW_BIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The largest logit t such that the logits in [t, top] above cutoff have mass `goal` or more.
+
+    With to_log2 = 0 every logit has mass 1, and t is the goal-th largest. The bits of t, in
+    an encoding that orders like the numbers, are fixed from the highest to LOW_BIT.
+    """
+    prefix = tl.zeros([], dtype=tl.uint32)
+    for step in range(32 - LOW_BIT):
+        trial = prefix | (tl.full([], 1, dtype=tl.uint32) << (31 - LOW_BIT - step))
+        total = tl.zeros([BLOCK], dtype=tl.float32)
+        for start in range(0, vocab_size, BLOCK):
+            raw = _load(row_logits, start, vocab_size, BLOCK)
+            bits = raw.to(tl.int32, bitcast=True)
+            # Positive numbers: the sign bit set. Negative ones: all bits flipped.
+            ordered = (bits ^ ((bits >> 31) | -2147483648)).to(tl.uint32, bitcast=True)
+            is_counted = ((ordered >> LOW_BIT) >= trial) & (raw >= cutoff)
+            total += tl.where(is_counted, tl.exp2((raw - top) * to_log2), 0.0)
+        prefix = tl.where(tl.sum(total, 0) >= goal, trial, prefix)
+    ordered = (prefix << LOW_BIT).to(tl.int32, bitcast=True)
+    low_ones = (1 << LOW_BIT) - 1  # the flipped zeros at the end of a negative bf16 number
+    bits = tl.where(ordered < 0, ordered ^ -2147483648, ~(ordered | low_ones))
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _id_of_tie(row_logits, vocab_size, value, number, BLOCK: tl.constexpr):
+    """The id of the `number`-th logit that equals value, in the order of ids."""
+    last_tie = -1
+    num_seen = 0
+    for start in range(0, vocab_size, BLOCK):
+        is_tie = (_load(row_logits, start, vocab_size, BLOCK) == value).to(tl.int32)
+        ranks = num_seen + tl.cumsum(is_tie, 0)
+        is_kept = (is_tie == 1) & (ranks.to(tl.float32) <= number)
+        columns = start + tl.arange(0, BLOCK)
+        last_tie = tl.maximum(last_tie, tl.max(tl.where(is_kept, columns, -1)))
+        num_seen += tl.sum(is_tie, 0)
+    return last_tie
+
+
+def sample_torch(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    has_filters: bool = True,
+) -> torch.Tensor:
+    """The specification of `sample`: the filters and the noise of the first milestone."""
+    # Imported here: the package of the first milestone brings its engine and transformers along.
+    from m1_single.philox import gumbel_noise
+    from m1_single.sampling import filter_logits
+
+    raw = logits.float()
+    is_broken = ~(raw.amax(-1).isfinite() & ~raw.isnan().any(-1))
+    scaled = raw / temperature.clamp(min=MIN_TEMPERATURE)[:, None]
+    if has_filters:
+        scaled = filter_logits(scaled, top_k.cpu().long(), top_p.cpu().double(), min_p.cpu().double())
+    is_random = temperature > 0
+    tokens = raw.argmax(-1)
+    if is_random.any():
+        noise = gumbel_noise(seeds[is_random], positions[is_random].long(), logits.shape[-1])
+        tokens[is_random] = (scaled[is_random] + noise).argmax(-1)
+    return tokens.masked_fill(is_broken, -1).int()
