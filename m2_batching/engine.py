@@ -9,6 +9,7 @@ import m1_single
 from .config import EngineConfig
 from .runner import ModelRunner
 from .scheduler import Scheduler
+from .slot_cache import SlotCache
 
 
 class LLMEngine(m1_single.LLMEngine):
@@ -23,4 +24,5 @@ class LLMEngine(m1_single.LLMEngine):
 
     def build_runner(self) -> ModelRunner:
         """Selective batching."""
-        return ModelRunner(self.model, self.config.max_num_seqs, self.max_model_len)
+        cache = SlotCache(self.model, self.config.max_num_seqs, self.max_model_len)
+        return ModelRunner(self.model, cache)

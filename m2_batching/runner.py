@@ -12,23 +12,21 @@ from m1_single.request import SampledToken
 from m1_single.sampling import sample
 
 from . import attention
-from .slot_cache import SlotCache
 
 
 class ModelRunner:
     """Turns a `StepPlan` into sampled tokens on a Hugging Face model with our attention.
 
     Args:
-        num_slots: requests whose KV is kept at once.
-        max_model_len: tokens that a slot holds.
+        cache: the KV tensors that the attention function writes and reads.
     """
 
     attention_name = attention.NAME
 
-    def __init__(self, model: PreTrainedModel, num_slots: int, max_model_len: int) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, cache: Any) -> None:
         attention.refuse_unsupported(model)
-        self.cache = SlotCache(model, num_slots, max_model_len)
+        self.model = model
+        self.cache = cache
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> dict[str, SampledToken]:
@@ -40,12 +38,11 @@ class ModelRunner:
         rows = sorted(plan.rows, key=lambda row: row.phase != "decode")  # decode first, stable
         input_ids = [token for row in rows for token in row.request.token_ids[row.start : row.end]]
         position_ids = [position for row in rows for position in range(row.start, row.end)]
-        sampling_rows, last_tokens, end = [], [], 0
+        sampling_requests, last_tokens, end = [], [], 0
         for row in rows:
             end += row.num_new_tokens
-            if row.samples:
-                sampling_rows.append(row.request)
-                last_tokens.append(end - 1)
+            sampling_requests += row.sampling_requests
+            last_tokens += [end - 1] * len(row.sampling_requests)
         device = self.model.device
         with attention.attention_function(self.model, self.attention_name):
             output = self.model(
@@ -55,7 +52,7 @@ class ModelRunner:
                 logits_to_keep=torch.tensor(last_tokens, device=device),
                 attention_metadata=self.attention_metadata(rows),
             )
-        return sample(output.logits[0], sampling_rows)
+        return sample(output.logits[0], sampling_requests)
 
     def attention_metadata(self, rows: list[ScheduledRequest]) -> Any:
         """What the attention function must know of this step."""

@@ -38,35 +38,41 @@ class Scheduler(StaticScheduler):
     def schedule(self) -> StepPlan:
         """Plan the next step: running requests first, then waiting ones in queue order."""
         plan = StepPlan()
-        for request in self.running:
-            plan.rows.append(self._row(request, request.num_computed_tokens, 1))
+        plan.rows += [self._row(request) for request in self.running]
         self._admit(plan, budget=self.config.max_num_batched_tokens - len(plan.rows))
         return plan
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
         """Admit from the head of the queue. The first that does not fit stops it: no overtaking."""
         while self.waiting and self.reason_to_wait(self.waiting.peek(), budget) is None:
-            request = self.waiting.pop()
-            request.status = RequestStatus.RUNNING
-            self.kv.allocate(request.request_id, request.num_tokens)
-            self.running.append(request)
-            plan.admitted.append(request)
-            plan.rows.append(self._row(request, 0, request.num_tokens))
-            budget -= request.num_tokens
+            row = self._start(self.waiting.pop(), plan)
+            plan.rows.append(row)
+            budget -= row.num_new_tokens
+
+    def _start(self, request: Request, plan: StepPlan) -> ScheduledRequest:
+        """Give a waiting request its KV memory and its first row."""
+        self.kv.allocate(request.request_id, request.num_tokens)
+        request.status = RequestStatus.RUNNING
+        self.running.append(request)
+        plan.admitted.append(request)
+        return self._row(request)
 
     def reason_to_wait(self, request: Request, budget: int) -> str | None:
         """Why a request cannot join a step that has `budget` tokens left; None if it can."""
         if len(self.running) >= self.config.max_num_seqs:
             return f"max_num_seqs={self.config.max_num_seqs} requests are running"
-        if request.num_tokens > budget:
-            return f"it needs {request.num_tokens} tokens, the step has {budget} left"
+        num_new_tokens = request.num_tokens - request.num_computed_tokens
+        if num_new_tokens > budget:
+            return f"it needs {num_new_tokens} tokens, the step has {budget} left"
         if not self.kv.can_allocate(request.num_tokens):
             return f"no KV memory: {self.kv.describe(request.num_tokens)}"
         return None
 
-    def _row(self, request: Request, start: int, num_new_tokens: int) -> ScheduledRequest:
+    def _row(self, request: Request) -> ScheduledRequest:
+        """All known tokens of a request whose KV is not there yet: its prompt, or the last one."""
+        start = request.num_computed_tokens
         blocks = self.kv.blocks_of(request.request_id)
-        return ScheduledRequest(request, start, num_new_tokens, blocks=blocks)
+        return ScheduledRequest(request, start, request.num_tokens - start, blocks=blocks)
 
     def _release(self, finished: list[Request]) -> None:
         """Free the KV memory of requests that are done: the next step may use it."""

@@ -1,0 +1,13 @@
+"""M3: PagedAttention. KV memory in fixed-size blocks behind block tables.
+
+What changes from M2: the KV manager (blocks with reference counts instead of slots), the attention
+function (it reads through block tables), and the scheduler, which may now admit more than could
+grow to full length, and preempts when memory runs out. Completions of one prompt share its blocks.
+"""
+
+from m1_single import RequestOutput, SamplingParams
+
+from .config import EngineConfig
+from .engine import LLMEngine
+
+__all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]

@@ -1,0 +1,49 @@
+"""The physical KV blocks: who is free, and how many tables hold each. No tensors, no requests."""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class BlockPool:
+    """Blocks 0 .. num_blocks - 1 with reference counts. Every operation takes O(1)."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.free_blocks = deque(range(num_blocks))
+        self.ref_counts = [0] * num_blocks
+        self.watermark = 0
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no table holds."""
+        return len(self.free_blocks)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that at least one table holds."""
+        return self.num_blocks - self.num_free
+
+    def allocate(self) -> int:
+        """Take a free block; its reference count becomes 1. The caller has made sure of one."""
+        block = self.free_blocks.popleft()
+        assert self.ref_counts[block] == 0, f"block {block} is free and has owners"
+        self.ref_counts[block] = 1
+        self.watermark = max(self.watermark, self.num_used)
+        return block
+
+    def share(self, block: int) -> None:
+        """One more table holds the block."""
+        assert self.ref_counts[block] > 0, f"block {block} is free and cannot be shared"
+        self.ref_counts[block] += 1
+
+    def free(self, block: int) -> None:
+        """One table fewer holds the block; after the last it is free."""
+        assert self.ref_counts[block] > 0, f"block {block} is freed twice"
+        self.ref_counts[block] -= 1
+        if self.ref_counts[block] == 0:
+            self.free_blocks.append(block)
+
+    def is_shared(self, block: int) -> bool:
+        """Whether more than one table holds the block, so that nobody may write into it."""
+        return self.ref_counts[block] > 1

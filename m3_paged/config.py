@@ -1,0 +1,67 @@
+"""What M3 adds to the configuration: KV memory in blocks, and what to do when it runs out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import m2_batching
+
+
+@dataclass(frozen=True)
+class EngineConfig(m2_batching.EngineConfig):
+    """Limits and switches of an engine with paged KV memory. Lengths are in tokens."""
+
+    block_size: int = 16
+    """Tokens in a KV block."""
+    kv_cache_tokens: int | None = None
+    """KV memory in tokens, rounded down to whole blocks. None: on CUDA what is free, on a CPU as
+    much as slots would have taken, `max_num_seqs * max_model_len`."""
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory to use in all, model included, where `kv_cache_tokens` is None."""
+    preemption: str = "recompute"
+    """A preempted request's KV is dropped ("recompute") or copied to host memory ("swap")."""
+    swap_space_tokens: int | None = None
+    """Host memory for swapped KV, in tokens; when it is full, recompute. None: as much as
+    `kv_cache_tokens`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("block_size", "kv_cache_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.swap_space_tokens is not None and self.swap_space_tokens < 0:
+            raise ValueError(f"swap_space_tokens must be at least 0, got {self.swap_space_tokens}")
+        if self.preemption not in ("recompute", "swap"):
+            raise ValueError(f'preemption must be "recompute" or "swap", got {self.preemption!r}')
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(
+                f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}"
+            )
+
+    def check_holds_one_request(self, max_model_len: int, num_blocks: int) -> None:
+        """A lone request must be able to grow to `max_model_len` and to be recomputed there.
+
+        Raises:
+            ValueError: too few blocks, or a step too small for one recomputation.
+        """
+        if num_blocks * self.block_size < max_model_len:
+            raise ValueError(
+                f"{num_blocks} KV blocks of {self.block_size} hold "
+                f"{num_blocks * self.block_size} tokens, fewer than one request of "
+                f"max_model_len={max_model_len}: raise kv_cache_tokens or lower max_model_len"
+            )
+        if self.max_num_batched_tokens < max_model_len:
+            raise ValueError(
+                f"a preempted request of up to max_model_len={max_model_len} tokens is recomputed "
+                f"in one step, but max_num_batched_tokens={self.max_num_batched_tokens}: raise it "
+                "or lower max_model_len (m4_prefix_chunked computes long rows in chunks)"
+            )
+
+    def num_host_blocks(self, num_blocks: int) -> int:
+        """Blocks of host memory for swapping, given the blocks on the device."""
+        if self.preemption != "swap":
+            return 0
+        if self.swap_space_tokens is None:
+            return num_blocks
+        return self.swap_space_tokens // self.block_size

@@ -1,0 +1,84 @@
+"""M3's engine: paged KV memory, and several completions of one prompt."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import m2_batching
+from m1_single.request import Request
+from m2_batching.slot_cache import KVShape
+
+from .block_cache import BlockCache
+from .config import EngineConfig
+from .kv_memory import free_tokens_after_profiling
+from .runner import ModelRunner
+from .scheduler import Scheduler
+
+
+class LLMEngine(m2_batching.LLMEngine):
+    """Continuous batching over KV blocks."""
+
+    milestone: ClassVar[str] = "m3_paged"
+    config_class: ClassVar[type[m2_batching.EngineConfig]] = EngineConfig
+    can_share_kv: ClassVar[bool] = True
+
+    def build_scheduler(self) -> Scheduler:
+        """Scheduling by blocks."""
+        num_blocks = self._num_kv_tokens() // self.config.block_size
+        return Scheduler(self.config, self.max_model_len, num_blocks)
+
+    def build_runner(self) -> ModelRunner:
+        """Paged attention."""
+        scheduler = self.scheduler
+        cache = BlockCache(
+            self.model,
+            scheduler.num_blocks,
+            self.config.block_size,
+            num_host_blocks=scheduler.host.pool.num_blocks,
+        )
+        return ModelRunner(self.model, cache)
+
+    def _num_kv_tokens(self) -> int:
+        """Tokens of KV memory: as configured, what a GPU has free, or as much as M2's slots."""
+        if self.config.kv_cache_tokens is not None:
+            return int(self.config.kv_cache_tokens)
+        if self.model.device.type == "cuda":
+            return free_tokens_after_profiling(self.model, self.config, self.max_model_len)
+        # Whole blocks a request, so that every request can grow to its full length.
+        blocks_a_request = -(-self.max_model_len // self.config.block_size)
+        return int(self.config.max_num_seqs * blocks_a_request * self.config.block_size)
+
+    def _make_request(self, *args: Any) -> Request:
+        """A request and, for n > 1, its further completions, which fork from it later."""
+        leader = super()._make_request(*args)
+        for index in range(1, leader.sampling_params.n):
+            fork = Request(
+                request_id=f"{leader.request_id}/{index}",
+                prompt_token_ids=leader.prompt_token_ids,
+                sampling_params=leader.sampling_params,
+                arrival=leader.arrival,
+                priority=leader.priority,
+                seed=(leader.seed + index) % 2**64,
+                eos_token_ids=leader.eos_token_ids,
+                detokenizer=self._detokenizer(leader.sampling_params),
+                leader=leader,
+            )
+            leader.completions.append(fork)
+            leader.forks.append(fork)
+        return leader
+
+    def stats(self) -> dict[str, Any]:
+        """As before, with preemptions, copies, and what blocks reserve beyond what they store."""
+        stats = super().stats()
+        kv = stats["kv"]
+        size = self.config.block_size
+        kv["bytes_per_token"] = KVShape.of(self.model).bytes_per_token
+        kv["wasted_tokens"] = kv["reserved_tokens"] - kv["stored_tokens"]
+        kv["wasted_tokens_by_request"] = {
+            request.request_id: size * len(self.scheduler.kv.blocks_of(request.request_id))
+            - request.num_computed_tokens
+            for request in self.scheduler.running
+        }
+        stats["preemptions"] = self.scheduler.num_preemptions
+        stats["copied_blocks"] = self.scheduler.kv.num_copies
+        return stats

@@ -1,0 +1,60 @@
+"""How much KV memory a GPU has room for: run the largest step once and see what is left."""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+from m1_single.plan import ScheduledRequest
+from m1_single.request import Request
+from m1_single.sampling_params import SamplingParams
+from m2_batching.slot_cache import KVShape
+
+from .block_cache import BlockCache
+from .config import EngineConfig
+from .runner import ModelRunner
+from .scheduler import PagedStepPlan
+
+
+def free_tokens_after_profiling(
+    model: PreTrainedModel, config: EngineConfig, max_model_len: int
+) -> int:
+    """Tokens of KV that fit into `gpu_memory_utilization` of the GPU beside model and activations.
+
+    Raises:
+        ValueError: not even one request of `max_model_len` would fit.
+    """
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    plan, num_blocks = _largest_step(config, max_model_len)
+    ModelRunner(model, BlockCache(model, num_blocks, config.block_size)).execute(plan)
+    torch.cuda.synchronize()
+    bytes_per_token = KVShape.of(model).bytes_per_token
+    own_cache = num_blocks * config.block_size * bytes_per_token
+    activations = torch.cuda.max_memory_allocated() - before - own_cache
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    usable = free - activations - (1 - config.gpu_memory_utilization) * total
+    num_tokens = int(usable // bytes_per_token)
+    if num_tokens < max_model_len:
+        raise ValueError(
+            f"gpu_memory_utilization={config.gpu_memory_utilization} leaves room for "
+            f"{max(0, num_tokens)} tokens of KV ({bytes_per_token} bytes each), fewer than one "
+            f"request of max_model_len={max_model_len}"
+        )
+    return num_tokens
+
+
+def _largest_step(config: EngineConfig, max_model_len: int) -> tuple[PagedStepPlan, int]:
+    """A step of `max_num_batched_tokens` prompt tokens, and the blocks that it needs."""
+    plan, num_blocks, budget = PagedStepPlan(), 0, config.max_num_batched_tokens
+    while budget > 0 and len(plan.rows) < config.max_num_seqs:
+        num_tokens = min(budget, max_model_len)
+        num_own_blocks = -(-num_tokens // config.block_size)
+        blocks = list(range(num_blocks, num_blocks + num_own_blocks))
+        request = Request(f"profile-{len(plan.rows)}", [0] * num_tokens, SamplingParams())
+        plan.rows.append(ScheduledRequest(request, 0, num_tokens, blocks=blocks))
+        num_blocks += num_own_blocks
+        budget -= num_tokens
+    return plan, num_blocks
