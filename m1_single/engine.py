@@ -15,7 +15,14 @@ from typing import Any, ClassVar
 from .checkpoint import DEFAULT_MODEL, load_model, max_position, stop_token_ids
 from .config import EngineConfig
 from .detokenizer import Detokenizer
-from .inputs import Prompt, check_params, check_prompt, encode_prompt, is_one_prompt
+from .inputs import (
+    Prompt,
+    check_params,
+    check_priority,
+    check_prompt,
+    encode_prompt,
+    is_one_prompt,
+)
 from .plan import StepPlan
 from .request import Request, RequestOutput, SampledToken
 from .runner import ModelRunner
@@ -107,22 +114,33 @@ class LLMEngine:
 
         Closing the iterator early aborts what is unfinished.
         """
-        return self._run(self._submit(prompts, sampling_params, chat))
+        outputs = self._run(self._submit(prompts, sampling_params, chat))
+        next(outputs)  # a generator that was never entered would not abort on `close`
+        return outputs
 
-    def _run(self, requests: list[Request]) -> Iterator[RequestOutput]:
-        """Step until these requests are done; yield their outputs, keep those of others."""
+    def _run(self, requests: list[Request]) -> Iterator[Any]:
+        """Step until these requests are done; yield their outputs, keep those of others.
+
+        The first thing yielded is None, before any step.
+        """
         own = {request.request_id for request in requests}
         try:
+            yield None
             while not all(request.is_done for request in requests):
-                for output in self._step():
-                    if output.request_id in own:
-                        yield output
-                    else:
-                        self._undelivered.append(output)
+                self._undelivered += self._step()
+                yield from self._take_undelivered(own)
+            yield from self._take_undelivered(own)  # computed in a step that another caller made
         finally:  # Ctrl-C, an error, a closed iterator: leave nothing behind
-            for request_id in own:
-                self.abort(request_id)
-            self._undelivered = [out for out in self._undelivered if out.request_id not in own]
+            for request in requests:
+                if not request.is_done:
+                    self.abort(request.request_id)
+            self._take_undelivered(own)
+
+    def _take_undelivered(self, own: set[str]) -> list[RequestOutput]:
+        """Outputs of these requests that nobody has had yet; those of others stay."""
+        taken = [output for output in self._undelivered if output.request_id in own]
+        self._undelivered = [out for out in self._undelivered if out.request_id not in own]
+        return taken
 
     # -- online use --------------------------------------------------------------------------
 
@@ -158,8 +176,9 @@ class LLMEngine:
             Exception: what the model's forward raised. The step's requests have then ended with
                 `error` (their outputs come with the next step); waiting ones go on.
         """
+        outputs = self._step() if self.requests else []
         undelivered, self._undelivered = self._undelivered, []
-        return undelivered + (self._step() if self.has_unfinished_requests() else [])
+        return undelivered + outputs
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request in whatever state it is; None if it is not (or no longer) known."""
@@ -172,12 +191,13 @@ class LLMEngine:
         return RequestOutput.from_request(request)
 
     def has_unfinished_requests(self) -> bool:
-        """Whether any request is waiting or running."""
-        return bool(self.requests)
+        """Whether `step` has more to give: requests to compute, or outputs kept for it."""
+        return bool(self.requests or self._undelivered)
 
     def stats(self) -> dict[str, Any]:
         """Counts since the engine was built, and the state of queues and KV memory now."""
         counts = dict(self._counts)
+        counts["finished"] += len(self.scheduler.ended)  # aborted since the last step
         useful = counts["prefill_tokens"] + counts["decode_tokens"]
         computed = useful + counts["padding_tokens"]
         kv = self.scheduler.kv_usage()
@@ -186,7 +206,6 @@ class LLMEngine:
             "useful_share": useful / computed if computed else 1.0,
             "waiting": len(self.scheduler.waiting),
             "running": len(self.scheduler.running),
-            "swapped": len(self.scheduler.swapped),
             "kv": {**asdict(kv), "free": kv.free},
         }
 
@@ -263,10 +282,15 @@ class LLMEngine:
             sampling_params = [sampling_params or SamplingParams()] * len(many)
         if len(sampling_params) != len(many):
             raise ValueError(f"{len(many)} prompts, but {len(sampling_params)} sampling_params")
-        requests = [
-            self._make_request(prompt, params, None, 0, chat)
-            for prompt, params in zip(many, sampling_params, strict=True)
-        ]
+        num_arrivals = self._num_arrivals
+        try:
+            requests = [
+                self._make_request(prompt, params, None, 0, chat)
+                for prompt, params in zip(many, sampling_params, strict=True)
+            ]
+        except ValueError:
+            self._num_arrivals = num_arrivals  # later requests get the seeds they would have had
+            raise
         for request in requests:  # all of them are good: queue them
             self._enqueue(request)
         return requests
@@ -282,7 +306,8 @@ class LLMEngine:
         """A validated request, not yet queued."""
         token_ids = encode_prompt(self.tokenizer, prompt, chat)
         check_prompt(token_ids, self.vocab_size, self.max_model_len)
-        check_params(params, self.vocab_size, self.tokenizer)
+        check_params(params, self.vocab_size, self.tokenizer, self.eos_token_ids)
+        check_priority(priority)
         if params.n > 1 and not self.can_share_kv:
             raise ValueError(
                 f"n={params.n}: {self.milestone} cannot share the KV of a prompt among "
@@ -306,11 +331,14 @@ class LLMEngine:
             priority=priority,
             seed=seed,
             eos_token_ids=self.eos_token_ids,
-            detokenizer=self.tokenizer and Detokenizer(self.tokenizer, list(params.stop)),
+            detokenizer=self._detokenizer(params),
         )
         self.scheduler.validate(request)
         self._num_arrivals += 1
         return request
+
+    def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
+        return Detokenizer(self.tokenizer, list(params.stop)) if self.tokenizer else None
 
     def _enqueue(self, request: Request) -> None:
         self.requests[request.request_id] = request

@@ -8,7 +8,6 @@ milestones replace `schedule`; `update` is the same for all.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
 
 from .config import EngineConfig
 from .plan import ScheduledRequest, StepPlan
@@ -24,7 +23,6 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.swapped: Collection[Request] = ()  # preempted to host memory (from m3_paged on)
         self.ended: list[Request] = []  # finished since the engine last asked
         self.batch: list[Request] = []  # rows of the static batch, finished ones included
         self.batch_width = 0  # tokens per row in the padded KV cache
@@ -50,7 +48,7 @@ class Scheduler:
 
     def abort(self, request: Request) -> None:
         """End a request in whatever state it is. In a running batch it becomes padding."""
-        if request.status is RequestStatus.WAITING:
+        if request.status in (RequestStatus.WAITING, RequestStatus.SWAPPED):
             self.waiting.remove(request)
         request.finish("abort")
         self._end([request])

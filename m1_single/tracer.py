@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from .plan import StepPlan
-from .request import Request, SampledToken
+from .request import Request, RequestStatus, SampledToken
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,9 @@ class StepRecord:
             num_prefill_tokens=plan.num_tokens - num_decode_tokens,
             num_decode_tokens=num_decode_tokens,
             num_padding_tokens=plan.num_padding_tokens,
-            waiting=_ids(scheduler.waiting),
+            waiting=_ids(r for r in scheduler.waiting if r.status is RequestStatus.WAITING),
             running=_ids(scheduler.running),
-            swapped=_ids(scheduler.swapped),
+            swapped=_ids(r for r in scheduler.waiting if r.status is RequestStatus.SWAPPED),
             admitted=_ids(plan.admitted),
             resumed=_ids(plan.resumed),
             preempted=[
