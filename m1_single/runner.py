@@ -63,6 +63,7 @@ class ModelRunner:
     def _extend_batch(self, plan: StepPlan) -> torch.Tensor:
         """The last token of every row as `[num_rows, 1]`; finished rows repeat theirs."""
         last_tokens = torch.tensor([[row.request.token_ids[-1]] for row in plan.rows])
-        is_real = torch.ones_like(last_tokens)
+        # Masked, padding also keeps its position, which might grow past those the model has.
+        is_real = torch.tensor([[int(not row.is_padding)] for row in plan.rows])
         self.attention_mask = torch.cat([self.attention_mask, is_real.to(self.device)], dim=1)
         return last_tokens.to(self.device)

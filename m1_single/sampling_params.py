@@ -43,6 +43,14 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", [self.stop])
+        for name in ("top_k", "seed", "max_tokens", "min_tokens", "logprobs", "n"):
+            value = getattr(self, name)
+            is_absent = value is None and name in ("seed", "logprobs")
+            _check(is_absent or isinstance(value, int), name, value, "a whole number")
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            _check(
+                isinstance(getattr(self, name), int | float), name, getattr(self, name), "a number"
+            )
         _check(0 <= self.temperature < float("inf"), "temperature", self.temperature, "at least 0")
         _check(self.top_k >= -1, "top_k", self.top_k, "-1, 0 (both: keep all) or more")
         _check(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
@@ -63,7 +71,10 @@ class SamplingParams:
             self.min_tokens,
             f"in [0, max_tokens={self.max_tokens}]",
         )
-        _check(all(self.stop), "stop", self.stop, "without an empty string")
+        are_texts = all(isinstance(text, str) and text for text in self.stop)
+        _check(are_texts, "stop", self.stop, "a list of strings, none of them empty")
+        are_ids = all(isinstance(token_id, int) for token_id in self.stop_token_ids)
+        _check(are_ids, "stop_token_ids", self.stop_token_ids, "a list of whole numbers")
         _check(self.logprobs is None or self.logprobs >= 0, "logprobs", self.logprobs, "0 or more")
         _check(self.n >= 1, "n", self.n, "at least 1")
 
