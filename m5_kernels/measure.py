@@ -77,7 +77,7 @@ class Ceilings:
 def relative_error(output: torch.Tensor, reference: torch.Tensor) -> float:
     """||output - reference|| / ||reference||, NaN if any element is."""
     reference = reference.double()
-    return float((output.double() - reference).norm() / reference.norm())
+    return float((output.double() - reference).norm() / reference.norm().clamp(min=1e-30))
 
 
 @dataclass(frozen=True)

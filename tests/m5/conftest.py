@@ -1,0 +1,28 @@
+"""Where the kernel tests of `tests/m5/kernels` run.
+
+With a GPU: on it, compiled. Without one: under triton's interpreter, which must be chosen before
+anything imports triton - so not in this process, where other tests may have, and where the twins
+are to be used, but in the processes that `test_interpreted_kernels.py` starts. To run one of them
+directly: `TRITON_INTERPRET=1 pytest tests/m5/kernels/test_rms_norm.py`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+HAS_GPU = torch.cuda.is_available()
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+collect_ignore = [] if HAS_GPU or IS_INTERPRETED else ["kernels"]
+
+
+@pytest.fixture
+def device() -> str:
+    """Where kernels run here; inputs are new at random in each run, but printed seeds repeat them."""
+    seed = torch.seed() % 2**32
+    print(f"torch.manual_seed({seed})")
+    torch.manual_seed(seed)
+    return "cuda" if HAS_GPU else "cpu"

@@ -1,0 +1,122 @@
+"""Sampling against its twin, which is the filter and the noise of the first milestone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from m5_kernels.kernels.sample import sample, sample_torch
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+
+
+def check(
+    logits: torch.Tensor,
+    temperature: list[float],
+    top_k: list[int] | None = None,
+    top_p: list[float] | None = None,
+    min_p: list[float] | None = None,
+    has_filters: bool = True,
+    num_seeds: int = 2,
+) -> list[int]:
+    num_rows, device = len(logits), logits.device
+    arguments = (
+        torch.tensor(temperature, device=device),
+        torch.tensor(top_k or [0] * num_rows, dtype=torch.int32, device=device),
+        torch.tensor(top_p or [1.0] * num_rows, device=device),
+        torch.tensor(min_p or [0.0] * num_rows, device=device),
+    )
+    positions = torch.arange(num_rows, dtype=torch.int32, device=device)
+    tokens = torch.empty(0)
+    for _ in range(num_seeds):
+        seeds = torch.randint(-(2**63), 2**63 - 1, (num_rows,), device=device)
+        tokens = sample(logits, *arguments, seeds, positions, has_filters)
+        expected = sample_torch(logits, *arguments, seeds, positions, has_filters)
+        assert tokens.tolist() == expected.tolist()
+    return tokens.tolist()
+
+
+def random_logits(rows: int, vocab: int, device: str, dtype: torch.dtype = torch.float32):
+    return (torch.randn(rows, vocab, device=device) * 3).to(dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("vocab", [1, 4999])
+def test_greedy_and_random_rows_in_one_batch(vocab: int, dtype: torch.dtype, device: str) -> None:
+    logits = random_logits(6, vocab, device, dtype)
+    check(logits, [0, 1, 0.7, 2, 1e-5, 0.1], has_filters=False, num_seeds=1)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.gpu)], ids=str
+)
+def test_filters_alone_and_together(dtype: torch.dtype, device: str) -> None:
+    check(
+        random_logits(9, 300, device, dtype),
+        [1, 1, 1, 0.8, 1, 1.5, 0, 1, 1],
+        top_k=[5, 0, 0, 40, 1, 300, 3, -1, 301],
+        top_p=[1, 0.7, 1, 0.9, 1, 0.99, 0.5, 0.01, 1],
+        min_p=[0, 0, 0.2, 0.05, 0, 0, 0, 0, 1],
+        num_seeds=1,
+    )
+
+
+def test_filters_on_fp32_logits(device: str) -> None:
+    logits = random_logits(2, 300, device)
+    check(logits, [1, 0.8], [20, 0], [0.9, 0.8], [0, 0.02], num_seeds=1)
+
+
+def test_ties_at_the_edge_of_top_p_keep_the_lower_ids(device: str) -> None:
+    logits = torch.zeros(4, 64, device=device, dtype=torch.bfloat16)
+    logits[2:, ::5] = 1
+    for _ in range(2):
+        tokens = check(logits, [1] * 4, top_p=[0.25, 0.01, 0.5, 0.1], num_seeds=1)
+        assert tokens[0] < 16
+        assert tokens[1] == 0
+        assert tokens[3] % 5 == 0
+
+
+def test_ties_with_the_kth_logit_are_all_kept(device: str) -> None:
+    logits = torch.tensor([[2.0, 1, 1, 1, 0, -1, -2, -3]], device=device).bfloat16()
+    rows = logits.expand(24, -1).contiguous()
+    tokens = check(rows, [3.0] * 24, top_k=[2] * 24, num_seeds=1)
+    assert set(tokens) == {0, 1, 2, 3}
+
+
+def test_negative_and_signed_zero_logits(device: str) -> None:
+    logits = torch.tensor([[-5.0, -0.0, 0.0, -1, -7, -2], [-3.0, -4, -5, -6, -7, -8]], device=device)
+    for dtype in (torch.bfloat16, torch.float32):
+        check(logits.to(dtype), [1, 1], [3, 2], [0.9, 0.8], [0, 0], num_seeds=1)
+
+
+def test_greedy_takes_the_lowest_of_equal_ids(device: str) -> None:
+    logits = torch.zeros(1, 9000, device=device)
+    logits[0, [4321, 8000, 8500]] = 5
+    assert check(logits, [0], has_filters=False) == [4321]
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_broken_rows_give_minus_one_and_harm_no_other(
+    broken: float, temperature: float, device: str
+) -> None:
+    logits = random_logits(3, 5000, device)
+    logits[0, 4999] = broken
+    logits[1] = -torch.inf
+    tokens = check(logits, [temperature] * 3, has_filters=False, num_seeds=1)
+    assert tokens[:2] == [-1, -1]
+    assert tokens[2] >= 0
+
+
+def test_masked_ids_are_never_sampled(device: str) -> None:
+    logits = torch.full((1, 4500), -torch.inf, device=device)
+    logits[0, [7, 4400]] = 0
+    assert check(logits, [1.0], has_filters=False)[0] in (7, 4400)
+
+
+@pytest.mark.gpu
+@DTYPES
+def test_large_vocabulary_and_batch(dtype: torch.dtype) -> None:
+    logits = random_logits(64, 151_936, "cuda", dtype)
+    check(logits, [0.6] * 64, has_filters=False, num_seeds=5)
+    check(logits, [0.9] * 64, [50, 0, 0, 20] * 16, [1, 0.95, 0.9, 0.8] * 16, [0, 0, 0.05, 0] * 16)

@@ -1,0 +1,106 @@
+"""Metadata expansion and the append of sampled tokens against their twins."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import fields
+
+import pytest
+import torch
+
+from m5_kernels.kernels.step_metadata import (
+    RowState,
+    StepMetadata,
+    append_sampled,
+    append_sampled_torch,
+    expand_step,
+    expand_step_torch,
+)
+
+
+def random_state(device: str, num_rows: int, max_model_len: int, block_size: int) -> RowState:
+    state = RowState.allocate(num_rows, max_model_len, block_size, device)
+    state.token_ids.random_(0, 1000)
+    state.block_table.random_(0, 500)
+    state.num_computed_tokens.random_(0, max_model_len // 2)
+    state.prompt_lens.random_(1, max_model_len // 2)
+    return state
+
+
+def check(
+    device: str,
+    rows: list[int],
+    num_new: list[int] | None,
+    num_tokens: int,
+    block_size: int = 4,
+    max_model_len: int = 60,
+    num_rows: int = 8,
+) -> None:
+    state = random_state(device, num_rows, max_model_len, block_size)
+    row_ids = torch.tensor(rows, dtype=torch.int32, device=device)
+    new = None if num_new is None else torch.tensor(num_new, dtype=torch.int32, device=device)
+    output, expected = (
+        StepMetadata.allocate(num_tokens, len(rows), state.block_table.shape[1], device)
+        for _ in range(2)
+    )
+    for field in fields(StepMetadata):  # poison, but for what a step does not have to write
+        if field.name != "block_table":
+            getattr(output, field.name).fill_(-77)
+    expand_step(state, row_ids, new, output)
+    expand_step_torch(state, row_ids, new, expected)
+    for field in fields(StepMetadata):
+        assert torch.equal(getattr(output, field.name), getattr(expected, field.name)), field.name
+
+    sampled = torch.randint(-1, 99, (len(rows),), dtype=torch.int32, device=device)
+    other = copy.deepcopy(state)
+    append_sampled(state, row_ids, new, sampled)
+    append_sampled_torch(other, row_ids, new, sampled)
+    assert torch.equal(state.token_ids, other.token_ids)
+    assert torch.equal(state.num_computed_tokens, other.num_computed_tokens)
+
+
+@pytest.mark.parametrize(
+    "rows", [[0], [-1], [2, 5, 1], [3, -1, 0, -1], [-1, -1, 7], [7, 6, 5, 4, 3, 2, 1, 0]], ids=str
+)
+def test_decode_step_with_padding_rows(rows: list[int], device: str) -> None:
+    check(device, rows, None, len(rows))
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_new", "num_tokens"),
+    [([0], [5], 5), ([4, 2, 0], [5, 3, 1], 9), ([4, 2, 0], [1, 17, 2], 32), ([1, 3, -1], [1, 9, 0], 10)],
+    ids=str,
+)  # fmt: skip
+def test_chunks_and_padding_tokens(
+    rows: list[int], num_new: list[int], num_tokens: int, device: str
+) -> None:
+    check(device, rows, num_new, num_tokens)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16, 256])
+def test_block_sizes(block_size: int, device: str) -> None:
+    check(device, [3, 1], [20, 1], 24, block_size=block_size)
+
+
+def test_more_tokens_than_a_program_takes(device: str) -> None:
+    check(device, [1, 0], [300, 150], 460, max_model_len=1000)
+
+
+def test_long_context_copies_its_whole_block_table(device: str) -> None:
+    check(device, [1, 0, 2], None, 3, block_size=1, max_model_len=900)
+
+
+def test_a_full_row_takes_no_token(device: str) -> None:
+    state = RowState.allocate(2, 4, 2, device)
+    state.num_computed_tokens.copy_(torch.tensor([3, 2]))
+    row_ids = torch.tensor([0, 1], dtype=torch.int32, device=device)
+    append_sampled(state, row_ids, None, torch.tensor([8, 9], dtype=torch.int32, device=device))
+    assert state.num_computed_tokens.tolist() == [4, 3]
+    assert state.token_ids.tolist() == [[0, 0, 0, 0], [0, 0, 0, 9]]
+
+
+@pytest.mark.gpu
+def test_many_rows() -> None:
+    rows = torch.randperm(500)[:256].tolist()
+    check("cuda", rows, None, 256, 16, 4096, 500)
+    check("cuda", rows, torch.randint(1, 40, (256,)).tolist(), 40 * 256, 16, 4096, 500)
