@@ -239,8 +239,10 @@ class LLMEngine:
         """Count, record and check what the step did, whether it worked or raised."""
         ended = self.scheduler.take_ended()
         for request in ended:
-            if request.is_done:
-                self.requests.pop((request.leader or request).request_id, None)
+            leader: Request = request.leader or request
+            # By now, the id of an aborted request may belong to a new one.
+            if request.is_done and self.requests.get(leader.request_id) is leader:
+                del self.requests[leader.request_id]
         num_decode_tokens = sum(row.phase == "decode" for row in plan.rows)
         num_prefill_tokens = plan.num_tokens - num_decode_tokens
         self._counts["steps"] += 1
