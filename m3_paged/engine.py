@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import m2_batching
 from m1_single.request import Request
+from m1_single.sampling_params import SamplingParams
 from m2_batching.slot_cache import KVShape
 
 from .block_cache import BlockCache
@@ -48,12 +49,27 @@ class LLMEngine(m2_batching.LLMEngine):
         blocks_a_request = -(-self.max_model_len // self.config.block_size)
         return int(self.config.max_num_seqs * blocks_a_request * self.config.block_size)
 
-    def _make_request(self, *args: Any) -> Request:
-        """A request and, for n > 1, its further completions, which fork from it later."""
-        leader = super()._make_request(*args)
+    def _make_request(
+        self, prompt: Any, params: SamplingParams, request_id: str | None, *args: Any
+    ) -> Request:
+        """A request and, for n > 1, its further completions, which fork from it later.
+
+        Raises:
+            ValueError: also where the id names a further completion of an unfinished request.
+        """
+        namesake = self.requests.get(str(request_id).rpartition("/")[0])
+        if namesake and any(fork.request_id == request_id for fork in namesake.completions):
+            raise ValueError(
+                f"request_id {request_id!r} belongs to a completion of the unfinished request "
+                f"{namesake.request_id!r}"
+            )
+        leader = super()._make_request(prompt, params, request_id, *args)
         for index in range(1, leader.sampling_params.n):
+            fork_id = f"{leader.request_id}/{index}"
+            while fork_id in self.requests:
+                fork_id += "_"
             fork = Request(
-                request_id=f"{leader.request_id}/{index}",
+                request_id=fork_id,
                 prompt_token_ids=leader.prompt_token_ids,
                 sampling_params=leader.sampling_params,
                 arrival=leader.arrival,
