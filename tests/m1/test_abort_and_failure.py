@@ -1,0 +1,270 @@
+"""Requests that leave early, and steps that raise: nothing is left behind, nobody else notices.
+Held by every milestone.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from typing import Any
+
+import pytest
+
+from engine_helpers import (
+    assert_empty,
+    every_milestone,
+    greedy,
+    hf_greedy,
+    make_engine,
+    random_prompts,
+    run_to_end,
+)
+from m1_single import SamplingParams
+
+PROMPTS = random_prompts([6, 3, 9, 4], seed=4)
+EXPECTED = [hf_greedy("llama", prompt, 8) for prompt in PROMPTS]
+
+
+def add_all(engine: Any, names: str = "abcd", **options: Any) -> None:
+    for name, prompt in zip(names, PROMPTS, strict=False):
+        engine.add_request(prompt, greedy(8), request_id=name, **options)
+
+
+def break_at_call(monkeypatch: Any, engine: Any, numbers: set[int], error: BaseException) -> None:
+    """Let these calls of the runner raise after the forward, when KV has been written."""
+    execute, calls = engine.runner.execute, itertools.count(1)
+
+    def breaking(plan: Any) -> Any:
+        sampled = execute(plan)
+        if next(calls) in numbers:
+            raise error
+        return sampled
+
+    monkeypatch.setattr(engine.runner, "execute", breaking)
+
+
+# --- abort --------------------------------------------------------------------------------------
+
+
+@every_milestone
+@pytest.mark.parametrize("num_steps", [0, 1, 3])
+def test_abort_of_a_waiting_and_a_running_request(package, num_steps):
+    """With two places, a and b run from the first step on; c and d wait."""
+    for victim in "abcd":
+        engine = make_engine(package, max_num_seqs=2)
+        add_all(engine)
+        for _ in range(num_steps):
+            engine.step()
+        output = engine.abort(victim)
+        number = "abcd".index(victim)
+        num_tokens = num_steps if victim in "ab" else 0
+        assert (output.finish_reason, output.finished) == ("abort", True)
+        assert output.token_ids == EXPECTED[number][:num_tokens]
+        assert output.metrics.finish_time is not None
+        assert engine.abort(victim) is None, "it is gone"
+
+        final = run_to_end(engine)
+        assert {name: out.token_ids for name, out in final.items()} == {
+            name: tokens for name, tokens in zip("abcd", EXPECTED, strict=True) if name != victim
+        }
+        assert engine.stats()["finished"] == 4
+        assert_empty(engine)
+
+
+@every_milestone
+def test_abort_of_a_finished_or_unknown_request_does_nothing(package):
+    engine = make_engine(package)
+    add_all(engine, "a")
+    final = run_to_end(engine)
+    before = engine.stats()
+    assert engine.abort("a") is None
+    assert engine.abort("never heard of") is None
+    assert engine.stats() == before
+    assert final["a"].finish_reason == "length"
+
+
+@every_milestone
+def test_abort_of_everything_leaves_an_engine_that_works(package):
+    engine = make_engine(package, max_num_seqs=2)
+    add_all(engine)
+    engine.step()
+    for name in "abcd":
+        engine.abort(name)
+    assert_empty(engine)
+    assert engine.stats()["finished"] == 4
+    assert engine.step() == []
+    (output,) = engine.generate(PROMPTS[3], greedy(8))
+    assert output.token_ids == EXPECTED[3]
+
+
+@every_milestone
+def test_an_aborted_id_can_be_used_again_at_once(package):
+    engine = make_engine(package, max_num_seqs=1)
+    add_all(engine, "ab")
+    engine.step()
+    for number, name in enumerate("ab"):
+        engine.abort(name)
+        engine.add_request(PROMPTS[number + 2], greedy(8), request_id=name)
+    final = run_to_end(engine)
+    assert [final[name].token_ids for name in "ab"] == EXPECTED[2:]
+
+
+# --- streams ------------------------------------------------------------------------------------
+
+
+@every_milestone
+def test_abort_inside_a_stream_ends_that_request_only(package):
+    engine = make_engine(package)
+    last = {}
+    for output in engine.stream(PROMPTS[:2], greedy(8)):
+        last[output.request_id] = output
+        if output.request_id == "r0" and len(output.token_ids) == 3:
+            assert engine.abort("r0").finish_reason == "abort"
+    assert last["r0"].token_ids == EXPECTED[0][:3]
+    assert last["r1"].token_ids == EXPECTED[1]
+    assert_empty(engine)
+
+
+@every_milestone
+def test_closing_a_stream_aborts_its_requests_and_keeps_the_outputs_of_others(package):
+    engine = make_engine(package)
+    engine.add_request(PROMPTS[2], greedy(1), request_id="short")
+    add_all(engine, "a")
+    stream = engine.stream(PROMPTS[:2], greedy(8))
+    next(stream)  # the step that finishes `short` has been made, for whoever steps next
+    stream.close()
+    final = run_to_end(engine)
+    assert final["short"].token_ids == EXPECTED[2][:1]
+    assert final["a"].token_ids == EXPECTED[0]
+    assert set(final) == {"short", "a"}
+    assert_empty(engine)
+
+
+@every_milestone
+@pytest.mark.parametrize("how", ["closed", "forgotten"])
+def test_a_stream_left_before_its_first_output_leaves_nothing(package, how):
+    engine = make_engine(package)
+    stream = engine.stream(PROMPTS, greedy(8))
+    if how == "closed":
+        stream.close()
+    else:
+        del stream
+        gc.collect()
+    assert_empty(engine)
+
+
+@every_milestone
+def test_two_streams_read_in_turn_both_see_every_token(package):
+    engine = make_engine(package)
+    streams = [engine.stream(prompt, greedy(8)) for prompt in PROMPTS[:2]]
+    seen: list[list[list[int]]] = [[], []]
+    for outputs in itertools.zip_longest(*streams):
+        for snapshots, output in zip(seen, outputs, strict=True):
+            if output is not None:
+                snapshots.append(output.token_ids)
+    for snapshots, tokens in zip(seen, EXPECTED, strict=False):
+        assert snapshots == [tokens[:length] for length in range(1, 9)]
+
+
+@every_milestone
+def test_generate_serves_others_along_and_their_outputs_come_with_step(package):
+    engine = make_engine(package)
+    add_all(engine, "ab")
+    (output,) = engine.generate(PROMPTS[2], greedy(8))
+    assert output.token_ids == EXPECTED[2]
+    final = run_to_end(engine)
+    assert [final[name].token_ids for name in "ab"] == EXPECTED[:2]
+
+
+# --- steps that raise ---------------------------------------------------------------------------
+
+
+@every_milestone
+@pytest.mark.parametrize("failing", [1, 4, 8])
+def test_a_raising_step_ends_its_requests_and_waiting_ones_get_their_tokens(
+    package, failing, monkeypatch
+):
+    engine = make_engine(package, max_num_seqs=2, trace="memory")
+    error = RuntimeError("out of memory")
+    break_at_call(monkeypatch, engine, {failing}, error)
+    add_all(engine)
+    for _ in range(failing - 1):
+        engine.step()
+    with pytest.raises(RuntimeError, match="out of memory") as raised:
+        engine.step()
+    assert raised.value is error
+    stats = engine.stats()
+    assert (stats["running"], stats["waiting"], stats["kv"]["used"]) == (0, 2, 0)
+
+    final = run_to_end(engine)
+    for number, name in enumerate("ab"):
+        assert final[name].finish_reason == "error"
+        assert final[name].token_ids == EXPECTED[number][: failing - 1]
+    for number, name in enumerate("cd", start=2):
+        assert final[name].finish_reason == "length"
+        assert final[name].token_ids == EXPECTED[number]
+    record = engine.tracer.records[failing - 1]
+    assert [ended["reason"] for ended in record.finished] == ["error", "error"]
+    assert [row.sampled_token for row in record.batch] == [None, None]
+    assert_empty(engine)
+
+
+@every_milestone
+def test_outputs_of_a_failed_step_survive_the_next_failure(package, monkeypatch):
+    engine = make_engine(package, max_num_seqs=2)
+    break_at_call(monkeypatch, engine, {1, 2}, RuntimeError("again"))
+    add_all(engine)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="again"):
+            engine.step()
+    final = run_to_end(engine)
+    assert {name: output.finish_reason for name, output in final.items()} == dict.fromkeys(
+        "abcd", "error"
+    )
+    assert_empty(engine)
+
+
+@every_milestone
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("broken")])
+def test_an_interrupted_generate_leaves_an_empty_engine_that_works(package, error, monkeypatch):
+    engine = make_engine(package, max_num_seqs=2)
+    break_at_call(monkeypatch, engine, {3}, error)
+    with pytest.raises(type(error)):
+        engine.generate(PROMPTS, greedy(8))
+    assert_empty(engine)
+    outputs = engine.generate(PROMPTS, greedy(8))
+    assert [output.token_ids for output in outputs] == EXPECTED
+
+
+@every_milestone
+def test_a_raising_generate_keeps_the_waiting_requests_of_others(package, monkeypatch):
+    engine = make_engine(package, max_num_seqs=2)
+    break_at_call(monkeypatch, engine, {3}, RuntimeError("broken"))
+    with pytest.raises(RuntimeError, match="broken"):
+        _generate_then_others(engine)
+    final = run_to_end(engine)
+    assert final["later"].token_ids == EXPECTED[3]
+    assert final["later"].finish_reason == "length"
+    assert set(final) == {"later"}
+    assert_empty(engine)
+
+
+def _generate_then_others(engine: Any) -> None:
+    stream = engine.stream(PROMPTS[:2], greedy(8))
+    engine.add_request(PROMPTS[3], greedy(8), request_id="later")
+    for _ in stream:
+        pass
+
+
+@every_milestone
+def test_logits_that_are_no_numbers_end_the_step_and_the_next_ones_work(package, monkeypatch):
+    engine = make_engine(package)
+    head = engine.model.lm_head
+    forward = head.forward
+    monkeypatch.setattr(head, "forward", lambda hidden: forward(hidden) * float("nan"))
+    with pytest.raises(ValueError, match="NaN"):
+        engine.generate(PROMPTS[0], SamplingParams(seed=1))
+    monkeypatch.undo()
+    assert_empty(engine)
+    (output,) = engine.generate(PROMPTS[0], greedy(8))
+    assert output.token_ids == EXPECTED[0]

@@ -1,0 +1,219 @@
+"""Bad input is refused with the number and the limit, and no other request notices."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+
+import m1_single
+from engine_helpers import (
+    assert_empty,
+    every_milestone,
+    make_engine,
+    random_prompts,
+    run_to_end,
+    tiny_model,
+    word_tokenizer,
+)
+from m1_single import SamplingParams
+from m1_single.tiny_models import VOCAB_SIZE
+
+LIMITS = {"max_model_len": 32, "max_num_batched_tokens": 24}
+TOO_LONG_FOR_A_STEP = [5] * 25
+
+BAD_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
+    "empty prompt": ({"prompt": []}, "0 tokens.* at least 1"),
+    "token past the vocabulary": ({"prompt": [5, VOCAB_SIZE]}, "199.* ends at 198"),
+    "negative token": ({"prompt": [5, -1]}, "token id -1.* ends at 198"),
+    "prompt of max_model_len": ({"prompt": [5] * 32}, "32 tokens.*max_model_len=32.*at most 31"),
+    "prompt of more than a step": (
+        {"prompt": TOO_LONG_FOR_A_STEP},
+        "25 tokens.*max_num_batched_tokens=24",
+    ),
+    "fraction for a token": ({"prompt": [5, 1.5]}, r"list of token ids.*1\.5"),
+    "nothing for a prompt": ({"prompt": None}, "list of token ids.*None"),
+    "number for a prompt": ({"prompt": 5}, "list of token ids.*5"),
+    "one message for a list": ({"prompt": {"role": "user", "content": "Hi"}}, "list of messages"),
+    "text without tokenizer": ({"prompt": "w5"}, "no tokenizer"),
+    "chat without tokenizer": ({"prompt": [{"role": "user", "content": "Hi"}]}, "no tokenizer"),
+    "stop token past the vocabulary": (
+        {"params": {"stop_token_ids": [VOCAB_SIZE]}},
+        "stop_token_ids.*199.*198",
+    ),
+    "stop string without tokenizer": ({"params": {"stop": "w5"}}, "needs a tokenizer"),
+    "more logprobs than tokens": ({"params": {"logprobs": VOCAB_SIZE + 1}}, "200.*199"),
+    "nothing left to sample": (
+        {"params": {"min_tokens": 1, "stop_token_ids": list(range(VOCAB_SIZE))}},
+        "min_tokens=1.*all 199",
+    ),
+    "several completions": ({"params": {"n": 2}}, "n=2"),
+    "duplicate id": ({"request_id": "first"}, "'first'.*unfinished"),
+    "priority without order": ({"priority": "high"}, "priority.*whole number.*'high'"),
+}
+
+
+def add(engine: Any, prompt: Any = (5, 6), params: Any = None, **options: Any) -> str:
+    prompt = list(prompt) if isinstance(prompt, tuple) else prompt
+    return engine.add_request(prompt, SamplingParams(**(params or {})), **options)
+
+
+def serve_good_requests(package: Any, disturb: Any = lambda engine: None) -> dict[str, list[int]]:
+    """Sampled requests without seeds of their own: one waits, two run when `disturb` is called.
+
+    Their seeds come from the engine and their number, so that even a number lost would show.
+    """
+    engine = make_engine(package, max_num_seqs=2, **LIMITS)
+    prompts = random_prompts([7, 3, 9, 4])
+    for name, prompt in zip(("first", "second", "third"), prompts, strict=False):
+        add(engine, prompt, {"max_tokens": 6}, request_id=name)
+    outputs = {}
+    for step in range(3):
+        if step == 2:
+            disturb(engine)
+        outputs |= {output.request_id: output for output in engine.step()}
+    add(engine, prompts[3], {"max_tokens": 6}, request_id="later")
+    outputs |= run_to_end(engine)
+    assert_empty(engine)
+    assert len(outputs) == 4
+    return {name: output.token_ids for name, output in outputs.items()}
+
+
+def cases_of(package: Any) -> dict[str, tuple[dict[str, Any], str]]:
+    """What is bad input in this milestone: later ones can do more."""
+    cases = dict(BAD_REQUESTS)
+    if package.LLMEngine.can_share_kv:
+        del cases["several completions"]
+    if package.__name__ >= "m4":  # takes a long prompt in chunks
+        del cases["prompt of more than a step"]
+    return cases
+
+
+@every_milestone
+@pytest.mark.parametrize("case", BAD_REQUESTS)
+def test_bad_request_is_refused_with_number_and_limit(package, case):
+    if case not in cases_of(package):
+        pytest.skip(f"{package.__name__} can do this")
+    request, message = BAD_REQUESTS[case]
+    engine = make_engine(package, **LIMITS)
+    add(engine, request_id="first")
+    before = engine.stats()
+    with pytest.raises(ValueError, match=re.compile(message, re.DOTALL)):
+        add(engine, **request)
+    assert engine.stats() == before
+
+
+@every_milestone
+def test_bad_requests_mid_flight_change_no_token_of_the_others(package):
+    def disturb(engine: Any) -> None:
+        for request, _ in cases_of(package).values():
+            with pytest.raises(ValueError, match="."):
+                add(engine, **request)
+
+    assert serve_good_requests(package, disturb) == serve_good_requests(package)
+
+
+@every_milestone
+def test_one_bad_prompt_in_a_list_queues_none_of_them(package):
+    def disturb(engine: Any) -> None:
+        before = engine.stats()
+        for serve in (engine.generate, engine.stream):
+            for bad in ([], [5] * 32, [5, 1.5], None):
+                with pytest.raises(ValueError, match="prompt"):
+                    serve([[5, 6], [7], bad])
+        assert engine.stats() == before
+
+    assert serve_good_requests(package, disturb) == serve_good_requests(package)
+
+
+@every_milestone
+def test_numbers_of_prompts_and_params_must_agree(package):
+    engine = make_engine(package)
+    with pytest.raises(ValueError, match="3 prompts, but 2 sampling_params"):
+        engine.generate([[5], [6], [7]], [SamplingParams()] * 2)
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize("prompts", [None, 5, {"role": "user"}, [[5], None], [[[5]]]])
+def test_what_is_no_prompt_is_told_what_a_prompt_is(prompts):
+    engine = make_engine(m1_single)
+    with pytest.raises(ValueError, match="a prompt is text, a list of token ids"):
+        engine.generate(prompts)
+
+
+def test_text_of_no_tokens_is_an_empty_prompt():
+    engine = make_engine(m1_single, tokenizer=word_tokenizer())
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        engine.add_request("  ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", "hot"),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("top_p", 0.0),
+        ("top_p", 1.01),
+        ("top_p", math.nan),
+        ("min_p", -0.01),
+        ("min_p", 1.01),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", math.inf),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("seed", 0.5),
+        ("max_tokens", 0),
+        ("max_tokens", 2.5),
+        ("max_tokens", None),
+        ("min_tokens", -1),
+        ("min_tokens", 17),
+        ("stop", [""]),
+        ("stop", ["fine", 5]),
+        ("stop_token_ids", ["w5"]),
+        ("logprobs", -1),
+        ("logprobs", 1.5),
+        ("n", 0),
+    ],
+)
+def test_sampling_parameter_out_of_range_is_refused_with_its_value(name, value):
+    with pytest.raises(ValueError, match=rf"{name} must be .*got .*{re.escape(repr(value))[-8:]}"):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0},
+        {"top_k": -1, "top_p": 1, "min_p": 1.0},
+        {"seed": 2**64 - 1, "min_tokens": 16, "logprobs": 0},
+        {"stop": "one"},
+    ],
+)
+def test_sampling_parameters_at_the_limit_are_taken(params):
+    SamplingParams(**params)
+
+
+@every_milestone
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_num_seq": 4}, "'max_num_seq'.*did you mean 'max_num_seqs'"),
+        ({"max_model_length": 4}, "did you mean 'max_model_len'"),
+        ({"zzz": 1}, "'zzz'.*it has .*max_num_seqs"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
+        ({"max_model_len": -5}, "max_model_len must be at least 1, got -5"),
+        ({"max_model_len": 1025}, "max_model_len is 1025.*only 1024"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be at least 1, got 0"),
+        ({"trace": "nowhere"}, "trace must be .*'nowhere'"),
+        ({"dtype": "float7"}, "dtype.*'float7'"),
+    ],
+)
+def test_bad_configuration_is_refused_at_construction(package, fields, message):
+    with pytest.raises(ValueError, match=message):
+        package.LLMEngine(tiny_model(), **fields)
