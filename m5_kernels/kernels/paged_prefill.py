@@ -162,7 +162,8 @@ def _paged_prefill_kernel(
     high = last_position // TILE + 1
 
     table = block_table + seq * table_stride
-    cache_dims = kv_head * head_stride + dims
+    key_head = key_cache + kv_head * head_stride
+    value_head = value_cache + kv_head * head_stride
     tile_tokens = tl.arange(0, TILE)
     # Unsigned, so that dividing by the block size is a shift. Past the end of the context the last
     # token is read again: unlike what lies in the unused slots, it is surely a finite number.
@@ -173,16 +174,16 @@ def _paged_prefill_kernel(
         if IS_LARGE_CACHE:
             blocks = blocks.to(tl.int64)
         slots = blocks * block_stride + (tokens % BLOCK_SIZE).to(tl.int32) * slot_stride
-        pointers = slots[:, None] + cache_dims[None, :]
+        offsets = slots[:, None] + dims[None, :]
         # Block ids come one tile ahead: as a load that waits for a load in the same iteration,
         # they would stop the compiler from keeping several KV tiles in flight.
         tokens = tl.minimum(((tile + 1) * TILE + tile_tokens).to(tl.uint32), last_token)
         blocks = tl.load(table + tokens // BLOCK_SIZE)
 
         if HEAD_DIM == HEAD_DIM_PAD:
-            keys = tl.load(key_cache + pointers)
+            keys = tl.load(key_head + offsets)
         else:
-            keys = tl.load(key_cache + pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
+            keys = tl.load(key_head + offsets, mask=(dims < HEAD_DIM)[None, :], other=0.0)
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
         if tile >= first_masked:
             columns = tile * TILE + tile_tokens
@@ -196,9 +197,9 @@ def _paged_prefill_kernel(
         row_sum = row_sum * rescale + tl.sum(weights, 1)
         row_max = new_max
         if HEAD_DIM == HEAD_DIM_PAD:
-            values = tl.load(value_cache + pointers)
+            values = tl.load(value_head + offsets)
         else:
-            values = tl.load(value_cache + pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
+            values = tl.load(value_head + offsets, mask=(dims < HEAD_DIM)[None, :], other=0.0)
         accumulator = accumulator * rescale[:, None]
         accumulator = tl.dot(weights.to(values.dtype), values, accumulator, input_precision="ieee")
 

@@ -21,10 +21,10 @@ def check(
 ) -> list[int]:
     num_rows, device = len(logits), logits.device
     arguments = (
-        torch.tensor(temperature, device=device),
+        torch.tensor(temperature, dtype=torch.float32, device=device),
         torch.tensor(top_k or [0] * num_rows, dtype=torch.int32, device=device),
-        torch.tensor(top_p or [1.0] * num_rows, device=device),
-        torch.tensor(min_p or [0.0] * num_rows, device=device),
+        torch.tensor(top_p or [1.0] * num_rows, dtype=torch.float32, device=device),
+        torch.tensor(min_p or [0.0] * num_rows, dtype=torch.float32, device=device),
     )
     positions = torch.arange(num_rows, dtype=torch.int32, device=device)
     tokens = torch.empty(0)
