@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -36,12 +37,16 @@ CLASSIC_LENGTHS = (10, 100, 50)
 """Output tokens of each: lengths differ, which is what batching is about."""
 
 
-def classic(prompts: Sequence[str] = CLASSIC_PROMPTS, **params: Any) -> list[WorkItem]:
-    """The demos' requests: exactly 10, 100 and 50 tokens, whatever the model would like."""
-    lengths = [CLASSIC_LENGTHS[i % len(CLASSIC_LENGTHS)] for i in range(len(prompts))]
+def classic(prompts: Sequence[Any] = CLASSIC_PROMPTS, **params: Any) -> list[WorkItem]:
+    """The demos' requests: exactly 10, 100 and 50 tokens, whatever the model would like.
+
+    Args:
+        prompts: other prompts; their lengths go round.
+        params: fields of `SamplingParams`, which take the place of the demos' own.
+    """
     return [
-        WorkItem(prompt, SamplingParams(max_tokens=length, ignore_eos=True, **params))
-        for prompt, length in zip(prompts, lengths, strict=True)
+        WorkItem(prompt, SamplingParams(**{"max_tokens": length, "ignore_eos": True, **params}))
+        for prompt, length in zip(prompts, itertools.cycle(CLASSIC_LENGTHS), strict=False)
     ]
 
 
@@ -133,7 +138,8 @@ def serve(
     Returns:
         Final outputs in the order of `items`.
     """
-    pending = sorted(range(len(items)), key=lambda i: (items[i].arrival_step, items[i].arrival_time))
+    arrivals = [(item.arrival_step, item.arrival_time) for item in items]
+    pending = sorted(range(len(items)), key=arrivals.__getitem__)
     started, step = time.perf_counter(), 0
     ids: dict[str, int] = {}
     outputs: dict[int, RequestOutput] = {}
@@ -155,7 +161,8 @@ def serve(
                 ids[request_id] = pending.pop(0)
             if engine.has_unfinished_requests():
                 changed = engine.step()
-                outputs.update({ids[out.request_id]: out for out in changed if out.finished})
+                done = [out for out in changed if out.finished and out.request_id in ids]
+                outputs.update({ids[out.request_id]: out for out in done})
                 if on_step is not None:
                     on_step(changed)
             step += 1
