@@ -1,0 +1,157 @@
+"""Workloads are the same everywhere for a seed, and `serve` adds each item when its time comes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+import m1_single
+import m2_batching
+from engine_helpers import (
+    VOCAB_SIZE,
+    assert_empty,
+    every_milestone,
+    greedy,
+    hf_greedy,
+    make_engine,
+    random_prompts,
+)
+from m1_single.workloads import (
+    CLASSIC_LENGTHS,
+    WORKLOADS,
+    WorkItem,
+    classic,
+    mixed,
+    nano,
+    random_tokens,
+    serve,
+    with_poisson_arrivals,
+)
+
+PROMPTS = random_prompts([5, 3, 7])
+
+
+def test_the_classic_three_need_exactly_10_100_and_50_tokens():
+    items = classic()
+    assert [item.params.max_tokens for item in items] == list(CLASSIC_LENGTHS) == [10, 100, 50]
+    assert all(item.params.ignore_eos for item in items)
+    assert [item.params.max_tokens for item in classic(["a"] * 5)] == [10, 100, 50, 10, 100]
+
+
+def test_mixed_is_16_requests_of_16_to_128_tokens_in_and_out():
+    items = mixed(VOCAB_SIZE)
+    assert len(items) == 16
+    for item in items:
+        assert 16 <= len(item.prompt) <= 128
+        assert 16 <= item.params.max_tokens <= 128
+        assert max(item.prompt) < VOCAB_SIZE
+        assert item.params.ignore_eos
+        assert item.params.is_greedy
+
+
+def test_nano_is_the_public_benchmark_with_its_133966_output_tokens():
+    items = nano(151936)
+    assert len(items) == 256
+    assert sum(item.params.max_tokens for item in items) == 133_966
+    assert all(100 <= len(item.prompt) <= 1024 for item in items)
+    assert {item.params.temperature for item in items} == {0.6}
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_follows_its_seed_and_its_sizes(name):
+    sizes = {"num_requests": 5, "input_len": (2, 4), "output_len": (3, 3)}
+    items = WORKLOADS[name](VOCAB_SIZE, seed=1, **sizes)
+    assert items == WORKLOADS[name](VOCAB_SIZE, seed=1, **sizes)
+    assert items != WORKLOADS[name](VOCAB_SIZE, seed=2, **sizes)
+    assert len(items) == 5
+    assert {item.params.max_tokens for item in items} == {3}
+    assert {len(item.prompt) for item in items} <= {2, 3, 4}
+    assert len({item.params.seed for item in items}) == 5
+
+
+def test_lengths_reach_both_ends_of_their_ranges():
+    items = random_tokens(200, (1, 3), (4, 6), vocab_size=VOCAB_SIZE)
+    assert {len(item.prompt) for item in items} == {1, 2, 3}
+    assert {item.params.max_tokens for item in items} == {4, 5, 6}
+
+
+def test_poisson_arrivals_have_the_rate_asked_for_and_leave_the_work_as_it_is():
+    items = random_tokens(2000, (1, 1), (1, 1), vocab_size=VOCAB_SIZE)
+    arriving = with_poisson_arrivals(items, rate=4.0, seed=1)
+    times = [item.arrival_time for item in arriving]
+    assert times[0] == 0
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(2000 / 4.0, rel=0.1)
+    assert [replace(item, arrival_time=0.0) for item in arriving] == items
+    assert arriving == with_poisson_arrivals(items, rate=4.0, seed=1)
+
+
+@every_milestone
+def test_serve_adds_items_at_their_steps_and_gives_outputs_in_their_order(package):
+    engine = make_engine(package, trace="memory")
+    steps = [6, 0, 2]
+    items = [
+        WorkItem(prompt, greedy(4), arrival_step=step)
+        for prompt, step in zip(PROMPTS, steps, strict=True)
+    ]
+    outputs = serve(engine, items)
+    assert [output.token_ids for output in outputs] == [hf_greedy("llama", p, 4) for p in PROMPTS]
+    first_seen = {}
+    for record in engine.tracer.records:
+        for name in [*record.admitted, *record.waiting]:
+            first_seen.setdefault(name, record.step)
+    assert [first_seen[output.request_id] for output in outputs] == steps
+    assert_empty(engine)
+
+
+def test_serve_skips_steps_in_which_there_is_nothing_to_do():
+    engine = make_engine(m2_batching)
+    items = [
+        WorkItem(PROMPTS[0], greedy(1)),
+        WorkItem(PROMPTS[1], greedy(1), arrival_step=10**9),
+    ]
+    serve(engine, items)
+    assert engine.stats()["steps"] == 2
+
+
+def test_serve_waits_until_the_arrival_time():
+    engine = make_engine(m2_batching)
+    start = time.perf_counter()
+    (output,) = serve(engine, [WorkItem(PROMPTS[0], greedy(1), arrival_time=0.05)])
+    assert output.metrics.arrival_time - start >= 0.05
+
+
+def test_serve_shows_the_outputs_of_every_step():
+    engine = make_engine(m2_batching)
+    seen = []
+    items = [WorkItem(prompt, greedy(3)) for prompt in PROMPTS]
+    serve(engine, items, on_step=lambda outputs: seen.append(len(outputs)))
+    assert seen == [3, 3, 3]
+
+
+@every_milestone
+def test_serve_works_beside_requests_that_are_not_its_own(package):
+    engine = make_engine(package)
+    engine.add_request(PROMPTS[1], greedy(2), request_id="foreign")
+    (output,) = serve(engine, [WorkItem(PROMPTS[0], greedy(4))])
+    assert output.token_ids == hf_greedy("llama", PROMPTS[0], 4)
+
+
+def test_serve_that_is_interrupted_leaves_an_empty_engine():
+    engine = make_engine(m1_single)
+
+    def interrupt(outputs: list) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        serve(engine, [WorkItem(prompt, greedy(3)) for prompt in PROMPTS], on_step=interrupt)
+    assert_empty(engine)
+
+
+def test_serve_refuses_a_bad_item_and_aborts_those_before_it():
+    engine = make_engine(m1_single)
+    with pytest.raises(ValueError, match="prompt is empty"):
+        serve(engine, [WorkItem(PROMPTS[0], greedy(3)), WorkItem([], greedy(3))])
+    assert_empty(engine)
