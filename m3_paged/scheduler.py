@@ -1,9 +1,9 @@
 """Scheduling when memory is given out block by block: growth, preemption, resumption.
 
 A request is admitted when the blocks for its known tokens are free, and grows as it generates. When
-a running request needs a block and none is free, the most recently admitted one is preempted: its
-blocks are freed and it is recomputed later, or its KV moves to host memory and back (PagedAttention,
-section 4.5). That is the price of admitting more requests than could all grow to full length.
+a running request needs a block and none is free, the most recently admitted one is preempted. Its
+blocks are freed and it is recomputed later, or its KV moves to host memory and back (PagedAttention
+section 4.5): the price of admitting more requests than could all grow to full length.
 """
 
 from __future__ import annotations
@@ -56,6 +56,14 @@ class Scheduler(SlotScheduler):
             ValueError: the prompt is larger than a step, or n larger than `max_num_seqs`.
         """
         super().validate(request)
+        self.check_n(request)
+
+    def check_n(self, request: Request) -> None:
+        """Completions of a prompt fork from it all at once.
+
+        Raises:
+            ValueError: they are more than may run.
+        """
         if request.sampling_params.n > self.config.max_num_seqs:
             raise ValueError(
                 f"n={request.sampling_params.n} completions start together, but "
@@ -84,17 +92,23 @@ class Scheduler(SlotScheduler):
     def _grow_running(self, plan: PagedStepPlan) -> None:
         """A row for each running request, the last to be preempted first."""
         for request in self.by_seniority():
-            if request.status is not RequestStatus.RUNNING:
-                continue  # preempted for a senior one
-            start, end = request.num_computed_tokens, request.num_tokens
-            while not self.kv.can_append(request.request_id, start, end):
-                victim = self.by_seniority()[-1]
-                self._preempt(victim, plan, f"no free block for {request.request_id}")
-                if victim is request:
-                    break
-            else:
-                plan.copies += self.kv.append(request.request_id, start, end)
+            if request.status is RequestStatus.RUNNING and self._make_room(request, plan):
                 plan.rows.append(self._row(request))
+
+    def _make_room(self, request: Request, plan: PagedStepPlan) -> bool:
+        """Get the blocks for a running request's next token, preempting as long as it takes.
+
+        Returns:
+            False if the request had to go itself.
+        """
+        start, end = request.num_computed_tokens, request.num_tokens
+        while not self.kv.can_append(request.request_id, start, end):
+            victim = self.by_seniority()[-1]
+            self._preempt(victim, plan, f"no free block for {request.request_id}")
+            if victim is request:
+                return False
+        plan.copies += self.kv.append(request.request_id, start, end)
+        return True
 
     def by_seniority(self) -> list[Request]:
         """Running requests; the last is the victim when memory runs out.
@@ -142,15 +156,20 @@ class Scheduler(SlotScheduler):
             self.kv.events.append(KVEvent("swap_in", request.request_id, [b for _, b in moves]))
         if request.metrics.num_preemptions:
             plan.resumed.append(plan.admitted.pop())
-        plan.admitted += request.forks
+        else:
+            plan.admitted += request.forks
         return row
 
     def reason_to_wait(self, request: Request, budget: int) -> str | None:
         """Why a request and its forks cannot join a step; None if they can."""
+        return self.no_seat_reason(request) or super().reason_to_wait(request, budget)
+
+    def no_seat_reason(self, request: Request) -> str | None:
+        """Why too many run already for a request and its forks to start; None if they can."""
         num_running = len(self.running) + sum(len(running.forks) for running in self.running)
         if num_running + len(request.forks) >= self.config.max_num_seqs:
             return f"max_num_seqs={self.config.max_num_seqs}, {num_running} are running"
-        return super().reason_to_wait(request, budget)
+        return None
 
     def update(self, plan: StepPlan, sampled: dict[str, SampledToken]) -> list[RequestOutput]:
         """As before; and where a prompt is complete, its further completions fork from it."""

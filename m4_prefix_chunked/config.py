@@ -1,0 +1,53 @@
+"""What M4 adds to the configuration: two independent switches, and how prefill shares a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import m3_paged
+
+
+@dataclass(frozen=True)
+class EngineConfig(m3_paged.EngineConfig):
+    """Limits and switches of an engine with prefix caching and chunked prefill."""
+
+    enable_prefix_caching: bool = True
+    """Keep the KV of full blocks after their request ended, and find it again by content."""
+    enable_chunked_prefill: bool = True
+    """Compute a prompt in as many steps as the token budget asks for."""
+    long_prefill_token_threshold: int = 0
+    """Most prompt tokens of one request in a step; 0: as many as the budget has left."""
+    prefill_policy: str = "mixed"
+    """"mixed": decode rows first, prefill rows take what is left of the budget. "prefill_first":
+    a step with prefill rows has no others, so that arrivals stall every decode."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prefill_policy not in ("mixed", "prefill_first"):
+            raise ValueError(
+                f'prefill_policy must be "mixed" or "prefill_first", got {self.prefill_policy!r}'
+            )
+        if self.long_prefill_token_threshold < 0:
+            raise ValueError(
+                "long_prefill_token_threshold must be at least 0, "
+                f"got {self.long_prefill_token_threshold}"
+            )
+        if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
+            raise ValueError(
+                f"long_prefill_token_threshold={self.long_prefill_token_threshold} cuts prompts "
+                "into chunks, but enable_chunked_prefill is False"
+            )
+
+    def check_step_budget(self) -> None:
+        """With chunked prefill any budget will do: who does not fit waits a step."""
+        if not self.enable_chunked_prefill:
+            super().check_step_budget()
+
+    def check_recompute_fits_a_step(self, max_model_len: int) -> None:
+        """With chunked prefill a recomputation takes as many steps as it needs."""
+        if not self.enable_chunked_prefill:
+            super().check_recompute_fits_a_step(max_model_len)
+
+    def max_row_tokens(self, budget: int) -> int:
+        """Most tokens that one row may compute when the step has `budget` tokens left."""
+        return min(budget, self.long_prefill_token_threshold or budget)
