@@ -1,0 +1,166 @@
+"""Thousands of random steps against the device of lists, with invariants on after each.
+
+Whatever arrives, forks, is preempted, swapped, aborted or fails: at every step every request finds
+its own context, it gets the tokens it would have got alone, and every block comes back.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from m1_single.request import Request
+from m3_paged.scheduler import PagedStepPlan, Scheduler
+from paged_helpers import PagedDevice, expected_tokens, make_requests, make_scheduler
+
+NUM_STEPS = 2_500  # in each of four modes
+
+
+class RandomLife:
+    """A scheduler to which random things happen."""
+
+    def __init__(self, rng: random.Random, *, failure_rate: float = 0.03, **fields: str) -> None:
+        self.rng, self.failure_rate = rng, failure_rate
+        self.block_size = rng.choice([1, 2, 3, 4, 16])
+        max_model_len = rng.randint(2, 40)
+        num_blocks = -(-max_model_len // self.block_size) + rng.choice([0, 0, 1, 3, 20])
+        self.scheduler: Scheduler = make_scheduler(
+            num_blocks,
+            self.block_size,
+            max_model_len,
+            max_num_seqs=rng.randint(1, 8),
+            max_num_batched_tokens=max_model_len + 8 + rng.choice([0, 0, 30]),
+            swap_space_tokens=rng.choice([None, 0, self.block_size, 2 * max_model_len]),
+            **fields,
+        )
+        self.device = PagedDevice(self.scheduler)
+        self.leaders: list[Request] = []
+        self.num_steps = self.num_arrivals = self.num_preemptions = self.num_swaps = 0
+
+    def arrive(self) -> None:
+        scheduler, rng = self.scheduler, self.rng
+        leader = make_requests(
+            f"r{self.num_arrivals}",
+            rng.randint(1, scheduler.max_model_len - 1),
+            rng.randint(1, 30),
+            n=rng.randint(1, min(4, scheduler.config.max_num_seqs)),
+            seed=rng.randrange(100),
+            priority=rng.randint(0, 2),
+            arrival=self.num_arrivals,
+        )
+        self.num_arrivals += 1
+        scheduler.validate(leader)
+        scheduler.add(leader)
+        self.leaders.append(leader)
+
+    def abort_somebody(self) -> None:
+        leader = self.rng.choice(self.leaders)
+        completions = list(reversed(leader.completions))  # forks before what they fork from
+        if self.rng.random() < 0.3:
+            completions = completions[:1]  # only the last one
+        for completion in completions:
+            if not completion.is_finished:
+                self.scheduler.abort(completion)
+        self.scheduler.check_invariants()
+
+    def step(self) -> None:
+        scheduler = self.scheduler
+        seniors = scheduler.by_seniority()
+        plan = scheduler.schedule()
+        self.check_plan(plan, seniors)
+        if self.rng.random() < self.failure_rate:
+            self.device.break_off(plan)
+            scheduler.fail(plan)
+        else:
+            scheduler.update(plan, self.device.execute(plan))
+        scheduler.check_invariants()
+        self.num_steps += 1
+        self.num_preemptions += len(plan.preempted)
+        self.num_swaps += len(plan.swap_ins)
+        for request in scheduler.take_ended():
+            self.check_output(request)
+        scheduler.drain_events()
+        self.leaders = [leader for leader in self.leaders if not leader.is_done]
+
+    def check_plan(self, plan: PagedStepPlan, seniors: list[Request]) -> None:
+        """What must hold of every plan."""
+        scheduler = self.scheduler
+        rows = [row.request for row in plan.rows]
+        newcomers = [request for request in plan.admitted if request.leader is None] + plan.resumed
+        assert rows, "unfinished requests, and nothing planned"
+        assert set(rows) == set(scheduler.running), "every running request takes part, once"
+        assert len(rows) == len(set(rows))
+        assert plan.num_tokens <= scheduler.config.max_num_batched_tokens
+        assert sum(len(row.sampling_requests) for row in plan.rows) <= scheduler.config.max_num_seqs
+        if plan.preempted:
+            assert not newcomers
+            assert seniors[0] not in [preemption.request for preemption in plan.preempted]
+        if newcomers and scheduler.waiting:
+            last = max(scheduler.waiting.key(request) for request in newcomers)
+            assert last <= min(scheduler.waiting.key(request) for request in scheduler.waiting)
+
+    def check_output(self, request: Request) -> None:
+        """Complete or cut short, it is what the request would have got alone."""
+        params, limit = request.sampling_params, self.scheduler.max_model_len
+        full = min(params.max_tokens, limit - request.num_prompt_tokens)
+        tokens = request.output_token_ids
+        assert tokens == expected_tokens(request, len(tokens))
+        assert request.finish_reason in ("length", "abort", "error")
+        assert len(tokens) == full or request.finish_reason != "length"
+
+    def drain(self) -> None:
+        """Let all that is there finish, and look that nothing is left."""
+        num_left = sum(len(leader.completions) for leader in self.leaders)
+        limit = self.num_steps + 40 * num_left  # as if they ran one after the other
+        while self.scheduler.has_unfinished_requests():
+            self.step()
+            assert self.num_steps <= limit, "no progress"
+        assert self.leaders == [], "requests dropped"
+        assert self.scheduler.kv.pool.num_used == self.scheduler.host.pool.num_used == 0
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_ten_thousand_random_steps_lose_no_block_and_no_token(preemption, policy):
+    rng = random.Random(f"{preemption} {policy}")
+    num_steps = num_preemptions = num_swaps = num_copies = num_aborts = 0
+    start = time.perf_counter()
+    while num_steps < NUM_STEPS:
+        life = RandomLife(rng, preemption=preemption, policy=policy)
+        while life.num_steps < 100:
+            if rng.random() < 0.4:
+                life.arrive()
+            if life.leaders and rng.random() < 0.05:
+                life.abort_somebody()
+                num_aborts += 1
+            if life.scheduler.has_unfinished_requests():
+                life.step()
+        life.drain()
+        num_steps += life.num_steps
+        num_preemptions += life.num_preemptions
+        num_swaps += life.num_swaps
+        num_copies += life.scheduler.kv.num_copies
+    assert time.perf_counter() - start < 30
+    # The road led through what it was built for.
+    assert min(num_preemptions, num_copies) > 100
+    assert num_aborts > 30
+    assert (num_swaps > 30) == (preemption == "swap")
+
+
+@settings(max_examples=60)
+@given(
+    rng=st.randoms(use_true_random=False),
+    num_requests=st.integers(1, 12),
+    preemption=st.sampled_from(["recompute", "swap"]),
+    policy=st.sampled_from(["fcfs", "priority"]),
+)
+def test_any_workload_finishes(rng, num_requests, preemption, policy):
+    """The same, in small, so that a failure shrinks to a few requests."""
+    life = RandomLife(rng, failure_rate=0, preemption=preemption, policy=policy)
+    for _ in range(num_requests):
+        life.arrive()
+    life.drain()

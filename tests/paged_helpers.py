@@ -1,0 +1,154 @@
+"""What tests of paged schedulers share: plans in a line, and a device made of lists.
+
+`PagedDevice` is a runner whose KV memory is Python lists. It moves blocks as the plan says, writes
+each row's tokens where the block table says, and then reads the whole context back through the
+table. A scheduler that swaps, copies or frees a block wrongly is caught at the very step. The next
+token is a hash of the context and the seed, so that what a request must give is known beforehand.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+from m1_single.plan import StepPlan
+from m1_single.request import Request, SampledToken
+from m1_single.sampling_params import SamplingParams
+from m3_paged import EngineConfig
+from m3_paged.scheduler import PagedStepPlan, Scheduler
+
+VOCAB_SIZE = 1000
+
+
+def make_scheduler(
+    num_blocks: int = 8, block_size: int = 4, max_model_len: int | None = None, **fields: Any
+) -> Scheduler:
+    """A scheduler over a pool that holds one request of `max_model_len` exactly, or more."""
+    config = EngineConfig(**{"max_num_seqs": 4, "block_size": block_size, **fields})
+    return Scheduler(config, max_model_len or num_blocks * block_size, num_blocks)
+
+
+def make_requests(
+    name: str, num_prompt_tokens: int, max_tokens: int, *, n: int = 1, seed: int = 0, **fields: Any
+) -> Request:
+    """A request with a prompt of its own, and its further completions, as the engine makes them."""
+    params = SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=True)
+    prompt = [zlib.crc32(f"{name}:{i}".encode()) % VOCAB_SIZE for i in range(num_prompt_tokens)]
+    leader = Request(name, prompt, params, seed=seed, **fields)
+    for index in range(1, n):
+        fork = Request(
+            f"{name}/{index}", prompt, params, seed=seed + index, leader=leader, **fields
+        )
+        leader.completions.append(fork)
+        leader.forks.append(fork)
+    return leader
+
+
+def next_token(token_ids: list[int], seed: int) -> int:
+    """What `PagedDevice` samples after these tokens."""
+    return zlib.crc32(f"{seed}:{token_ids}".encode()) % VOCAB_SIZE
+
+
+def expected_tokens(request: Request, num_tokens: int) -> list[int]:
+    """The output of a request that nobody disturbs."""
+    token_ids = list(request.prompt_token_ids)
+    for _ in range(num_tokens):
+        token_ids.append(next_token(token_ids, request.seed))
+    return token_ids[request.num_prompt_tokens :]
+
+
+class PagedDevice:
+    """Carries out plans on KV memory of lists, and checks that each row sees its own context."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.block_size = scheduler.config.block_size
+        self.blocks = [[-1] * self.block_size for _ in range(scheduler.kv.pool.num_blocks)]
+        self.host_blocks = [[-1] * self.block_size for _ in range(scheduler.host.pool.num_blocks)]
+
+    def execute(self, plan: StepPlan) -> dict[str, SampledToken]:
+        """Move blocks, write, read, sample."""
+        assert isinstance(plan, PagedStepPlan)
+        for source, target in plan.swap_outs:
+            self.host_blocks[target] = list(self.blocks[source])
+        for source, target in plan.swap_ins:
+            self.blocks[target] = list(self.host_blocks[source])
+        copied = [list(self.blocks[source]) for source, _ in plan.copies]
+        for (_, target), content in zip(plan.copies, copied, strict=True):
+            self.blocks[target] = content
+        for row in plan.rows:
+            for position in range(row.start, row.end):
+                block, offset = divmod(position, self.block_size)
+                self.blocks[row.blocks[block]][offset] = row.request.token_ids[position]
+        for row in plan.rows:  # only now: nobody may have written into another's block
+            context = [token for block in row.blocks for token in self.blocks[block]][: row.end]
+            assert context == row.request.token_ids[: row.end], row.request.request_id
+        return {
+            request.request_id: SampledToken(next_token(request.token_ids, request.seed))
+            for row in plan.rows
+            for request in row.sampling_requests
+        }
+
+    def break_off(self, plan: PagedStepPlan) -> None:
+        """A step that raises half way: whatever it was to write is spoilt."""
+        for _, target in plan.swap_outs:
+            self.host_blocks[target] = [-9] * self.block_size
+        targets = [target for _, target in plan.swap_ins + plan.copies]
+        for block in targets + [block for row in plan.rows for block in row.blocks]:
+            self.blocks[block] = [-9] * self.block_size
+
+
+def step(scheduler: Scheduler, device: PagedDevice) -> PagedStepPlan:
+    """One step of the engine's loop, with invariants checked."""
+    plan = scheduler.schedule()
+    assert plan.rows, "unfinished requests, and nothing planned"
+    scheduler.update(plan, device.execute(plan))
+    scheduler.check_invariants()
+    return plan
+
+
+def step_until_preemption(scheduler: Scheduler, device: PagedDevice) -> PagedStepPlan:
+    """Steps up to the first that preempts."""
+    while not (plan := step(scheduler, device)).preempted:
+        pass
+    return plan
+
+
+def waiting_ids(scheduler: Scheduler) -> list[str]:
+    """Who waits, in the order of the queue."""
+    return [request.request_id for request in scheduler.waiting]
+
+
+def run_to_end(scheduler: Scheduler, device: PagedDevice | None = None) -> list[str]:
+    """All steps that are left, each as a line."""
+    device, lines = device or PagedDevice(scheduler), []
+    while scheduler.has_unfinished_requests():
+        lines.append(plan_line(step(scheduler, device)))
+        scheduler.take_ended()
+        scheduler.drain_events()
+    return lines
+
+
+def plan_line(plan: PagedStepPlan) -> str:
+    """A plan as a line: `a[0:6]@0,1 | +a`; a row is who, tokens and block table.
+
+    Then who came (+), came back (^) or was preempted (-), and what moves: `out 1>0` from device to
+    host, `in 0>3` from host to device, `copy 1>2`.
+    """
+    rows = [
+        f"{row.request.request_id}[{row.start}:{row.end}]@{','.join(map(str, row.blocks))}"
+        for row in plan.rows
+    ]
+    notes = [f"+{request.request_id}" for request in plan.admitted]
+    notes += [f"^{request.request_id}" for request in plan.resumed]
+    notes += [f"-{preemption.request.request_id}" for preemption in plan.preempted]
+    moves = {"out": plan.swap_outs, "in": plan.swap_ins, "copy": plan.copies}
+    notes += [f"{what} {s}>{t}" for what, pairs in moves.items() for s, t in pairs]
+    return " ".join(rows) + (" | " + " ".join(notes) if notes else "")
+
+
+def add_all(scheduler: Scheduler, *requests: Request) -> None:
+    """Queue requests in the order of their arrival."""
+    for arrival, request in enumerate(requests):
+        for completion in request.completions:
+            completion.arrival = arrival
+        scheduler.add(request)
