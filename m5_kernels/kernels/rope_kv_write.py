@@ -135,9 +135,7 @@ def _rope_kv_write_kernel(
         tl.store(key_cache + offsets + HALF, high.to(key_cache.dtype.element_ty), mask=key_mask)
         value_mask = is_value[:, None] & is_half[None, :]
         tl.store(value_cache + offsets, low.to(key_cache.dtype.element_ty), mask=value_mask)
-        tl.store(
-            value_cache + offsets + HALF, high.to(key_cache.dtype.element_ty), mask=value_mask
-        )
+        tl.store(value_cache + offsets + HALF, high.to(key_cache.dtype.element_ty), mask=value_mask)
 
 
 def write_kv(

@@ -51,9 +51,7 @@ def sample(
     infinity, or nothing but -inf.
     """
     if not runs_triton(logits):
-        return sample_torch(
-            logits, temperature, top_k, top_p, min_p, seeds, positions, has_filters
-        )
+        return sample_torch(logits, temperature, top_k, top_p, min_p, seeds, positions, has_filters)
     num_rows, vocab_size = logits.shape
     num_chunks = ceil_div(vocab_size, CHUNK)
     tokens = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
@@ -299,7 +297,9 @@ def sample_torch(
     is_broken = ~(raw.amax(-1).isfinite() & ~raw.isnan().any(-1))
     scaled = raw / temperature.clamp(min=MIN_TEMPERATURE)[:, None]
     if has_filters:
-        scaled = filter_logits(scaled, top_k.cpu().long(), top_p.cpu().double(), min_p.cpu().double())
+        scaled = filter_logits(
+            scaled, top_k.cpu().long(), top_p.cpu().double(), min_p.cpu().double()
+        )
     is_random = temperature > 0
     tokens = raw.argmax(-1)
     if is_random.any():

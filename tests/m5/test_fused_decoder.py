@@ -76,7 +76,8 @@ def test_logits_equal_hugging_face_in_prefill_chunks_decode_and_mixed_steps(vari
     tables = torch.randperm(40).int()[:30].view(2, 15)
     ids = torch.randint(3, 199, (2, 40))
     expected = [
-        model(row[None], attention_mask=torch.ones(1, 40, dtype=torch.long)).logits[0] for row in ids
+        model(row[None], attention_mask=torch.ones(1, 40, dtype=torch.long)).logits[0]
+        for row in ids
     ]
     computed, seen = [0, 0], [[], []]
     for lens in [(17, 0), (1, 6), (1, 1), (5, 1), (3, 20), (1, 1), (1, 0), (11, 11)]:

@@ -120,7 +120,9 @@ def test_large_mixed_batch(dtype: torch.dtype, head_dim: int, window: int | None
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("block_size", "group"), itertools.product([1, 16, 100, 256], [1, 3, 7, 16]))
+@pytest.mark.parametrize(
+    ("block_size", "group"), itertools.product([1, 16, 100, 256], [1, 3, 7, 16])
+)
 def test_large_block_sizes_and_groups(block_size: int, group: int) -> None:
     check([3000, 1, 777], "cuda", 2 * group, 2, 128, block_size, torch.bfloat16, launches=5)
 

@@ -90,9 +90,7 @@ def test_half_precision(dtype: torch.dtype, device: str) -> None:
 
 
 def test_tail_of_a_mixed_step_leaves_decode_rows_alone(device: str) -> None:
-    batch = PagedBatch.random(
-        [30, 20, 25], [1, 1, 12], 4, 2, 64, 16, torch.float32, device
-    )
+    batch = PagedBatch.random([30, 20, 25], [1, 1, 12], 4, 2, 64, 16, torch.float32, device)
     tables = (batch.block_table[2:], batch.context_lens[2:], batch.query_start_loc[2:])
     caches = (batch.key_cache, batch.value_cache)
     output = torch.full_like(batch.query, torch.nan)

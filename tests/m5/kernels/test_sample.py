@@ -84,7 +84,9 @@ def test_ties_with_the_kth_logit_are_all_kept(device: str) -> None:
 
 
 def test_negative_and_signed_zero_logits(device: str) -> None:
-    logits = torch.tensor([[-5.0, -0.0, 0.0, -1, -7, -2], [-3.0, -4, -5, -6, -7, -8]], device=device)
+    logits = torch.tensor(
+        [[-5.0, -0.0, 0.0, -1, -7, -2], [-3.0, -4, -5, -6, -7, -8]], device=device
+    )
     for dtype in (torch.bfloat16, torch.float32):
         check(logits.to(dtype), [1, 1], [3, 2], [0.9, 0.8], [0, 0], num_seeds=1)
 
