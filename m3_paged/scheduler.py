@@ -139,7 +139,8 @@ class Scheduler(SlotScheduler):
         request.status = RequestStatus.SWAPPED
         self.host.allocate(request.request_id, request.num_computed_tokens)
         blocks = self.kv.blocks_of(request.request_id)
-        moves = list(zip(blocks, self.host.blocks_of(request.request_id), strict=True))
+        # A prompt that is computed in chunks (from M4 on) also has blocks that are still empty.
+        moves = list(zip(blocks, self.host.blocks_of(request.request_id), strict=False))
         plan.swap_outs += moves
         self.kv.events.append(KVEvent("swap_out", request.request_id, [b for b, _ in moves]))
 
