@@ -73,6 +73,7 @@ class SamplingParams:
             self.min_tokens,
             f"in [0, max_tokens={self.max_tokens}]",
         )
+        _check(isinstance(self.cache_salt, str), "cache_salt", self.cache_salt, "a string")
         are_texts = all(isinstance(text, str) and text for text in self.stop)
         _check(are_texts, "stop", self.stop, "a list of strings, none of them empty")
         are_ids = all(isinstance(token_id, int) for token_id in self.stop_token_ids)

@@ -35,6 +35,7 @@ class CachingBlockPool(BlockPool):
     def share(self, block: int) -> None:
         """One more table holds the block; a free one comes off the free list."""
         if self.ref_counts[block] == 0:
+            assert block in self.hash_of, f"block {block} is free and its content forgotten"
             del self.free_blocks[block]
             self.num_cached_free -= 1
             self.ref_counts[block] = 1

@@ -89,9 +89,9 @@ class PrefixCache(BlockManager):
             Tokens saved, and copies to make before the forward, as (from block, to block).
         """
         blocks, num_cached = self.find_prefix(request)
-        self.counts["queries"] += 1
+        self.counts["queries"] += self.is_enabled
         self.counts["hits"] += num_cached > 0
-        self.counts["queried_tokens"] += request.num_tokens
+        self.counts["queried_tokens"] += request.num_tokens * self.is_enabled
         self.counts["saved_tokens"] += num_cached
         for block in blocks:  # before anything is allocated, which could evict them
             self.pool.share(block)
@@ -130,7 +130,7 @@ class PrefixCache(BlockManager):
         """Hash of a request's full block; each is computed once."""
         hashes = self.hashes.setdefault(request.request_id, [])
         while len(hashes) <= index:
-            salt = request.sampling_params.cache_salt.encode()
+            salt = request.sampling_params.cache_salt.encode("utf-8", "surrogatepass")
             parent = hashes[-1] if hashes else hashlib.sha256(salt).digest()
             first = len(hashes) * self.block_size
             hashes.append(hash_block(parent, request.token_ids[first : first + self.block_size]))
