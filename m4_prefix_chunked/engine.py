@@ -25,9 +25,10 @@ class LLMEngine(m3_paged.LLMEngine):
         """Forget all cached KV, for instance after the weights changed.
 
         Returns:
-            False, with nothing done, while blocks are in use: finish or abort the requests first.
+            False, with nothing done, while blocks are in use, on the device or by swapped requests
+            in host memory: finish or abort the requests first.
         """
-        return self.scheduler.kv.reset()
+        return not self.scheduler.host.owners and self.scheduler.kv.reset()
 
     def stats(self) -> dict[str, Any]:
         """As before, with `prefix_cache`: queries, hits, hit rate, tokens saved, evictions."""
