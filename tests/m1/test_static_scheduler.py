@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from m1_single.request import RequestStatus
 from m1_single.scheduler import Scheduler
 
 
-def make_scheduler(max_model_len: int = 64, **fields: int) -> Scheduler:
+def make_scheduler(max_model_len: int = 64, **fields: Any) -> Scheduler:
     return Scheduler(EngineConfig(**{"max_num_seqs": 3, **fields}), max_model_len)
 
 

@@ -98,7 +98,7 @@ def test_serve_adds_items_at_their_steps_and_gives_outputs_in_their_order(packag
     ]
     outputs = serve(engine, items)
     assert [output.token_ids for output in outputs] == [hf_greedy("llama", p, 4) for p in PROMPTS]
-    first_seen = {}
+    first_seen: dict[str, int] = {}
     for record in engine.tracer.records:
         for name in [*record.admitted, *record.waiting]:
             first_seen.setdefault(name, record.step)

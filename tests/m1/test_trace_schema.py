@@ -1,0 +1,237 @@
+"""The trace: one schema for all milestones, complete, consistent, and the same read back."""
+
+from __future__ import annotations
+
+import json
+import types
+from typing import Any
+
+import pytest
+
+import m1_single
+from engine_helpers import (
+    every_milestone,
+    greedy,
+    hf_greedy,
+    make_engine,
+    make_request,
+    random_prompts,
+    run_to_end,
+)
+from m1_single.plan import Preemption, ScheduledRequest, StepPlan
+from m1_single.tracer import (
+    KVEvent,
+    KVUsage,
+    StepRecord,
+    Tracer,
+    batch_rows,
+    read_jsonl,
+)
+
+SCHEMA: dict[str, Any] = {
+    "step": int,
+    "milestone": str,
+    "schedule_ms": float,
+    "execute_ms": float,
+    "update_ms": float,
+    "batch": [
+        {
+            "request_id": str,
+            "phase": str,
+            "start": int,
+            "num_new_tokens": int,
+            "num_cached_tokens": int,
+            "sampled_token": int | None,
+            "blocks": [int],
+        }
+    ],
+    "num_prefill_tokens": int,
+    "num_decode_tokens": int,
+    "num_padding_tokens": int,
+    "waiting": [str],
+    "running": [str],
+    "swapped": [str],
+    "admitted": [str],
+    "resumed": [str],
+    "preempted": [{"request_id": str, "reason": str}],
+    "finished": [{"request_id": str, "reason": str}],
+    "kv": {
+        "unit": str,
+        "total": int,
+        "used": int,
+        "free": int,
+        "cached": int,
+        "watermark": int,
+        "reserved_tokens": int,
+        "stored_tokens": int,
+    },
+    "events": [{"type": str, "request_id": str | None, "blocks": [int]}],
+}
+"""Names, order and types of a JSON line."""
+
+PHASES = {"prefill", "decode", "padding"}
+EVENTS = {"alloc", "free", "share", "copy_on_write", "evict", "swap_out", "swap_in"}
+PROMPTS = random_prompts([5, 9, 2, 7])
+LENGTHS = [3, 6, 1, 4]
+
+
+def assert_fits(value: Any, schema: Any, where: str = "record") -> None:
+    if isinstance(schema, dict):
+        assert list(value) == list(schema), where
+        for name, inner in schema.items():
+            assert_fits(value[name], inner, f"{where}.{name}")
+    elif isinstance(schema, list):
+        assert isinstance(value, list), where
+        for inner in value:
+            assert_fits(inner, schema[0], f"{where}[]")
+    else:
+        assert isinstance(value, schema), f"{where} is {value!r}"
+        assert not isinstance(value, bool), where
+
+
+def traced_run(package: Any, trace: str = "memory") -> Any:
+    """Four requests on two places; one is aborted while it waits."""
+    engine = make_engine(package, max_num_seqs=2, max_model_len=32, trace=trace)
+    for number, (prompt, length) in enumerate(zip(PROMPTS, LENGTHS, strict=True)):
+        engine.add_request(prompt, greedy(length), request_id=f"q{number}")
+    engine.step()
+    engine.add_request([5], greedy(), request_id="aborted")
+    engine.abort("aborted")
+    run_to_end(engine)
+    return engine
+
+
+@every_milestone
+def test_every_record_has_exactly_the_fields_of_the_schema(package):
+    records = traced_run(package).tracer.records
+    for number, record in enumerate(records):
+        line = json.loads(json.dumps(record.to_dict()))
+        assert_fits(line, SCHEMA)
+        assert line["step"] == number
+        assert line["milestone"] == package.__name__
+        assert {row["phase"] for row in line["batch"]} <= PHASES
+        assert {event["type"] for event in line["events"]} <= EVENTS
+
+
+def test_a_record_of_everything_fits_the_schema_too():
+    """What M1 and M2 never do, so that the schema is checked in full from the start."""
+    request = make_request("r1")
+    row = ScheduledRequest(request, 0, 4, blocks=[3], num_cached_tokens=0)
+    plan = StepPlan([row], [request], [request], [Preemption(request, "no free block for r2")])
+    scheduler = types.SimpleNamespace(
+        waiting=[],
+        running=[request],
+        kv_usage=lambda: KVUsage("block", 64, 40, 51, 640, 598, cached=10),
+    )
+    record = StepRecord.of(
+        step=12,
+        milestone="m4_prefix_chunked",
+        times=[0.0, 0.001, 0.003, 0.0035],
+        plan=plan,
+        rows=batch_rows(plan, {}),
+        scheduler=scheduler,
+        finished=[],
+        events=[KVEvent("alloc", "r1", [9]), KVEvent("evict", None, [4])],
+    )
+    data = record.to_dict()
+    assert_fits(data, SCHEMA)
+    assert (data["schedule_ms"], data["execute_ms"], data["update_ms"]) == (1.0, 2.0, 0.5)
+    assert data["kv"]["free"] == 24
+
+
+@every_milestone
+def test_counts_rows_and_queues_of_a_record_agree(package):
+    engine = traced_run(package)
+    finished: list[str] = []
+    for record in engine.tracer.records:
+        by_phase = {phase: [r for r in record.batch if r.phase == phase] for phase in PHASES}
+        assert record.num_prefill_tokens == sum(r.num_new_tokens for r in by_phase["prefill"])
+        assert record.num_decode_tokens == len(by_phase["decode"])
+        assert record.num_padding_tokens >= len(by_phase["padding"])
+        finished += [ended["request_id"] for ended in record.finished]
+        assert not {*record.waiting} & {*record.running}
+        assert not {*record.waiting, *record.running} & {*finished}
+        assert {*record.admitted} <= {*record.running, *finished}
+        kv = record.kv
+        assert kv.free + kv.used == kv.total
+        assert kv.used <= kv.watermark
+        assert 0 <= kv.stored_tokens <= kv.reserved_tokens
+        assert (kv.used > 0) == bool(record.running)
+    assert sorted(finished) == ["aborted", "q0", "q1", "q2", "q3"]
+    reasons = {e["request_id"]: e["reason"] for r in engine.tracer.records for e in r.finished}
+    assert reasons == {"aborted": "abort"} | dict.fromkeys(["q0", "q1", "q2", "q3"], "length")
+
+
+@every_milestone
+def test_the_rows_of_a_request_tell_all_its_tokens(package):
+    records = traced_run(package).tracer.records
+    for number, (prompt, length) in enumerate(zip(PROMPTS, LENGTHS, strict=True)):
+        rows = [
+            row
+            for record in records
+            for row in record.batch
+            if row.request_id == f"q{number}" and row.phase != "padding"
+        ]
+        sampled = [row.sampled_token for row in rows if row.sampled_token is not None]
+        assert sampled == hf_greedy("llama", prompt, length)
+        ends = [row.start + row.num_new_tokens for row in rows]
+        assert [row.start for row in rows] == [0, *ends[:-1]], "each starts where the last ended"
+        assert ends[-1] == len(prompt) + length - 1
+
+
+@every_milestone
+def test_a_jsonl_trace_reads_back_as_it_was(package, tmp_path):
+    path = tmp_path / "deep" / "steps.jsonl"
+    engine = traced_run(package, str(path))
+    assert read_jsonl(path) == [record.to_dict() for record in engine.tracer.records]
+    assert len(path.read_text().splitlines()) == engine.stats()["steps"]
+
+
+def test_a_step_is_on_disk_when_it_returns(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    engine = make_engine(m1_single, trace=str(path))
+    engine.add_request([5, 6], greedy(3))
+    for number in (1, 2):
+        engine.step()
+        assert len(read_jsonl(path)) == number
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"step": 1}', "null"])
+def test_a_line_that_is_no_record_is_named(tmp_path, line):
+    path = tmp_path / "steps.jsonl"
+    path.write_text('{"step": 0, "batch": [], "kv": {}}\n' + line + "\n")
+    with pytest.raises(ValueError, match="line 2"):
+        read_jsonl(path)
+
+
+def test_llm_trace_in_the_environment_prints_every_step(monkeypatch, capsys):
+    monkeypatch.setenv("LLM_TRACE", "1")
+    engine = make_engine(m1_single)
+    engine.generate([5, 6], greedy(2))
+    printed = capsys.readouterr().out
+    assert len(engine.tracer.records) == 2
+    assert "prefill" in printed
+    assert "decode" in printed
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_without_it_nothing_is_traced(monkeypatch, capsys, value):
+    monkeypatch.setenv("LLM_TRACE", value)
+    engine = make_engine(m1_single)
+    engine.generate([5, 6], greedy(2))
+    assert engine.tracer is None
+    assert capsys.readouterr().out == ""
+
+
+def test_an_option_of_the_engine_goes_before_the_environment(monkeypatch, capsys):
+    monkeypatch.setenv("LLM_TRACE", "1")
+    make_engine(m1_single, trace="memory").generate([5, 6], greedy(2))
+    assert capsys.readouterr().out == ""
+
+
+def test_every_sink_sees_every_record():
+    seen: list[list[Any]] = [[], []]
+    tracer = Tracer([seen[0].append, seen[1].append])
+    record: Any = object()
+    tracer.record(record)
+    assert seen == [[record], [record]] == [tracer.records] * 2
