@@ -1,0 +1,227 @@
+"""Fill the documentation with what its commands print and draw. Nothing in it is pasted by hand.
+
+    python docs/build.py            run every command, fill the files in
+    python docs/build.py --check    run every command, fail where a file says otherwise
+    python docs/build.py --check --quick    the same without commands marked `slow`
+    python docs/build.py docs/m2_batching.md    only this file
+
+A Markdown file asks for output with a comment, and the builder writes what follows it:
+
+    <!-- run: python -m m1_single.walkthrough --auto      the fenced block below is its output
+    from: Stop 4 of 14                                   ... from the line that holds this
+    to: Stop 5 of 14                                     ... up to the line that holds this
+    vary: times | all                                    ... compared but for times, or only run
+    slow: yes -->                                        ... left out by --quick
+    <!-- write: COMMAND > docs/transcripts/x.txt -->     the output goes into this file
+    <!-- draw: COMMAND -o docs/images/x.png -->          the picture below is drawn by it
+    <!-- include: docs/measurements/x.md --> ... <!-- end -->    the text of a recorded file
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import shlex
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import docs_commands
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+_COMMENT = re.compile(r"<!-- (?P<kind>run|write|draw): (?P<body>.*?)-->\n", re.S)
+_RUN_BLOCK = re.compile(r"\n*```console\n.*?\n```\n", re.S)
+_PICTURE = re.compile(r"\n*(!\[[^\]]*\]\([^)]*\))\n(?:\n?`[^`]*`\n)?")
+_INCLUDE = re.compile(r"(<!-- include: (\S+) -->\n).*?(<!-- end -->)", re.S)
+_NUMBER_OF_TIME = re.compile(r"[\d,.]+ ?(ms|s|tok/s|us|x)\b")
+
+
+@dataclass(frozen=True)
+class Marker:
+    """A comment that asks for a command's output."""
+
+    kind: str
+    command: str
+    options: dict[str, str]
+    end: int
+    """Where the comment ends in the page."""
+
+    @property
+    def is_slow(self) -> bool:
+        return self.options.get("slow") == "yes"
+
+    @property
+    def vary(self) -> str:
+        return self.options.get("vary", "")
+
+
+def markers(text: str) -> list[Marker]:
+    """The markers of a page, in order.
+
+    Raises:
+        ValueError: a marker has an option that does not exist.
+    """
+    found = []
+    for match in _COMMENT.finditer(text):
+        command, *lines = match["body"].strip().split("\n")
+        options = {
+            name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)
+        }
+        unknown = set(options) - {"from", "to", "vary", "slow"}
+        if unknown:
+            raise ValueError(f"{command}: a marker has no option {', '.join(sorted(unknown))}")
+        found.append(Marker(match["kind"], command.strip(), options, match.end()))
+    return found
+
+
+class Builder:
+    """Runs the commands of pages; writes what they give, or tells where the pages differ."""
+
+    def __init__(self, is_check: bool, is_quick: bool) -> None:
+        self.is_check, self.is_quick = is_check, is_quick
+        self.problems: list[str] = []
+        self.outputs: dict[str, str] = {}
+
+    def page(self, path: Path) -> None:
+        """Bring one page up to date, or check that it is."""
+        text = path.read_text(encoding="utf-8")
+        where = path.relative_to(ROOT).as_posix()
+        for marker in reversed(markers(text)):  # from the end, so that places stay right
+            docs_commands.check_exists(shlex.split(marker.command), ROOT)
+            if self.is_quick and marker.is_slow:
+                continue
+            fill = {"run": self._run, "write": self._write, "draw": self._draw}[marker.kind]
+            text = text[: marker.end] + fill(where, marker, text[marker.end :])
+        text = _INCLUDE.sub(lambda m: m[1] + self._include(where, m[2], m[0]) + m[3], text)
+        if not self.is_check:
+            path.write_text(text, encoding="utf-8")
+
+    def _output(self, command: str) -> str:
+        """What a command prints; each is run once.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        if command not in self.outputs:
+            print(f"$ {command}", file=sys.stderr, flush=True)
+            self.outputs[command] = docs_commands.output_of(shlex.split(command), ROOT)
+        return self.outputs[command]
+
+    def _run(self, where: str, marker: Marker, rest: str) -> str:
+        block = _RUN_BLOCK.match(rest)
+        old = block[0] if block else ""
+        output = excerpt(self._output(marker.command), marker.options)
+        new = f"\n```console\n$ {marker.command}\n{output}\n```\n"
+        if marker.vary != "all" or not old:
+            is_same = comparable(old, marker.vary) == comparable(new, marker.vary)
+            if is_same and old:
+                new = old  # times are as they were: a build without a change changes nothing
+            elif self.is_check:
+                self._differs(where, marker.command, old, new)
+        return new + rest[len(old) :]
+
+    def _write(self, where: str, marker: Marker, rest: str) -> str:
+        command, _, target = marker.command.rpartition(" > ")
+        path, output = ROOT / target, self._output(command)
+        old = path.read_text(encoding="utf-8") if path.exists() else ""
+        if not self.is_check:
+            path.write_text(output, encoding="utf-8")
+        elif old != output:
+            self._differs(target, command, old, output)
+        return rest
+
+    def _draw(self, where: str, marker: Marker, rest: str) -> str:
+        picture = _PICTURE.match(rest)
+        if picture is None:
+            raise ValueError(f"{where}: after `draw: {marker.command}` comes no ![...](...)")
+        words = shlex.split(marker.command)
+        path = ROOT / words[words.index("-o") + 1]
+        if not self.is_check:
+            self._output(marker.command)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                drawn = Path(folder) / path.name
+                words[words.index("-o") + 1] = str(drawn)
+                self._output(shlex.join(words))
+                if not path.exists() or not docs_commands.look_alike(drawn, path):
+                    self.problems.append(
+                        f"{path.relative_to(ROOT)} is not what this draws: {marker.command}"
+                    )
+        return f"\n{picture[1]}\n\n`{marker.command}`\n" + rest[picture.end() :]
+
+    def _include(self, where: str, source: str, old: str) -> str:
+        text = (ROOT / source).read_text(encoding="utf-8").strip() + "\n"
+        if self.is_check and f"-->\n{text}<!--" not in old:
+            self._differs(where, f"include {source}", old, text)
+        return text
+
+    def _differs(self, where: str, command: str, old: str, new: str) -> None:
+        lines = difflib.unified_diff(
+            old.splitlines(), new.splitlines(), where, command, lineterm=""
+        )
+        self.problems.append("\n".join(list(lines)[:60]))
+
+
+def excerpt(output: str, options: dict[str, str]) -> str:
+    """The lines from the one that holds `from` up to the next that holds `to`.
+
+    Raises:
+        ValueError: there is no such line.
+    """
+    lines = output.rstrip().splitlines()
+    first, end = 0, len(lines)
+    if "from" in options:
+        first = _line_with(lines, options["from"], 0)
+    if "to" in options:
+        end = _line_with(lines, options["to"], first + 1)
+    kept = [line.rstrip() for line in lines[first:end]]
+    kept = ["..."] * (first > 0) + kept
+    while not kept[-1]:
+        kept.pop()
+    return "\n".join(kept + ["..."] * (end < len(lines)))
+
+
+def _line_with(lines: list[str], words: str, first: int) -> int:
+    for number in range(first, len(lines)):
+        if words in lines[number]:
+            return number
+    raise ValueError(f"no line of the output holds {words!r}:\n" + "\n".join(lines[:20]))
+
+
+def comparable(text: str, vary: str) -> str:
+    """A block as it is compared: for `times`, without numbers of ms, s, tok/s and the like."""
+    if vary == "times":
+        text = re.sub(r" +", " ", _NUMBER_OF_TIME.sub(r"# \1", text))
+    return text.strip()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Build or check; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pages", nargs="*", type=Path, help="default: README.md and docs/")
+    parser.add_argument("--check", action="store_true", help="change nothing, fail on a difference")
+    parser.add_argument("--quick", action="store_true", help="skip commands marked slow")
+    options = parser.parse_args(argv)
+    os.chdir(ROOT)
+    builder = Builder(options.check, options.quick)
+    for page in [path.resolve() for path in options.pages] or PAGES:
+        try:
+            builder.page(page)
+        except (ValueError, OSError, RuntimeError) as error:
+            builder.problems.append(f"{page.relative_to(ROOT)}: {error}")
+    for problem in builder.problems:
+        print(problem, end="\n\n", file=sys.stderr)
+    if builder.problems and options.check:
+        print("`python docs/build.py` brings the documentation up to date.", file=sys.stderr)
+    return bool(builder.problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""One small program a question: run it, change it, run it again."""

@@ -1,0 +1,31 @@
+"""The same 16 requests in a static and in a continuous batch; with `-o PATH.png`, drawn.
+
+Steps depend on lengths alone, so a tiny model of random weights shows what a large one would do.
+"""
+
+import argparse
+
+import m1_single
+import m2_batching
+from m1_single.timeline import draw_timeline
+from m1_single.workloads import mixed, serve
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("-o", "--output", metavar="PATH.png", help="draw both timelines")
+options = parser.parse_args()
+
+print("                  steps  useful share  tokens a step")
+traces = []
+for package in (m1_single, m2_batching):
+    engine = package.LLMEngine("tiny-llama", device="cpu", max_num_seqs=8, trace="memory")
+    outputs = serve(engine, mixed(engine.vocab_size))
+    num_tokens = sum(len(output.token_ids) for output in outputs)
+    num_steps = engine.stats()["steps"]
+    print(
+        f"{engine.milestone:16}{num_steps:7}{engine.stats()['useful_share']:14.1%}"
+        f"{num_tokens / num_steps:15.2f}"
+    )
+    traces.append([record.to_dict() for record in engine.tracer.records])
+if options.output:
+    labels = ["static batching", "continuous batching"]
+    print("wrote", draw_timeline(traces, labels, options.output))
