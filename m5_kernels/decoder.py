@@ -26,6 +26,7 @@ from .attention import AttentionMetadata, attend
 from .kernels.rms_norm import add_rms_norm, rms_norm
 from .kernels.rope_kv_write import rope_kv_write
 from .kernels.silu_mul import silu_mul
+from .kernels.skinny_linear import skinny_linear
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose angles depend on position alone
@@ -225,23 +226,23 @@ class FusedDecoder:
         for layer, window, (key_cache, value_cache), next_norm in zip(
             self.layers, c.windows, caches, next_norms, strict=True
         ):
-            qkv = F.linear(hidden, layer.qkv, layer.qkv_bias)
+            qkv = skinny_linear(hidden, layer.qkv, layer.qkv_bias)
             query = rope_kv_write(
                 qkv, key_cache, value_cache, metadata.slot_mapping, c.num_q_heads,
                 metadata.positions, self.cos_sin, layer.q_norm, layer.k_norm, c.rms_norm_eps,
             )  # fmt: skip
             attended = attend(query, key_cache, value_cache, metadata, window=window)
-            hidden = F.linear(attended.flatten(1), layer.output, layer.output_bias)
+            hidden = skinny_linear(attended.flatten(1), layer.output, layer.output_bias)
             hidden = add_rms_norm(hidden, residual, layer.post_norm, c.rms_norm_eps)
-            gate_up = F.linear(hidden, layer.gate_up, layer.gate_up_bias)
-            hidden = F.linear(silu_mul(gate_up), layer.down, layer.down_bias)
+            gate_up = skinny_linear(hidden, layer.gate_up, layer.gate_up_bias)
+            hidden = skinny_linear(silu_mul(gate_up), layer.down, layer.down_bias)
             hidden = add_rms_norm(hidden, residual, next_norm, c.rms_norm_eps)
         return hidden
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[num_rows, vocab_size]` for hidden states `[num_rows, hidden_size]`."""
-        return F.linear(hidden, self.lm_head)
+        return skinny_linear(hidden, self.lm_head)
 
     def allocate_caches(self, num_blocks: int, block_size: int) -> KVCaches:
         """Empty keys and values of all layers, in the model's type."""

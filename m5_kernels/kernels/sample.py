@@ -2,8 +2,9 @@
 
     logits [num_rows, vocab]   |== chunk ==|== chunk ==|== chunk ==| ...   one program each
                                      |           |           |
-    best (score, id)                 *           *           *            then one per row: the best
-                                                                          of the chunks' best
+    rough best score                 *           *           *            then one program per row:
+                                                 |                        the winning chunk again,
+                                            token, exactly                and exactly
 
 The noise of an id is a function of (seed, output position, id) alone - Philox4x32-10, the very bits
 of `m1_single.philox` - so that no state is kept and every chunk can make its own. A row without
@@ -12,9 +13,9 @@ not happen. For rows with top-k, top-p or min-p a program first finds the smalle
 that is kept, by fixing the bits of that number one by one from the top: 16 counting passes for
 bf16 logits, 32 for fp32, all from the L2 cache, and no sort.
 
-Noise is made in fp32 first. Those few ids of a chunk that could be its best, given the rounding of
-that, are then scored again in fp64 as the specification says: equal tokens on a GPU and a CPU, for
-the price of two logarithms a chunk.
+Noise is made in fp32 first. Those few ids that could be the best, given the rounding of that, are
+then scored again in fp64 as the specification says: equal tokens on a GPU and a CPU, for the
+price of two fp64 logarithms a row.
 """
 
 from __future__ import annotations
@@ -58,7 +59,6 @@ def sample(
     if num_rows == 0:
         return tokens
     scores = torch.empty(num_rows, num_chunks, device=logits.device)
-    ids = torch.empty(num_rows, num_chunks, dtype=torch.int32, device=logits.device)
     cutoffs = torch.empty(num_rows, device=logits.device)
     last_ties = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
     if has_filters:
@@ -71,67 +71,119 @@ def sample(
             MIN_TEMPERATURE=MIN_TEMPERATURE,
             num_warps=16,
         )  # fmt: skip
+    arguments = (logits, temperature, seeds, positions, cutoffs, last_ties)
+    constants = {
+        "CHUNK": CHUNK,
+        "HAS_FILTERS": has_filters,
+        "MIN_TEMPERATURE": MIN_TEMPERATURE,
+        "num_warps": 4,
+    }
     _score_chunk_kernel[(num_rows, num_chunks)](
-        logits, temperature, seeds, positions, cutoffs, last_ties, scores, ids,
-        vocab_size, logits.stride(0),
-        CHUNK=CHUNK,
-        HAS_FILTERS=has_filters,
-        MIN_TEMPERATURE=MIN_TEMPERATURE,
-        num_warps=4,
-    )  # fmt: skip
-    _pick_best_kernel[(num_rows,)](
-        scores, ids, tokens, num_chunks, CHUNKS_PAD=next_power_of_2(num_chunks), num_warps=1
+        *arguments, scores, vocab_size, logits.stride(0), **constants
     )
+    _pick_best_kernel[(num_rows,)](
+        *arguments, scores, tokens, vocab_size, logits.stride(0), num_chunks,
+        CHUNKS_PAD=next_power_of_2(num_chunks), **constants,
+    )  # fmt: skip
     return tokens
 
 
 @triton.jit
 def _score_chunk_kernel(
-    logits, temperature, seeds, positions, cutoffs, last_ties, scores, ids,
+    logits, temperature, seeds, positions, cutoffs, last_ties, scores,
     vocab_size, logits_stride,
     CHUNK: tl.constexpr,
     HAS_FILTERS: tl.constexpr,
     MIN_TEMPERATURE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    row_logits = logits + row.to(tl.int64) * logits_stride
-    # One counter serves four ids: a tile [CHUNK / 4, 4] has the outputs of a counter in its rows.
-    counters = tl.program_id(1) * (CHUNK // 4) + tl.arange(0, CHUNK // 4)
-    columns = counters[:, None] * 4 + tl.arange(0, 4)[None, :]
-    is_id = columns < vocab_size
-    raw = tl.load(row_logits + columns, mask=is_id, other=-float("inf")).to(tl.float32)
+    chunk = tl.program_id(1)
+    raw, rough, _ = _rough_scores(
+        logits, temperature, seeds, positions, cutoffs, last_ties, row, chunk,
+        vocab_size, logits_stride, CHUNK, HAS_FILTERS, MIN_TEMPERATURE,
+    )  # fmt: skip
+    # Infinity marks a row that is broken; a score that is kept is always finite.
     is_broken = tl.sum(((raw != raw) | (raw == float("inf"))).to(tl.int32)) > 0
+    best = tl.where(is_broken, float("inf"), tl.max(rough))
+    tl.store(scores + row * tl.num_programs(1) + chunk, best)
+
+
+@triton.jit
+def _pick_best_kernel(
+    logits, temperature, seeds, positions, cutoffs, last_ties, scores, tokens,
+    vocab_size, logits_stride, num_chunks,
+    CHUNKS_PAD: tl.constexpr,
+    CHUNK: tl.constexpr,
+    HAS_FILTERS: tl.constexpr,
+    MIN_TEMPERATURE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    chunks = tl.arange(0, CHUNKS_PAD)
+    chunk_scores = tl.load(
+        scores + row * num_chunks + chunks, mask=chunks < num_chunks, other=-float("inf")
+    )
+    rough_best = tl.max(chunk_scores)
     heat = tl.load(temperature + row)
-    if heat == 0:
-        best_score = tl.max(raw)
-        best_id = tl.min(tl.where(raw == best_score, columns, vocab_size))
-    else:
-        heat = tl.maximum(heat, MIN_TEMPERATURE)
-        is_kept = is_id
-        if HAS_FILTERS:
-            cutoff = tl.load(cutoffs + row)
-            is_kept = (raw > cutoff) | ((raw == cutoff) & (columns <= tl.load(last_ties + row)))
-        seed = tl.load(seeds + row)
+    slack = tl.where(heat > 0, 1e-4 + 1e-6 * tl.abs(rough_best), 0.0)
+    best_score = -float("inf")
+    best_id = -1
+    if tl.abs(rough_best) < float("inf"):
+        is_chunk = chunk_scores >= rough_best - slack
+        chunk = -1
+        for _ in range(tl.sum(is_chunk.to(tl.int32))):
+            chunk = tl.min(tl.where(is_chunk & (chunks > chunk), chunks, CHUNKS_PAD))
+            _, rough, columns = _rough_scores(
+                logits, temperature, seeds, positions, cutoffs, last_ties, row, chunk,
+                vocab_size, logits_stride, CHUNK, HAS_FILTERS, MIN_TEMPERATURE,
+            )  # fmt: skip
+            is_candidate = rough >= rough_best - slack
+            # All candidates of a greedy row are equal, and the first of them is the token.
+            num_candidates = tl.sum(is_candidate.to(tl.int32))
+            num_candidates = tl.where(heat > 0, num_candidates, 1)
+            token_id = -1
+            for _ in range(num_candidates):
+                token_id = tl.min(
+                    tl.where(is_candidate & (columns > token_id), columns, vocab_size)
+                )
+                score = tl.load(logits + row.to(tl.int64) * logits_stride + token_id)
+                score = score.to(tl.float32)
+                if heat > 0:
+                    noise = _gumbel(tl.load(seeds + row), tl.load(positions + row), token_id)
+                    score = tl.div_rn(score, tl.maximum(heat, MIN_TEMPERATURE)) + noise
+                best_id = tl.where(score > best_score, token_id, best_id)
+                best_score = tl.maximum(score, best_score)
+    tl.store(tokens + row, best_id)
+
+
+@triton.jit
+def _rough_scores(
+    logits, temperature, seeds, positions, cutoffs, last_ties, row, chunk,
+    vocab_size, logits_stride,
+    CHUNK: tl.constexpr,
+    HAS_FILTERS: tl.constexpr,
+    MIN_TEMPERATURE: tl.constexpr,
+):  # fmt: skip
+    """Logits, scores to about 1e-5 (-inf where not kept) and ids of a chunk: `[CHUNK / 4, 4]`."""
+    # One counter of the generator serves four ids, which are a row of the tile.
+    counters = chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)
+    columns = counters[:, None] * 4 + tl.arange(0, 4)[None, :]
+    pointers = logits + row.to(tl.int64) * logits_stride + columns
+    raw = tl.load(pointers, mask=columns < vocab_size, other=-float("inf")).to(tl.float32)
+    rough = raw
+    heat = tl.load(temperature + row)
+    if heat > 0:
         position = tl.load(positions + row).to(tl.int32)
         zeros = tl.zeros_like(counters)
-        bits_0, bits_1, bits_2, bits_3 = tl.philox(seed, counters, zeros + position, zeros, zeros)
+        bits_0, bits_1, bits_2, bits_3 = tl.philox(
+            tl.load(seeds + row), counters, zeros + position, zeros, zeros
+        )
         bits = tl.reshape(tl.join(tl.join(bits_0, bits_2), tl.join(bits_1, bits_3)), columns.shape)
-        rough = tl.where(is_kept, raw * (1.0 / heat) + _rough_gumbel(bits), -float("inf"))
-        rough_best = tl.max(rough)
-        slack = 1e-4 + 1e-6 * tl.abs(rough_best)
-        is_candidate = (rough >= rough_best - slack) & (rough > -float("inf"))
-        best_score = -float("inf")
-        best_id = 0
-        last_id = -1
-        for _ in range(tl.sum(is_candidate.to(tl.int32))):
-            last_id = tl.min(tl.where(is_candidate & (columns > last_id), columns, vocab_size))
-            scaled = tl.div_rn(tl.load(row_logits + last_id).to(tl.float32), heat)
-            score = scaled + _gumbel(seed, position, last_id)
-            best_id = tl.where(score > best_score, last_id, best_id)
-            best_score = tl.maximum(score, best_score)
-    place = row * tl.num_programs(1) + tl.program_id(1)
-    tl.store(scores + place, tl.where(is_broken, float("inf"), best_score))
-    tl.store(ids + place, tl.where(is_broken, -1, best_id))
+        rough = raw * (1.0 / tl.maximum(heat, MIN_TEMPERATURE)) + _rough_gumbel(bits)
+        if HAS_FILTERS:
+            cutoff = tl.load(cutoffs + row)
+            is_tie = (raw == cutoff) & (columns <= tl.load(last_ties + row))
+            rough = tl.where((raw > cutoff) | is_tie, rough, -float("inf"))
+    return raw, rough, columns
 
 
 @triton.jit
@@ -148,24 +200,13 @@ def _rough_gumbel(bits):
 def _gumbel(seed, position, token_id):
     """The noise of one id as the specification makes it: in fp64, rounded to fp32."""
     zero = token_id * 0
-    bits_0, bits_1, bits_2, bits_3 = tl.philox(seed, token_id // 4, zero + position, zero, zero)
+    position = zero + position.to(tl.int32)
+    bits_0, bits_1, bits_2, bits_3 = tl.philox(seed, token_id // 4, position, zero, zero)
     lane = token_id % 4
     bits = tl.where(lane < 2, tl.where(lane == 0, bits_0, bits_1),
                     tl.where(lane == 2, bits_2, bits_3))  # fmt: skip
     uniform = ((bits >> 9).to(tl.float64) + 0.5) * 1.1920928955078125e-07
     return (-tl.log(-tl.log(uniform))).to(tl.float32)
-
-
-@triton.jit
-def _pick_best_kernel(scores, ids, tokens, num_chunks, CHUNKS_PAD: tl.constexpr):
-    row = tl.program_id(0)
-    chunks = tl.arange(0, CHUNKS_PAD)
-    mask = chunks < num_chunks
-    score = tl.load(scores + row * num_chunks + chunks, mask=mask, other=-float("inf"))
-    best = tl.max(score)
-    token_ids = tl.load(ids + row * num_chunks + chunks, mask=mask, other=0)
-    token = tl.min(tl.where(mask & (score == best), token_ids, 2147483647))
-    tl.store(tokens + row, tl.where(best == -float("inf"), -1, token))
 
 
 @triton.jit

@@ -1,16 +1,17 @@
-"""`hidden @ weight.T` for few rows: a matrix product that is nothing but reading the weight.
+"""`hidden @ weight.T` for one or two rows: a matrix product that is nothing but reading the weight.
 
-    weight [out_size, in_size]            hidden [num_tokens <= ROWS, in_size]
-      |== program 0: COLUMNS rows ==|       shared by all programs, from the L2 cache
-      |== program 1 ===============|
-      |  -> DEPTH elements at a time, several tiles in flight ->
+    weight [out_size, in_size]              hidden [num_tokens, in_size], one or two rows
+      |== program 0: COLUMNS rows ==|         shared by all programs, from the L2 cache
+      |== program 1 ================|
+      |   DEPTH elements at a time  |  -> products in registers, summed once at the end
 
-With a handful of tokens in a step, each weight is used for a handful of multiplications, and the
-time is that of reading it. The library picks tiles that were made for computing: on an H200 it
-reads the 12.6 MB of a gate-up matrix at 1 TB/s for one token. Here every multiprocessor has a few
-narrow strips of the weight to read, with enough bytes under way to keep the memory busy.
+With one token in a step each weight is used for one multiplication. A tensor core would
+work on a sixteenth of its tile; the library's choice for a single token is at times a tile made
+for many, which leaves most of the GPU waiting. Here nothing but loads matters: no shared memory, no
+pipeline to fill, all of a strip's loads under way at once.
 
-It saves nothing but waiting; beyond `MAX_TOKENS` tokens the library is as fast and is called.
+It saves time where steps are small, a single request above all; beyond `MAX_TOKENS` the
+library is as fast, and is called.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .backend import ceil_div, next_power_of_2, runs_triton, tl, triton
+from .backend import ceil_div, runs_triton, tl, triton
 from .tiles import LinearTile, linear_tile
+
 # ruff: noqa: N803 - constants of a kernel are written in capitals, as everywhere in Triton
+
+MAX_TOKENS = 2
 
 
 def skinny_linear(
@@ -36,22 +40,19 @@ def skinny_linear(
     """
     num_tokens, in_size = hidden.shape
     out_size = weight.shape[0]
-    if not runs_triton(hidden):
+    if not runs_triton(hidden) or not 1 <= num_tokens <= MAX_TOKENS:
         return skinny_linear_torch(hidden, weight, bias)
-    tile = tile or linear_tile(num_tokens, out_size, in_size, hidden.dtype, hidden.device)
-    if tile is None or num_tokens == 0:
-        return F.linear(hidden, weight, bias)
+    tile = tile or linear_tile()
     output = hidden.new_empty(num_tokens, out_size)
     _skinny_linear_kernel[(ceil_div(out_size, tile.columns),)](
         hidden, weight, bias, output,
-        num_tokens, out_size, hidden.stride(0),
+        out_size, hidden.stride(0),
+        NUM_TOKENS=num_tokens,
         IN_SIZE=in_size,
-        ROWS=max(16, next_power_of_2(num_tokens)),
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         HAS_BIAS=bias is not None,
         num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
     )  # fmt: skip
     return output
 
@@ -59,37 +60,34 @@ def skinny_linear(
 @triton.jit
 def _skinny_linear_kernel(
     hidden, weight, bias, output,
-    num_tokens, out_size, hidden_stride,
+    out_size, hidden_stride,
+    NUM_TOKENS: tl.constexpr,
     IN_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)
-    # Rows past the end repeat the last one: nobody stores what comes of them.
-    safe_rows = tl.minimum(rows, num_tokens - 1)
-    safe_columns = tl.minimum(columns, out_size - 1).to(tl.int64)
-    left = hidden + safe_rows[:, None] * hidden_stride + depth[None, :]
-    right = weight + safe_columns[:, None] * IN_SIZE + depth[None, :]
-    accumulator = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-    for start in range(0, IN_SIZE, DEPTH):
-        if IN_SIZE % DEPTH == 0:
-            x = tl.load(left + start)
-            w = tl.load(right + start)
-        else:
-            mask = (start + depth < IN_SIZE)[None, :]
-            x = tl.load(left + start, mask=mask, other=0.0)
-            w = tl.load(right + start, mask=mask, other=0.0)
-        accumulator = tl.dot(x, tl.trans(w), accumulator, input_precision="ieee")
+    mask = columns < out_size
+    rows = weight + tl.minimum(columns, out_size - 1).to(tl.int64)[:, None] * IN_SIZE
+    biases = tl.zeros([COLUMNS], dtype=tl.float32)
     if HAS_BIAS:
-        biases = tl.load(bias + columns, mask=columns < out_size, other=0.0)
-        accumulator += biases.to(tl.float32)[None, :]
-    pointers = output + rows[:, None].to(tl.int64) * out_size + columns[None, :]
-    mask = (rows < num_tokens)[:, None] & (columns < out_size)[None, :]
-    tl.store(pointers, accumulator.to(output.dtype.element_ty), mask=mask)
+        biases = tl.load(bias + columns, mask=mask, other=0.0).to(tl.float32)
+    for token in tl.static_range(NUM_TOKENS):  # the weight comes from the L1 cache after the first
+        products = tl.zeros([COLUMNS, DEPTH], dtype=tl.float32)
+        for start in tl.static_range(0, IN_SIZE, DEPTH):
+            inputs = hidden + token * hidden_stride + start + depth
+            weights = rows + start + depth[None, :]
+            if start + DEPTH <= IN_SIZE:
+                x = tl.load(inputs)
+                w = tl.load(weights)
+            else:
+                x = tl.load(inputs, mask=start + depth < IN_SIZE, other=0.0)
+                w = tl.load(weights, mask=(start + depth < IN_SIZE)[None, :], other=0.0)
+            products += x.to(tl.float32)[None, :] * w.to(tl.float32)
+        result = (tl.sum(products, 1) + biases).to(output.dtype.element_ty)
+        tl.store(output + token * out_size + columns, result, mask=mask)
 
 
 def skinny_linear_torch(

@@ -1,0 +1,56 @@
+"""CUDA graphs of whole decode steps, one per batch size ("bucket"), captured when first needed.
+
+A replay launches the kernels as they were captured, with the same pointers and grid sizes, so
+everything that changes from step to step must be read from memory: rows of state, block tables,
+lengths. Rows beyond the batch are inactive (row -1): they read nothing and write nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+class DecodeGraphs:
+    """Captures and replays `decode(num_rows, has_filters) -> tokens`.
+
+    Args:
+        step_rows: the tensor from which the steps read who is in them, `[max_num_seqs]`.
+    """
+
+    def __init__(
+        self, step_rows: torch.Tensor, decode: Callable[[int, bool], torch.Tensor]
+    ) -> None:
+        max_num_seqs = len(step_rows)
+        small = [size for size in (1, 2, 4, 8) if size < max_num_seqs]
+        self.buckets = [*small, *range(16, max_num_seqs, 16), max_num_seqs]
+        self.step_rows = step_rows
+        self.decode = decode
+        self._graphs: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._pool: tuple[int, int] | None = None
+
+    def bucket_for(self, num_rows: int) -> int:
+        """The smallest bucket that holds `num_rows`."""
+        return next(bucket for bucket in self.buckets if bucket >= num_rows)
+
+    def replay(self, num_rows: int, has_filters: bool) -> torch.Tensor:
+        """Decode one token a row; the result is overwritten by the next replay."""
+        key = (self.bucket_for(num_rows), has_filters)
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(*key)
+        graph, tokens = self._graphs[key]
+        graph.replay()
+        return tokens
+
+    def _capture(self, bucket: int, has_filters: bool) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        """Capture a step, after a run without rows that compiles its kernels. No state changes."""
+        rows = self.step_rows.clone()
+        self.step_rows.fill_(-1)
+        self.decode(bucket, has_filters)
+        self.step_rows.copy_(rows)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            tokens = self.decode(bucket, has_filters)
+        self._pool = self._pool or graph.pool()
+        return graph, tokens

@@ -1,0 +1,123 @@
+"""All that a step needs to know of the requests, kept on the device; the host sends changes only.
+
+Everything is a view of one int32 arena, so that all changes of a step, whatever they are, travel as
+one list of (place, value) pairs in one transfer and one scatter:
+
+    arena | token_ids | block_table | num_computed | prompt_lens | sampling | seeds | rows of the step |
+
+Transfers start from fresh pinned memory each time. The caching host allocator hands such memory out
+again only when the copy has been made, so nothing in flight is overwritten.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import chain
+
+import torch
+
+from m1_single.request import Request
+
+from .kernels.backend import ceil_div
+from .kernels.step_metadata import RowState
+
+
+class DeviceState:
+    """State of up to `num_rows` requests, a row each, and the rows of the current step.
+
+    temperature, top_p, min_p: fp32 `[num_rows]`; top_k: int32; seeds: int64 (the bits of uint64).
+    step_rows, step_new_tokens, step_samples: int32 `[num_rows]`, by place in the step.
+    """
+
+    def __init__(
+        self, num_rows: int, max_model_len: int, block_size: int, device: torch.device
+    ) -> None:
+        self.num_rows = num_rows
+        self.max_blocks = ceil_div(max_model_len, block_size)
+        shapes: dict[str, tuple[int, ...]] = {
+            "seeds": (num_rows, 2),  # first: 64-bit numbers need an even place
+            "token_ids": (num_rows, max_model_len),
+            "block_table": (num_rows, self.max_blocks),
+            **dict.fromkeys(("num_computed_tokens", "prompt_lens", "top_k"), (num_rows,)),
+            **dict.fromkeys(("temperature", "top_p", "min_p"), (num_rows,)),
+            **dict.fromkeys(("step_rows", "step_new_tokens", "step_samples"), (num_rows,)),
+        }
+        self._first: dict[str, int] = {}
+        self._width = {name: shape[-1] if len(shape) > 1 else 1 for name, shape in shapes.items()}
+        size = 0
+        for name, shape in shapes.items():
+            self._first[name] = size
+            size += torch.Size(shape).numel()
+        self._arena = torch.zeros(size, dtype=torch.int32, device=device)
+        views = {
+            name: self._arena[first : first + torch.Size(shape).numel()].view(shape)
+            for (name, shape), first in zip(shapes.items(), self._first.values(), strict=True)
+        }
+        self.rows = RowState(
+            views["token_ids"],
+            views["block_table"],
+            views["num_computed_tokens"],
+            views["prompt_lens"],
+            block_size,
+        )
+        self.seeds = views["seeds"].view(torch.int64)[:, 0]
+        self.top_k = views["top_k"]
+        self.temperature = views["temperature"].view(torch.float32)
+        self.top_p = views["top_p"].view(torch.float32)
+        self.min_p = views["min_p"].view(torch.float32)
+        self.step_rows = views["step_rows"]
+        self.step_new_tokens = views["step_new_tokens"]
+        self.step_samples = views["step_samples"]
+        self.step_rows.fill_(-1)
+        # What the device has been told of the step: by place, (row, new tokens, samples).
+        self._step: list[tuple[int, int, int]] = [(-1, 0, 0)] * num_rows
+        self._num_places = 0
+        self._places: list[range] = []
+        self._values: list[list[int]] = []
+
+    def set(self, name: str, row: int, values: list[int], column: int = 0) -> None:
+        """Note a change: `values` go to `name[row, column:]` with the next `flush`."""
+        first = self._first[name] + row * self._width[name] + column
+        self._places.append(range(first, first + len(values)))
+        self._values.append(values)
+
+    def add_request(self, row: int, request: Request, num_computed_tokens: int) -> None:
+        """Note all of a request, except its block table."""
+        params = request.sampling_params
+        self.set("token_ids", row, request.token_ids)
+        self.set("num_computed_tokens", row, [num_computed_tokens])
+        self.set("prompt_lens", row, [request.num_prompt_tokens])
+        self.set("top_k", row, [params.top_k])
+        self.set("temperature", row, [_bits(params.temperature)])
+        self.set("top_p", row, [_bits(params.top_p)])
+        self.set("min_p", row, [_bits(params.min_p)])
+        self.set("seeds", row, list(struct.unpack("<2i", struct.pack("<Q", request.seed))))
+
+    def set_step(self, step: list[tuple[int, int, int]]) -> None:
+        """Note who is in the step: by place, (row, new tokens, 1 if it samples, else 0)."""
+        idle = [(-1, 0, 0)] * max(0, self._num_places - len(step))
+        for place, (old, new) in enumerate(zip(self._step, step + idle, strict=False)):
+            if old != new:
+                for name, value in zip(
+                    ("step_rows", "step_new_tokens", "step_samples"), new, strict=True
+                ):
+                    self.set(name, place, [value])
+                self._step[place] = new
+        self._num_places = len(step)
+
+    def flush(self) -> None:
+        """Send all changes: one transfer, one scatter."""
+        if not self._places:
+            return
+        pairs = torch.tensor(
+            [list(chain.from_iterable(self._places)), list(chain.from_iterable(self._values))],
+            dtype=torch.int64,
+            pin_memory=self._arena.is_cuda,
+        ).to(self._arena.device, non_blocking=True)
+        self._arena[pairs[0]] = pairs[1].int()
+        self._places, self._values = [], []
+
+
+def _bits(number: float) -> int:
+    """An fp32 number as the int32 of the same bits."""
+    return int(struct.unpack("<i", struct.pack("<f", number))[0])

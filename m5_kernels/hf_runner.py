@@ -1,0 +1,79 @@
+"""For families without a fused decoder: Hugging Face's modules with the Triton attention kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+
+from m1_single.plan import ScheduledRequest
+from m3_paged.runner import ModelRunner as PagedRunner
+
+from .attention import AttentionMetadata, attend
+from .kernels.rope_kv_write import write_kv
+
+NAME = "flash_decoding"
+
+
+class HFRunner(PagedRunner):
+    """M3's runner; only the attention function is another."""
+
+    attention_name = NAME
+
+    def attention_metadata(self, rows: list[ScheduledRequest]) -> Any:
+        """Caches and metadata of this step, for `flash_decoding`."""
+        size, device = self.cache.block_size, self.cache.device
+        num_decode = sum(row.phase == "decode" for row in rows)
+        max_blocks = max(len(row.blocks) for row in rows)
+        starts = [0]
+        for row in rows:
+            starts.append(starts[-1] + row.num_new_tokens)
+        positions = [(row, p) for row in rows for p in range(row.start, row.end)]
+
+        def tensor(values: list[Any], dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        metadata = AttentionMetadata(
+            positions=tensor([position for _, position in positions]),
+            slot_mapping=tensor(
+                [row.blocks[p // size] * size + p % size for row, p in positions], torch.int64
+            ),
+            block_table=tensor([row.blocks + [0] * (max_blocks - len(row.blocks)) for row in rows]),
+            context_lens=tensor([row.end for row in rows]),
+            query_start_loc=tensor(starts),
+            num_decode_seqs=num_decode,
+        )
+        return self.cache.keys, self.cache.values, metadata
+
+
+def flash_decoding(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    attention_metadata: tuple[list[torch.Tensor], list[torch.Tensor], AttentionMetadata],
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function that Hugging Face's modules call, once a layer.
+
+    Args:
+        query: `[1, num_heads, num_tokens, head_dim]`.
+        key: `[1, num_kv_heads, num_tokens, head_dim]`, not repeated for GQA; `value` likewise.
+
+    Returns:
+        `[1, num_tokens, num_heads, head_dim]`, and no attention weights.
+    """
+    keys, values, metadata = attention_metadata
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    query, key, value = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
+    write_kv(key, value, keys[layer], values[layer], metadata.slot_mapping)
+    output = attend(query, keys[layer], values[layer], metadata, scaling, sliding_window)
+    return output[None], None
+
+
+AttentionInterface.register(NAME, flash_decoding)
