@@ -27,7 +27,7 @@ class Formatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsH
         return super()._get_help_string(action)
 
 
-def progress_bar() -> Progress:
+def progress_bar(is_hidden: bool = False) -> Progress:
     """A bar with a description, a count (field `count`) and the time; gone when it is done."""
     columns = (
         TextColumn("{task.description}"),
@@ -35,7 +35,13 @@ def progress_bar() -> Progress:
         TextColumn("{task.fields[count]}"),
         TimeElapsedColumn(),
     )
-    return Progress(*columns, console=log_console, transient=True, refresh_per_second=4)
+    return Progress(
+        *columns,
+        console=log_console,
+        transient=True,
+        refresh_per_second=4,
+        disable=is_hidden or not log_console.is_terminal,  # nothing of it belongs in a log
+    )
 
 
 def run_command(body: Callable[[argparse.Namespace], object], args: argparse.Namespace) -> int:

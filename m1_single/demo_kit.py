@@ -114,8 +114,7 @@ def serve_with_progress(engine: Any, items: Sequence[WorkItem], chat: bool, labe
         engine.tracer = Tracer()
     first = len(engine.tracer.records)
     total = sum(item.params.max_tokens * item.params.n for item in items)
-    with progress_bar() as bar:
-        bar.disable = prints_steps(engine)
+    with progress_bar(is_hidden=prints_steps(engine)) as bar:
         task = bar.add_task(label, total=total, count="")
         num_tokens = 0
 

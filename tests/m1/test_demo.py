@@ -1,0 +1,111 @@
+"""The demo, run end to end on a tiny model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from m1_single import LLMEngine
+from m1_single.demo import main
+from m1_single.demo_kit import milliseconds
+from m1_single.tracer import read_jsonl
+
+PNG = b"\x89PNG\r\n"
+TINY = ["--model", "tiny-llama"]
+
+
+def test_demo_shows_steps_text_summary_and_picture(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main([*TINY, "--out", str(tmp_path / "plots")]) == 0
+    captured = capsys.readouterr()
+    path = tmp_path / "plots" / "m1_timeline.png"
+    assert captured.out.rstrip().endswith(f"timeline: {path}")
+    assert path.read_bytes().startswith(PNG)
+    for text in ("step 0 ", "step 9 ", "step 10 ", "step 50 ", "step 99 ", "padding"):
+        assert text in captured.out
+    for text in ("3 tokens in, 10 out", "26 tokens in, 100 out", "8 tokens in, 50 out"):
+        assert text in captured.out
+    for text in ("TTFT", "TPOT", "useful share", "output tokens per second"):
+        assert text in captured.out
+    lines = captured.out.splitlines()
+    assert all(len(line) <= 80 for line in lines if not line.startswith("timeline"))
+    assert len(lines) < 130, "telling steps, not all hundred"
+    assert not captured.err.strip(), "no noise"
+
+
+def test_own_prompts_and_lengths(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    arguments = ["--prompts", "two words", "[bold]one[/]", "--max-tokens", "3", "--trace"]
+    assert main([*TINY, "--out", str(tmp_path), *arguments, str(trace)]) == 0
+    assert len(read_jsonl(trace)) == 3
+    out = capsys.readouterr().out
+    assert out.count("tokens in, 3 out, ended by length") == 2
+
+
+def test_seed_decides_sampled_tokens(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def sampled(seed: str) -> str:
+        arguments = ["--temperature", "1", "--seed", seed, "--max-tokens", "8"]
+        assert main([*TINY, "--out", str(tmp_path), *arguments]) == 0
+        out = capsys.readouterr().out
+        return out[out.index("Answers") : out.index("Requests")]
+
+    assert sampled("1") == sampled("1") != sampled("2")
+
+
+def test_trace_on_the_console_shows_every_step_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["--trace", "console", "--max-tokens", "4", "--prompts", "a b", "c"]
+    assert main([*TINY, "--out", str(tmp_path), *arguments]) == 0
+    out = capsys.readouterr().out
+    assert [out.count(f"step {step}  m1_single") for step in range(4)] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "tiny-nothing"], "tiny-llama"),
+        (["--model", "no/such/folder"], "no/such/folder"),
+        (["--temperature", "-1"], "temperature must be at least 0"),
+        (["--trace", "trace.txt"], "trace.txt"),
+        (["--max-num-seqs", "1", "--prompts", ""], "prompt is empty"),
+    ],
+)
+def test_bad_values_end_with_a_message(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main([*TINY, "--out", str(tmp_path), *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert message in " ".join(captured.err.split())
+
+
+@pytest.mark.parametrize("arguments", [["--max-tokens", "0"], ["--max-num-seqs", "-2"], ["--no"]])
+def test_bad_options_end_with_usage(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: python -m m1_single.demo" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_cleanly(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = []
+
+    def step(self: LLMEngine) -> list[object]:
+        engines.append(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LLMEngine, "step", step)
+    assert main([*TINY, "--out", str(tmp_path)]) == 130
+    assert "Stopped" in capsys.readouterr().err
+    assert not engines[0].has_unfinished_requests()
+
+
+def test_times_are_short() -> None:
+    assert [milliseconds(x) for x in (None, 0.00123, 0.0123, 1.5)] == ["-", "1.2", "12", "1,500"]
