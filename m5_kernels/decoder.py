@@ -286,7 +286,7 @@ class FusedDecoder:
 
 
 def rope_table(config: Any, max_positions: int | None = None) -> torch.Tensor:
-    """Cosines and sines by position, fp32 `[max_positions, head_dim]`, from Hugging Face's own code.
+    """Cosines and sines by position, fp32 `[max_positions, head_dim]`, by Hugging Face's own code.
 
     That code knows every way of scaling; all families here share it.
     """

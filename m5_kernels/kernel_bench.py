@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -112,7 +113,7 @@ def bench_elementwise(ceilings: Ceilings) -> None:
 
         xs = rows(hidden_size)
         check("rms_norm", rms_norm(xs[0], weight, 1e-6), rms_norm_torch(xs[0], weight, 1e-6))
-        runs = [lambda x=x: rms_norm(x, weight, 1e-6) for x in xs]
+        runs = [partial(rms_norm, x, weight, 1e-6) for x in xs]
         report(f"rms_norm {tokens}x{hidden_size}", runs, xs[0].nbytes * 2, ceilings)
 
         residuals = rows(hidden_size)
@@ -121,14 +122,14 @@ def bench_elementwise(ceilings: Ceilings) -> None:
         for residual in residuals:
             residual.zero_()  # it grows with each launch; from zero it stays finite
         runs = [
-            lambda x=x, r=r: add_rms_norm(x, r, weight, 1e-6)
-            for x, r in zip(xs, residuals, strict=True)
+            partial(add_rms_norm, x, residual, weight, 1e-6)
+            for x, residual in zip(xs, residuals, strict=True)
         ]
         report(f"add_rms_norm {tokens}x{hidden_size}", runs, xs[0].nbytes * 4, ceilings)
 
         xs = rows(2 * size)
         check("silu_mul", silu_mul(xs[0]), silu_mul_torch(xs[0]))
-        runs = [lambda x=x: silu_mul(x) for x in xs]
+        runs = [partial(silu_mul, x) for x in xs]
         report(f"silu_mul {tokens}x{size}", runs, xs[0].nbytes * 1.5, ceilings)
 
         xs = rows(heads * HEAD_DIM)
@@ -143,8 +144,8 @@ def bench_elementwise(ceilings: Ceilings) -> None:
         check("rope_kv_write, keys", caches[0], caches[2])
         check("rope_kv_write, values", caches[1], caches[3])
         runs = [
-            lambda x=x, s=s: rope_kv_write(x, caches[0], caches[1], s, *rest)
-            for x, s in zip(xs, slots, strict=True)
+            partial(rope_kv_write, x, caches[0], caches[1], slot_mapping, *rest)
+            for x, slot_mapping in zip(xs, slots, strict=True)
         ]
         report(f"rope_kv_write {tokens}x{heads}x{HEAD_DIM}", runs, xs[0].nbytes * 2, ceilings)
 
@@ -178,7 +179,7 @@ def bench_sample(ceilings: Ceilings) -> None:
             tokens, expected = sample(batches[0], *arguments), sample_torch(batches[0], *arguments)
             if not torch.equal(tokens, expected):
                 raise RuntimeError(f"sample, {name}: {tokens} is not {expected}")
-            runs = [lambda x=x, a=arguments: sample(x, *a) for x in batches]
+            runs = [partial(sample, x, *arguments) for x in batches]
             report(f"{num_rows} rows, {name}", runs, batches[0].nbytes, ceilings)
 
 
@@ -197,7 +198,8 @@ def main() -> None:
     options = parser.parse_args()
     ceilings = Ceilings.measure()
     print(
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}: read {ceilings.read_gbps:.0f} GB/s, "
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}: "
+        f"read {ceilings.read_gbps:.0f} GB/s, "
         f"copy {ceilings.copy_gbps:.0f} GB/s, bf16 matmul {ceilings.matmul_tflops:.0f} TFLOP/s"
     )
     for name, bench in BENCHES.items():

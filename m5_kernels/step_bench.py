@@ -177,7 +177,8 @@ def main() -> None:
         step_ms = median_us([lambda step=step: step.run()], min_us=3e4) / 1e3  # type: ignore[misc]
         rate = num_seqs / step_ms * 1e3
         print(
-            f"  {num_seqs:4d}  {step_ms:7.3f}  {rate:7.0f}  {floor_ms:16.3f}  {floor_ms / step_ms:6.0%}",
+            f"  {num_seqs:4d}  {step_ms:7.3f}  {rate:7.0f}  {floor_ms:16.3f}"
+            f"  {floor_ms / step_ms:6.0%}",
             flush=True,
         )
         if options.profile and num_seqs in (min(options.batches), max(options.batches)):

@@ -32,6 +32,7 @@ class Shape(NamedTuple):
 
     @property
     def name(self) -> str:
+        """As the tables call it."""
         return f"B{self.num_seqs}xL{self.context_len}"
 
 
@@ -56,6 +57,7 @@ def decode_candidates(head_dim: int) -> list[DecodeTile]:
 
 
 def prefill_candidates(head_dim: int) -> list[PrefillTile]:
+    """Tiles whose stages fit in a multiprocessor's shared memory."""
     return [
         PrefillTile(rows, tokens, warps, stages)
         for rows, tokens, warps, stages in itertools.product(
@@ -80,6 +82,7 @@ def decode_run(tile: DecodeTile, shape: Shape, head_dim: int, batches: list[Page
 
 
 def prefill_run(tile: PrefillTile, batches: list[PagedBatch]) -> list:
+    """One closure per batch, for `median_us`."""
     return [
         lambda b=batch: paged_prefill(
             b.query, b.key_cache, b.value_cache, b.block_table, b.context_lens, b.query_start_loc,
@@ -104,6 +107,7 @@ def compile_one(tile: DecodeTile | PrefillTile, shape: Shape, head_dim: int) -> 
 
 
 def random_batch(shape: Shape, head_dim: int, num_blocks: int | None = None) -> PagedBatch:
+    """A `PagedBatch` of a shape, with 16 query heads, 8 KV heads and blocks of 16."""
     lens = [shape.context_len] * shape.num_seqs
     return PagedBatch.random(
         lens, [shape.query_len] * shape.num_seqs, head_dim=head_dim, num_blocks=num_blocks
@@ -128,8 +132,10 @@ def tune(kind: str, head_dim: int, details: bool) -> None:
     # A fresh interpreter each: a process that has used CUDA can't fork.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(14, os.cpu_count() or 1), mp_context=context) as pool:
-        reasons = list(pool.map(compile_one, *zip(*[(t, s, head_dim) for t, s in work])))
-    broken = {tile: reason for (tile, _), reason in zip(work, reasons) if reason}
+        reasons = list(
+            pool.map(compile_one, *zip(*[(t, s, head_dim) for t, s in work], strict=True))
+        )
+    broken = {tile: reason for (tile, _), reason in zip(work, reasons, strict=True) if reason}
     for tile, reason in broken.items():
         print(f"  {tuple(tile)} left out: {reason}")
     speeds: dict = {tile: [] for tile in candidates if tile not in broken}
@@ -159,13 +165,12 @@ def tune(kind: str, head_dim: int, details: bool) -> None:
     best = max(means, key=lambda tile: means[tile])
     print(f"{kind} head_dim {head_dim}: " + " ".join(shape.name for shape in shapes))
     for tile in sorted(means, key=lambda tile: -means[tile])[: None if details else 5]:
-        print(
-            f"  {str(tuple(tile)):20s} " + " ".join(f"{s:7.0f}" for s in speeds[tile]), flush=True
-        )
+        print(f"  {tuple(tile)!s:20s} " + " ".join(f"{s:7.0f}" for s in speeds[tile]), flush=True)
     print(f"  (2, {head_dim}): {type(best).__name__}{tuple(best)},", flush=True)
 
 
 def main() -> None:
+    """Tune what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kernel", choices=["decode", "prefill", "all"], default="all")
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128, 256])

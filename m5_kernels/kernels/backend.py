@@ -16,13 +16,13 @@ import torch
 
 
 class _Missing:
-    """Stands where triton is not installed: swallows decorators, refuses to launch."""
+    """Stands where triton is not installed: replaces what it decorates, refuses to launch."""
 
     def __getattr__(self, name: str) -> Any:
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return args[0] if args and callable(args[0]) else self
+        return self
 
     def __getitem__(self, grid: Any) -> Any:
         raise RuntimeError("triton is not installed: call the *_torch twin")
@@ -51,6 +51,7 @@ def next_power_of_2(number: int) -> int:
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
+    """The quotient, rounded up."""
     return -(-numerator // denominator)
 
 
@@ -64,4 +65,5 @@ def num_multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def device_name(device: torch.device) -> str:
+    """A GPU's name, by which tiles are chosen."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

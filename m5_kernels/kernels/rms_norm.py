@@ -17,7 +17,6 @@ from __future__ import annotations
 import torch
 
 from .backend import next_power_of_2, runs_triton, tl, triton
-# ruff: noqa: N803 - constants of a kernel are written in capitals, as everywhere in Triton
 
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

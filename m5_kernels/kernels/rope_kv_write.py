@@ -20,7 +20,6 @@ import torch
 
 from .backend import ceil_div, next_power_of_2, runs_triton, tl, triton
 from .rms_norm import rms_norm_torch
-# ruff: noqa: N803 - constants of a kernel are written in capitals, as everywhere in Triton
 
 
 def rope_kv_write(

@@ -23,7 +23,6 @@ from __future__ import annotations
 import torch
 
 from .backend import ceil_div, next_power_of_2, runs_triton, tl, triton
-# ruff: noqa: N803 - constants of a kernel are written in capitals, as everywhere in Triton
 
 CHUNK = 4096  # vocabulary ids a program scores
 MIN_TEMPERATURE = 1e-5  # as in m1_single.sampling: any smaller, and the quotient may overflow
@@ -45,8 +44,8 @@ def sample(
     temperature: fp32 `[num_rows]`, 0 takes the largest logit; top_k: int32, 0 or -1 keeps all;
     top_p: fp32, 1 keeps all; min_p: fp32, 0 keeps all. Ties with the k-th logit are all kept; of
     ids tied at the edge of top-p the lower ones are.
-    seeds: int64 `[num_rows]`, the bits of uint64 seeds; positions: int32 or int64 `[num_rows]`, index
-    of the output token.
+    seeds: int64 `[num_rows]`, the bits of uint64 seeds; positions: int32 or int64 `[num_rows]`,
+    index of the output token.
     has_filters: False promises that no row filters, and saves a launch.
     Returns int32 `[num_rows]`: of equal scores the lowest id; -1 where a row holds a NaN or an
     infinity, or nothing but -inf.
@@ -67,9 +66,9 @@ def sample(
             vocab_size, logits.stride(0),
             # bf16 numbers, seen as fp32, differ in their upper 16 bits only; fp16 ones in 19.
             LOW_BIT={torch.bfloat16: 16, torch.float16: 13}.get(logits.dtype, 0),
-            BLOCK=min(8192, next_power_of_2(vocab_size)),
+            BLOCK=min(16384, next_power_of_2(vocab_size)),
             MIN_TEMPERATURE=MIN_TEMPERATURE,
-            num_warps=16,
+            num_warps=32 if vocab_size > 4096 else 4,
         )  # fmt: skip
     arguments = (logits, temperature, seeds, positions, cutoffs, last_ties)
     constants = {

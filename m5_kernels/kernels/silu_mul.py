@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 
 from .backend import ceil_div, next_power_of_2, runs_triton, tl, triton
-# ruff: noqa: N803 - constants of a kernel are written in capitals, as everywhere in Triton
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:

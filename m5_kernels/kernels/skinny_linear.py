@@ -22,8 +22,6 @@ import torch.nn.functional as F
 from .backend import ceil_div, runs_triton, tl, triton
 from .tiles import LinearTile, linear_tile
 
-# ruff: noqa: N803 - constants of a kernel are written in capitals, as everywhere in Triton
-
 MAX_TOKENS = 2
 
 

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 import torch
 
 from .backend import ceil_div, next_power_of_2, runs_triton, tl, triton
-# ruff: noqa: N803 - constants of a kernel are written in capitals, as everywhere in Triton
 
 
 @dataclass(frozen=True)

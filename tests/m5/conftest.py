@@ -21,7 +21,7 @@ collect_ignore = [] if HAS_GPU or IS_INTERPRETED else ["kernels"]
 
 @pytest.fixture
 def device() -> str:
-    """Where kernels run here; inputs are new at random in each run, but printed seeds repeat them."""
+    """Where kernels run here. Inputs are new in each run; the printed seed repeats them."""
     seed = torch.seed() % 2**32
     print(f"torch.manual_seed({seed})")
     torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""The fused decoder against Hugging Face's modules: fp32 logits, paged cache, all kinds of steps."""
+"""The fused decoder against Hugging Face's modules: fp32 logits, paged cache, mixed steps."""
 
 from __future__ import annotations
 

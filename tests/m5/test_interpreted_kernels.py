@@ -1,4 +1,4 @@
-"""Every kernel against its twin on the CPU: `tests/m5/kernels`, each file in a process of its own."""
+"""Every kernel against its twin on the CPU: `tests/m5/kernels`, each file in its own process."""
 
 from __future__ import annotations
 

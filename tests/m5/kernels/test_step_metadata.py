@@ -68,9 +68,14 @@ def test_decode_step_with_padding_rows(rows: list[int], device: str) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "num_new", "num_tokens"),
-    [([0], [5], 5), ([4, 2, 0], [5, 3, 1], 9), ([4, 2, 0], [1, 17, 2], 32), ([1, 3, -1], [1, 9, 0], 10)],
+    [
+        ([0], [5], 5),
+        ([4, 2, 0], [5, 3, 1], 9),
+        ([4, 2, 0], [1, 17, 2], 32),
+        ([1, 3, -1], [1, 9, 0], 10),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_chunks_and_padding_tokens(
     rows: list[int], num_new: list[int], num_tokens: int, device: str
 ) -> None:

@@ -1,0 +1,38 @@
+"""The matrix product for one or two rows against its twin."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from m5_kernels.kernels.skinny_linear import skinny_linear, skinny_linear_torch
+from m5_kernels.kernels.tiles import LinearTile
+from m5_kernels.measure import relative_error
+
+MAX_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+@pytest.mark.parametrize("dtype", list(MAX_ERROR), ids=str)
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, 5])
+@pytest.mark.parametrize(
+    ("out_size", "in_size"),
+    [(1, 1), (33, 70), (64, 128), pytest.param(6144, 1024, marks=pytest.mark.gpu)],
+)
+def test_equals_the_library(
+    num_tokens: int, out_size: int, in_size: int, dtype: torch.dtype, device: str
+) -> None:
+    hidden = torch.randn(num_tokens, in_size, dtype=dtype, device=device)
+    weight = torch.randn(out_size, in_size, dtype=dtype, device=device)
+    for bias in (None, torch.randn(out_size, dtype=dtype, device=device)):
+        output = skinny_linear(hidden, weight, bias, LinearTile(4, 64, 2))
+        expected = skinny_linear_torch(
+            hidden.double(), weight.double(), None if bias is None else bias.double()
+        )
+        assert output.dtype == dtype
+        assert relative_error(output, expected) < MAX_ERROR[dtype]
+
+
+def test_rows_may_be_apart(device: str) -> None:
+    wide, weight = torch.randn(2, 100, device=device), torch.randn(7, 30, device=device)
+    output = skinny_linear(wide[:, 20:50], weight)
+    assert relative_error(output, wide[:, 20:50] @ weight.T) < 1e-5
