@@ -216,9 +216,7 @@ class LLMEngine:
         plan = self.scheduler.schedule()
         assert plan.rows, "the scheduler has unfinished requests but plans nothing"
         times.append(time.perf_counter())
-        for request in plan.admitted:
-            if request.metrics.first_scheduled_time is None:
-                request.metrics.first_scheduled_time = times[-1]
+        self._note_first_scheduled(plan, times[-1])
         sampled: dict[str, SampledToken] = {}
         rows: list[BatchRow] = []
         try:
@@ -234,6 +232,11 @@ class LLMEngine:
         finally:
             times += [time.perf_counter()] * (4 - len(times))
             self._close_step(plan, rows or self._trace_rows(plan, sampled), times)
+
+    def _note_first_scheduled(self, plan: StepPlan, now: float) -> None:
+        for request in plan.admitted:
+            if request.metrics.first_scheduled_time is None:
+                request.metrics.first_scheduled_time = now
 
     def _close_step(self, plan: StepPlan, rows: list[BatchRow], times: list[float]) -> None:
         """Count, record and check what the step did, whether it worked or raised."""

@@ -118,6 +118,9 @@ class Request:
         self.token_ids = list(self.prompt_token_ids)
         """All known tokens: the prompt's, then the output's."""
         self.num_prompt_tokens = len(self.prompt_token_ids)
+        eos = frozenset() if self.sampling_params.ignore_eos else self.eos_token_ids
+        self.stop_token_ids = eos.union(self.sampling_params.stop_token_ids)
+        """Tokens that end this request: its own and, unless ignored, the model's EOS."""
 
     @property
     def num_tokens(self) -> int:
@@ -143,12 +146,6 @@ class Request:
     def is_done(self) -> bool:
         """Whether this request and all other completions of its prompt are finished."""
         return all(completion.is_finished for completion in (self.leader or self).completions)
-
-    @property
-    def stop_token_ids(self) -> frozenset[int]:
-        """Tokens that end this request: its own and, unless ignored, the model's EOS."""
-        own = frozenset(self.sampling_params.stop_token_ids)
-        return own if self.sampling_params.ignore_eos else own | self.eos_token_ids
 
     def append_token(self, sampled: SampledToken, max_model_len: int) -> None:
         """Take a sampled token and finish the request if it was its last.

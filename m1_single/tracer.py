@@ -166,7 +166,7 @@ def batch_rows(plan: StepPlan, sampled: dict[str, SampledToken]) -> list[BatchRo
     rows = []
     for row in plan.rows:
         request_id = row.request.request_id
-        token = sampled.get(request_id) if row.samples else None
+        token = None if row.is_padding else sampled.get(request_id)
         rows.append(
             BatchRow(
                 request_id=request_id,

@@ -13,7 +13,7 @@ from .block_cache import BlockCache
 from .config import EngineConfig
 from .kv_memory import free_tokens_after_profiling
 from .runner import ModelRunner
-from .scheduler import Scheduler
+from .scheduler import PagedStepPlan, Scheduler
 
 
 class LLMEngine(m2_batching.LLMEngine):
@@ -44,10 +44,16 @@ class LLMEngine(m2_batching.LLMEngine):
         if self.config.kv_cache_tokens is not None:
             return int(self.config.kv_cache_tokens)
         if self.model.device.type == "cuda":
-            return free_tokens_after_profiling(self.model, self.config, self.max_model_len)
+            return free_tokens_after_profiling(
+                self.model, self.config, self.max_model_len, self._run_once
+            )
         # Whole blocks a request, so that every request can grow to its full length.
         blocks_a_request = -(-self.max_model_len // self.config.block_size)
         return int(self.config.max_num_seqs * blocks_a_request * self.config.block_size)
+
+    def _run_once(self, cache: BlockCache, plan: PagedStepPlan) -> None:
+        """Compute a plan over some cache, to see how much memory that takes."""
+        ModelRunner(self.model, cache).execute(plan)
 
     def _make_request(
         self, prompt: Any, params: SamplingParams, request_id: str | None, *args: Any

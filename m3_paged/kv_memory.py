@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from transformers import PreTrainedModel
 
@@ -12,14 +14,19 @@ from m2_batching.slot_cache import KVShape
 
 from .block_cache import BlockCache
 from .config import EngineConfig
-from .runner import ModelRunner
 from .scheduler import PagedStepPlan
 
 
 def free_tokens_after_profiling(
-    model: PreTrainedModel, config: EngineConfig, max_model_len: int
+    model: PreTrainedModel,
+    config: EngineConfig,
+    max_model_len: int,
+    run: Callable[[BlockCache, PagedStepPlan], object],
 ) -> int:
     """Tokens of KV that fit into `gpu_memory_utilization` of the GPU beside model and activations.
+
+    Args:
+        run: computes a plan over a cache, as the engine's runner will.
 
     Raises:
         ValueError: not even one request of `max_model_len` would fit.
@@ -28,7 +35,7 @@ def free_tokens_after_profiling(
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     plan, num_blocks = _largest_step(config, max_model_len)
-    ModelRunner(model, BlockCache(model, num_blocks, config.block_size)).execute(plan)
+    run(BlockCache(model, num_blocks, config.block_size), plan)
     torch.cuda.synchronize()
     bytes_per_token = KVShape.of(model).bytes_per_token
     own_cache = num_blocks * config.block_size * bytes_per_token

@@ -57,7 +57,7 @@ class Scheduler(PagedScheduler):
         """A row for each running request that lacks only its last token. Returns what is left."""
         for request in self.by_seniority():
             is_running = request.status is RequestStatus.RUNNING  # not preempted for a senior one
-            if not budget or not is_running or self.is_prefilling(request):
+            if not budget or not is_running or not self.is_decoding(request):
                 continue
             if self._make_room(request, plan):
                 budget -= self._add_row(plan, self._row(request), budget)
@@ -75,12 +75,20 @@ class Scheduler(PagedScheduler):
         """Whether more than the last known token has yet to be computed."""
         return request.num_tokens - request.num_computed_tokens > 1
 
+    def is_decoding(self, request: Request) -> bool:
+        """Whether just the last known token has yet to be computed."""
+        return request.num_tokens - request.num_computed_tokens == 1
+
     def _add_row(self, plan: StepPlan, row: ScheduledRequest, budget: int) -> int:
         """Cut a row to the budget; what it completes can be found from now on."""
         if self.config.enable_chunked_prefill:
             row.num_new_tokens = min(row.num_new_tokens, self.config.max_row_tokens(budget))
-        self.kv.cache_full_blocks(row.request, row.start, row.end)
+        self._cache_row(row)
         return super()._add_row(plan, row, budget)
+
+    def _cache_row(self, row: ScheduledRequest) -> None:
+        """Make the blocks findable that a row completes."""
+        self.kv.cache_full_blocks(row.request, row.start, row.end)
 
     def reason_to_wait(self, request: Request, budget: int) -> str | None:
         """Why a request cannot join a step, its cached prefix considered; None if it can."""

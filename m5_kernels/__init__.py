@@ -1,1 +1,13 @@
-"""M5: the same schedule and cache as M4, computed by Triton kernels, a fused decoder and CUDA graphs."""
+"""M5: Triton kernels, a fused decoder, CUDA graphs and pipelined steps under M4's schedule.
+
+What changes from M4: how a step is computed. State lives on the device, a decode step is one CUDA
+graph from metadata to sampled token, and the host plans a step while the one before still runs.
+Schedule, cache and tokens are M4's.
+"""
+
+from m1_single import RequestOutput, SamplingParams
+
+from .config import EngineConfig
+from .engine import LLMEngine
+
+__all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]

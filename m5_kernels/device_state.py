@@ -3,7 +3,7 @@
 Everything is a view of one int32 arena, so that all changes of a step, whatever they are, travel as
 one list of (place, value) pairs in one transfer and one scatter:
 
-    arena | token_ids | block_table | num_computed | prompt_lens | sampling | seeds | rows of the step |
+    arena | seeds | token_ids | block_table | num_computed | ... | temperature | ... | step rows |
 
 Transfers start from fresh pinned memory each time. The caching host allocator hands such memory out
 again only when the copy has been made, so nothing in flight is overwritten.

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 from transformers import PreTrainedModel
 
 import m4_prefix_chunked
+from m1_single.checkpoint import DEFAULT_MODEL
+from m1_single.plan import StepPlan
 from m1_single.request import Request, RequestOutput
 from m1_single.tracer import BatchRow
 from m3_paged.block_cache import BlockCache
@@ -42,7 +44,7 @@ class LLMEngine(m4_prefix_chunked.LLMEngine):
     milestone: ClassVar[str] = "m5_kernels"
     config_class: ClassVar[type[m4_prefix_chunked.EngineConfig]] = EngineConfig
 
-    def __init__(self, model: Any = m4_prefix_chunked.DEFAULT_MODEL, **options: Any) -> None:
+    def __init__(self, model: Any = DEFAULT_MODEL, **options: Any) -> None:
         self._owns_model = not isinstance(model, PreTrainedModel)
         self._in_flight: StepInFlight | None = None
         self._host_paced: set[str] = set()  # requests whose tokens the host must know at once
@@ -58,7 +60,7 @@ class LLMEngine(m4_prefix_chunked.LLMEngine):
         num_blocks = self._num_kv_tokens() // self.config.block_size
         return Scheduler(self.config, self.max_model_len, num_blocks)
 
-    def build_runner(self) -> FusedRunner | HFRunner:
+    def build_runner(self) -> Any:
         """The fused decoder's runner, or Hugging Face's modules with our attention."""
         cache = BlockCache(
             self.model,
@@ -110,22 +112,39 @@ class LLMEngine(m4_prefix_chunked.LLMEngine):
         times = [time.perf_counter()]
         plan = self.scheduler.schedule()
         times.append(time.perf_counter())
-        self._note_first_scheduled(plan)
-        before = self._in_flight
-        step: StepInFlight | None = None
-        if plan.rows or plan.preempted:
-            sampling = [row.samples for row in plan.rows]
-            try:
-                step = StepInFlight(plan, sampling, self.runner.launch(plan), times)
-            except BaseException:
-                self._fail(plan, times)
-                raise
-        assert step or before, "unfinished requests, but nothing to compute and nothing under way"
-        outputs = self._settle()
+        self._note_first_scheduled(plan, times[-1])
+        step = self._launch(plan, times)
+        assert step or self._in_flight, "unfinished requests, but no step to compute or under way"
+        try:
+            outputs = self._settle()
+        except BaseException:
+            if step is not None:
+                self._fail(step.plan, step.times)
+            raise
         if step is not None:
             self.scheduler.expect(step.plan, step.sampling)
             self._in_flight = step
+        if not self.requests:  # what is under way is for nobody
+            outputs += self._settle()
         return outputs
+
+    def _launch(self, plan: PagedStepPlan, times: list[float]) -> StepInFlight | None:
+        """Start a step; None if the plan has nothing to do."""
+        if not plan.rows and not plan.preempted:
+            return None
+        sampling = [row.samples for row in plan.rows]
+        try:
+            launched = self.runner.launch(plan)
+        except BaseException:
+            try:
+                self._undelivered += self._settle()  # the step before is as good as ever
+            finally:
+                self._fail(plan, times)
+            raise
+        if self.tracer is not None:  # block tables as they were now
+            for row in plan.rows:
+                row.blocks = list(row.blocks)
+        return StepInFlight(plan, sampling, launched, times)
 
     def _settle(self) -> list[RequestOutput]:
         """Wait for the step under way, if any, and take in its tokens."""
@@ -138,8 +157,21 @@ class LLMEngine(m4_prefix_chunked.LLMEngine):
             self._fail(step.plan, step.times)
             raise
         step.times.append(time.perf_counter())
-        rows = self._trace_rows(step.plan, sampled, step.sampling)
-        outputs = self.scheduler.settle(step.plan, step.sampling, sampled)
+        outputs: list[RequestOutput] = self.scheduler.settle(step.plan, step.sampling, sampled)
         step.times.append(time.perf_counter())
-        self._close_step(step.plan, rows, step.times)
+        self._close_step(step.plan, self._trace_rows(step.plan, sampled), step.times)
         return outputs
+
+    def _fail(self, plan: PagedStepPlan, times: list[float]) -> None:
+        """End the requests of a step that raised."""
+        self._undelivered += self.scheduler.fail(plan)
+        times += [time.perf_counter()] * (4 - len(times))
+        self._close_step(plan, self._trace_rows(plan, {}), times)
+
+    def _close_step(self, plan: StepPlan, rows: list[BatchRow], times: list[float]) -> None:
+        """As before; and the rows of requests that no longer run are given back."""
+        super()._close_step(plan, rows, times)
+        if self.decoder is not None:
+            running = {request.request_id for request in self.scheduler.running}
+            for request_id in self.runner.row_of.keys() - running:
+                self.runner.forget(request_id)

@@ -1,4 +1,4 @@
-"""For families without a fused decoder: Hugging Face's modules with the Triton attention kernels."""
+"""For families without a fused decoder: Hugging Face's modules with our attention kernels."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Runs steps on the fused decoder: launched without waiting, collected when the tokens are needed.
 
 A step of decode rows alone is the same work every time but for the numbers in memory, so on a GPU
-it is captured once per batch size as a CUDA graph, from metadata to appended token, and replayed: one
-launch instead of some three hundred. A step with prompts is launched kernel by kernel.
+it is captured once per batch size as a CUDA graph, from metadata to appended token, and replayed:
+one launch instead of some three hundred. A step with prompts is launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -211,12 +211,12 @@ class FusedRunner:
         self, hidden: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, has_filters: bool
     ) -> torch.Tensor:
         state, index = self.state, rows.clamp(min=0)
-        filters = [state.top_k, state.top_p, state.min_p]
-        if has_filters:
-            filters = [values[index] for values in filters]
+        top_k, top_p, min_p = state.top_k, state.top_p, state.min_p
+        if has_filters:  # else they are not read
+            top_k, top_p, min_p = top_k[index], top_p[index], min_p[index]
         logits = self.decoder.logits(hidden)
         temperature, seeds = state.temperature[index], state.seeds[index]
-        return sample(logits, temperature, *filters, seeds, positions, has_filters)
+        return sample(logits, temperature, top_k, top_p, min_p, seeds, positions, has_filters)
 
     def _metadata(self, num_tokens: int, num_seqs: int) -> StepMetadata:
         """Views of the step buffers, of the size that a step needs."""

@@ -44,7 +44,8 @@ class Scheduler(ChunkedScheduler):
         Returns:
             Outputs of the requests that got a token.
         """
-        changed, finished = [], []
+        changed: list[Request] = []
+        finished: list[Request] = []
         for row, samples in zip(plan.rows, sampling, strict=True):
             request = row.request
             if request.is_finished:  # by the step before, or aborted: nobody wants this row
