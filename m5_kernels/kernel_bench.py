@@ -21,11 +21,12 @@ from .kernels.rope_kv_write import rope_kv_write, rope_kv_write_torch
 from .kernels.sample import sample, sample_torch
 from .kernels.silu_mul import silu_mul, silu_mul_torch
 from .kernels.tiles import PrefillTile, decode_tile, prefill_tile
-from .measure import Ceilings, median_us, num_rotations, relative_error
+from .measure import Ceilings, PagedBatch, median_us, num_rotations, relative_error
 from .tune import (
     DECODE_SHAPES,
     MAX_ERROR,
     PREFILL_SHAPES,
+    Shape,
     decode_run,
     prefill_run,
     random_batch,
@@ -46,7 +47,7 @@ def check(name: str, output: torch.Tensor, reference: torch.Tensor) -> None:
 
 
 def bench_decode(ceilings: Ceilings) -> None:
-    """The seven decode shapes, in GB/s of KV read."""
+    """The seven decode shapes and two batches of unequal lengths, in GB/s of KV read."""
     print("flash_decode, block 16      us     GB/s  of read ceiling   FlashAttention-3")
     tile = decode_tile(HEAD_DIM, torch.bfloat16, torch.device("cuda", torch.cuda.current_device()))
     for shape, reference in zip(DECODE_SHAPES, FA3_DECODE, strict=True):
@@ -64,6 +65,20 @@ def bench_decode(ceilings: Ceilings) -> None:
         print(
             f"  {shape.name:18s} {us:9.1f} {rate:8.0f} {rate / ceilings.read_gbps:16.0%} {fa3:>18s}"
         )
+
+    for name, lens in (
+        ("256 x 100..2048", torch.randint(100, 2049, (256,)).tolist()),
+        ("1 x 100000, 63 x 500", [500] * 31 + [100_000] + [500] * 32),
+    ):
+        b = PagedBatch.random(lens, [1] * len(lens))
+        launches = decode_run(tile, Shape(len(lens), 0), HEAD_DIM, [b])
+        expected = flash_decode_torch(
+            b.query, b.key_cache, b.value_cache, b.block_table, b.context_lens
+        )
+        check(name, launches[0](), expected)
+        us = median_us(launches)
+        rate = sum(lens) * NUM_KV_HEADS * HEAD_DIM * 4 / us / 1e3
+        print(f"  {name:20s} {us:7.1f} {rate:8.0f} {rate / ceilings.read_gbps:16.0%}")
 
 
 def bench_prefill(ceilings: Ceilings) -> None:

@@ -234,14 +234,14 @@ def _find_cutoff_kernel(
         top = tl.max(largest)
         if has_k:
             cutoff = _smallest_kept(
-                row_logits, vocab_size, top, 0.0, cutoff, k.to(tl.float32), LOW_BIT, BLOCK
+                row_logits, vocab_size, top, to_log2, cutoff, k.to(tl.float32), True, LOW_BIT, BLOCK
             )
         if p < 1:
             k_cutoff = cutoff
             total = _mass(row_logits, vocab_size, top, to_log2, k_cutoff, False, BLOCK)
             goal = p * total
             cutoff = _smallest_kept(
-                row_logits, vocab_size, top, to_log2, k_cutoff, goal, LOW_BIT, BLOCK
+                row_logits, vocab_size, top, to_log2, k_cutoff, goal, False, LOW_BIT, BLOCK
             )
             # Of the ids at the edge, as many as it takes to reach the goal.
             above = _mass(row_logits, vocab_size, top, to_log2, cutoff, True, BLOCK)
@@ -277,29 +277,38 @@ def _mass(row_logits, vocab_size, top, to_log2, cutoff, ABOVE: tl.constexpr, BLO
 @triton.jit
 def _smallest_kept(
     row_logits, vocab_size, top, to_log2, cutoff, goal,
+    IS_COUNT: tl.constexpr,
     LOW_BIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The largest logit t such that the logits in [t, top] above cutoff have mass `goal` or more.
+    """The largest t such that the logits from t to top, but not below cutoff, have mass `goal`.
 
-    With to_log2 = 0 every logit has mass 1, and t is the goal-th largest. The bits of t, in
-    an encoding that orders like the numbers, are fixed from the highest to LOW_BIT.
+    Mass is exp2((logit - top) * to_log2), or 1 for each logit (IS_COUNT). The bits of t, in an
+    encoding that orders like the numbers, are fixed from the highest to LOW_BIT.
     """
     prefix = tl.zeros([], dtype=tl.uint32)
     for step in range(32 - LOW_BIT):
         trial = prefix | (tl.full([], 1, dtype=tl.uint32) << (31 - LOW_BIT - step))
+        # Decoding one number spares encoding all logits. A trial past infinity decodes to a NaN,
+        # which no logit reaches.
+        lowest = _decode(trial << LOW_BIT)
         total = tl.zeros([BLOCK], dtype=tl.float32)
         for start in range(0, vocab_size, BLOCK):
             raw = _load(row_logits, start, vocab_size, BLOCK)
-            bits = raw.to(tl.int32, bitcast=True)
-            # Positive numbers: the sign bit set. Negative ones: all bits flipped.
-            ordered = (bits ^ ((bits >> 31) | -2147483648)).to(tl.uint32, bitcast=True)
-            is_counted = ((ordered >> LOW_BIT) >= trial) & (raw >= cutoff)
-            total += tl.where(is_counted, tl.exp2((raw - top) * to_log2), 0.0)
+            mass = 1.0 if IS_COUNT else tl.exp2((raw - top) * to_log2)
+            total += tl.where((raw >= lowest) & (raw >= cutoff), mass, 0.0)
         prefix = tl.where(tl.sum(total, 0) >= goal, trial, prefix)
-    ordered = (prefix << LOW_BIT).to(tl.int32, bitcast=True)
-    low_ones = (1 << LOW_BIT) - 1  # the flipped zeros at the end of a negative bf16 number
-    bits = tl.where(ordered < 0, ordered ^ -2147483648, ~(ordered | low_ones))
+    ordered = prefix << LOW_BIT
+    low_ones = tl.full([], (1 << LOW_BIT) - 1, dtype=tl.uint32)
+    # The bits below LOW_BIT are zeros in a number: ones where the encoding flips them.
+    return _decode(tl.where(ordered >> 31 == 0, ordered | low_ones, ordered))
+
+
+@triton.jit
+def _decode(ordered):
+    """The fp32 number of an encoding: sign bit set for positive ones, all bits flipped if not."""
+    sign = tl.full([], 1, dtype=tl.uint32) << 31
+    bits = tl.where(ordered >= sign, ordered ^ sign, ordered ^ (sign | (sign - 1)))
     return bits.to(tl.float32, bitcast=True)
 
 

@@ -49,7 +49,7 @@ H200_DECODE = {
 }
 H200_PREFILL = {
     (2, 64): PrefillTile(128, 64, 8, 4),
-    (2, 128): PrefillTile(64, 64, 4, 3),
+    (2, 128): PrefillTile(128, 128, 8, 2),
     (2, 256): PrefillTile(128, 64, 8, 2),
 }
 
