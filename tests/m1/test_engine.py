@@ -143,6 +143,18 @@ def test_min_tokens_keeps_stops_away_and_they_count_again_afterwards(package):
     assert late.finish_reason == "stop"
 
 
+@every_milestone
+def test_a_stop_string_within_min_tokens_is_ordinary_text(package):
+    words = as_text(OUTPUT).split()
+    assert words.count(words[1]) == 1
+    assert words.index(words[4]) == 4
+    engine = make_engine(package, tokenizer=word_tokenizer())
+    params = greedy(12, stop=[words[1], words[4]], min_tokens=3)
+    (output,) = engine.generate(PROMPTS[0], params)
+    assert output.text == " ".join(words[:4]) + " "
+    assert output.finish_reason == "stop"
+
+
 # --- what comes out -----------------------------------------------------------------------------
 
 
@@ -162,20 +174,6 @@ def test_logprobs_are_those_of_the_models_distribution(package):
         for token_id, logprob in told.items():
             assert logprob.logprob == pytest.approx(row[token_id].item(), abs=1e-5)
             assert logprob.rank == 1 + int((row > row[token_id]).sum())
-
-
-@every_milestone
-def test_a_stream_grows_by_one_token_at_a_time(package):
-    engine = make_engine(package, max_num_seqs=2)
-    grown: dict[str, list[list[int]]] = {}
-    for output in engine.stream([PROMPTS[0], PROMPTS[1], PROMPTS[2]], greedy(4)):
-        grown.setdefault(output.request_id, []).append(output.token_ids)
-        assert output.finished == (len(output.token_ids) == 4)
-    assert len(grown) == 3
-    for prompt, snapshots in zip(PROMPTS, grown.values(), strict=False):
-        tokens = hf_greedy("llama", prompt, 4)
-        assert snapshots == [tokens[:1], tokens[:2], tokens[:3], tokens]
-    assert_empty(engine)
 
 
 @every_milestone

@@ -1,0 +1,102 @@
+"""Streams: every token is seen, and a stream that is left early leaves nothing behind.
+Held by every milestone.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+
+import pytest
+
+from engine_helpers import (
+    assert_empty,
+    every_milestone,
+    greedy,
+    hf_greedy,
+    make_engine,
+    random_prompts,
+    run_to_end,
+)
+
+PROMPTS = random_prompts([6, 3, 9, 4], seed=4)
+EXPECTED = [hf_greedy("llama", prompt, 8) for prompt in PROMPTS]
+
+
+@every_milestone
+def test_a_stream_grows_by_one_token_at_a_time(package):
+    engine = make_engine(package, max_num_seqs=2)
+    grown: dict[str, list[list[int]]] = {}
+    for output in engine.stream([PROMPTS[0], PROMPTS[1], PROMPTS[2]], greedy(4)):
+        grown.setdefault(output.request_id, []).append(output.token_ids)
+        assert output.finished == (len(output.token_ids) == 4)
+    assert len(grown) == 3
+    for prompt, snapshots in zip(PROMPTS, grown.values(), strict=False):
+        tokens = hf_greedy("llama", prompt, 4)
+        assert snapshots == [tokens[:1], tokens[:2], tokens[:3], tokens]
+    assert_empty(engine)
+
+
+@every_milestone
+def test_abort_inside_a_stream_ends_that_request_only(package):
+    engine = make_engine(package)
+    last = {}
+    for output in engine.stream(PROMPTS[:2], greedy(8)):
+        last[output.request_id] = output
+        if output.request_id == "r0" and len(output.token_ids) == 3:
+            assert engine.abort("r0").finish_reason == "abort"
+    assert last["r0"].token_ids == EXPECTED[0][:3]
+    assert last["r1"].token_ids == EXPECTED[1]
+    assert_empty(engine)
+
+
+@every_milestone
+def test_closing_a_stream_aborts_its_requests_and_keeps_the_outputs_of_others(package):
+    engine = make_engine(package)
+    engine.add_request(PROMPTS[2], greedy(1), request_id="short")
+    engine.add_request(PROMPTS[0], greedy(8), request_id="a")
+    stream = engine.stream(PROMPTS[:2], greedy(8))
+    next(stream)  # the step that finishes `short` has been made, for whoever steps next
+    stream.close()
+    final = run_to_end(engine)
+    assert final["short"].token_ids == EXPECTED[2][:1]
+    assert final["a"].token_ids == EXPECTED[0]
+    assert set(final) == {"short", "a"}
+    assert_empty(engine)
+
+
+@every_milestone
+@pytest.mark.parametrize("how", ["closed", "forgotten"])
+def test_a_stream_left_before_its_first_output_leaves_nothing(package, how):
+    engine = make_engine(package)
+    stream = engine.stream(PROMPTS, greedy(8))
+    if how == "closed":
+        stream.close()
+    else:
+        del stream
+        gc.collect()
+    assert_empty(engine)
+
+
+@every_milestone
+def test_two_streams_read_in_turn_both_see_every_token(package):
+    engine = make_engine(package)
+    streams = [engine.stream(prompt, greedy(8)) for prompt in PROMPTS[:2]]
+    seen: list[list[list[int]]] = [[], []]
+    for outputs in itertools.zip_longest(*streams):
+        for snapshots, output in zip(seen, outputs, strict=True):
+            if output is not None:
+                snapshots.append(output.token_ids)
+    for snapshots, tokens in zip(seen, EXPECTED, strict=False):
+        assert snapshots == [tokens[:length] for length in range(1, 9)]
+
+
+@every_milestone
+def test_generate_serves_others_along_and_their_outputs_come_with_step(package):
+    engine = make_engine(package)
+    for name, prompt in zip("ab", PROMPTS, strict=False):
+        engine.add_request(prompt, greedy(8), request_id=name)
+    (output,) = engine.generate(PROMPTS[2], greedy(8))
+    assert output.token_ids == EXPECTED[2]
+    final = run_to_end(engine)
+    assert [final[name].token_ids for name in "ab"] == EXPECTED[:2]
