@@ -13,13 +13,15 @@ import math
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from .kernels.flash_decode import DecodeWorkspace, flash_decode, flash_decode_torch
 from .kernels.paged_prefill import paged_prefill, paged_prefill_torch
-from .kernels.tiles import DecodeTile, PrefillTile
+from .kernels.skinny_linear import skinny_linear
+from .kernels.tiles import DecodeTile, LinearTile, PrefillTile
 from .measure import PagedBatch, median_us, num_rotations, relative_error
 
 
@@ -169,10 +171,37 @@ def tune(kind: str, head_dim: int, details: bool) -> None:
     print(f"  (2, {head_dim}): {type(best).__name__}{tuple(best)},", flush=True)
 
 
+def tune_linear() -> None:
+    """Time candidates for one-row products with the weights of a Qwen3-0.6B layer and LM head."""
+    candidates = [
+        LinearTile(columns, depth, warps)
+        for columns, depth, warps in itertools.product((1, 2, 4, 8), (256, 512, 1024), (1, 2, 4))
+    ]
+    times: dict[LinearTile, list[float]] = {tile: [] for tile in candidates}
+    sizes = [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151_936, 1024)]
+    for out_size, in_size in sizes:
+        hidden = torch.randn(1, in_size, device="cuda").bfloat16()
+        weights = [
+            torch.randn(out_size, in_size, device="cuda").bfloat16()
+            for _ in range(num_rotations(out_size * in_size * 2))
+        ]
+        for tile in candidates:
+            error = relative_error(
+                skinny_linear(hidden, weights[0], tile=tile), hidden @ weights[0].T
+            )
+            if not error < MAX_ERROR:
+                raise RuntimeError(f"{tile} at {out_size}x{in_size}: relative error {error}")
+            launches = [partial(skinny_linear, hidden, weight, tile=tile) for weight in weights]
+            times[tile].append(median_us(launches, repeats=3, min_us=2e3))
+    print("linear, us: " + " ".join(f"{out_size}x{in_size}" for out_size, in_size in sizes))
+    for tile in sorted(candidates, key=lambda tile: math.prod(times[tile]))[:5]:
+        print(f"  {tuple(tile)!s:20s} " + " ".join(f"{us:7.1f}" for us in times[tile]))
+
+
 def main() -> None:
     """Tune what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kernel", choices=["decode", "prefill", "all"], default="all")
+    parser.add_argument("--kernel", choices=["decode", "prefill", "linear", "all"], default="all")
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128, 256])
     parser.add_argument("--details", action="store_true")
     options = parser.parse_args()
@@ -181,6 +210,8 @@ def main() -> None:
         for head_dim in options.head_dims:
             if options.kernel in (kind, "all"):
                 tune(kind, head_dim, options.details)
+    if options.kernel in ("linear", "all"):
+        tune_linear()
 
 
 if __name__ == "__main__":

@@ -103,7 +103,8 @@ def expand_step(
 ) -> None:
     """Fill `output` for a step; nothing is read back, so it can be part of a CUDA graph.
 
-    row_ids: int32 `[num_seqs]`, the rows of the step's sequences in order; -1 is padding.
+    row_ids: int32 `[num_seqs]`, the rows of the step's sequences in order; -1 is padding. A row's
+    computed and new tokens together must not exceed max_model_len: that is not checked here.
     num_new_tokens: int32 `[num_seqs]`, of each (padding rows count none); None: one each, padding
     rows too, so that token i belongs to sequence i - a decode step.
     """
