@@ -45,6 +45,10 @@ class AttentionMetadata:
     decode_context_lens: torch.Tensor
     """Tokens each decode row attends to, itself included, `[num_decode_rows]`."""
     max_decode_context_len: int
+    is_aligned: bool
+    """Whether decode row i lives in slot i, so that queries need not be moved to their slots."""
+    is_masked: bool
+    """Whether decode contexts differ in length, so that the shorter ones need a mask."""
     prefill_spans: list[tuple[int, int]]
     """First and last+1 token index of each prefill row."""
     num_slots_in_use: int
@@ -56,6 +60,9 @@ class AttentionMetadata:
         """Metadata of a step whose rows are ordered decode first."""
         device = cache.keys[0].device
         decode = [row for row in rows if row.phase == "decode"]
+        decode_slots = [row.blocks[0] for row in decode]
+        context_lens = [row.end for row in decode]
+        is_aligned = decode_slots == list(range(len(decode)))
         slots = [row.blocks[0] for row in rows for _ in range(row.num_new_tokens)]
         positions = [position for row in rows for position in range(row.start, row.end)]
         spans, first = [], len(decode)
@@ -66,11 +73,13 @@ class AttentionMetadata:
             cache=cache,
             token_slots=torch.tensor(slots, device=device),
             token_positions=torch.tensor(positions, device=device),
-            decode_slots=torch.tensor([row.blocks[0] for row in decode], device=device),
-            decode_context_lens=torch.tensor([row.end for row in decode], device=device),
-            max_decode_context_len=max((row.end for row in decode), default=0),
+            decode_slots=torch.tensor(decode_slots, device=device),
+            decode_context_lens=torch.tensor(context_lens, device=device),
+            max_decode_context_len=max(context_lens, default=0),
+            is_aligned=is_aligned,
+            is_masked=not is_aligned or len(set(context_lens)) > 1,
             prefill_spans=spans,
-            num_slots_in_use=max((row.blocks[0] + 1 for row in decode), default=0),
+            num_slots_in_use=max(decode_slots, default=-1) + 1,
         )
 
     @property
@@ -78,8 +87,14 @@ class AttentionMetadata:
         """Whether most slots in use decode, so that reading them all in place is cheapest."""
         return 2 * len(self.decode_slots) >= self.num_slots_in_use
 
-    def decode_mask(self, sliding_window: int | None) -> torch.Tensor:
-        """Who may see what: `[num_slots or num_decode_rows, 1, 1, max_context]`, bool."""
+    def decode_mask(self, sliding_window: int | None) -> torch.Tensor | None:
+        """Who may see what: `[num_slots or num_decode_rows, 1, 1, max_context]`, bool.
+
+        None where everybody may see all: a request alone, or some that are equally long.
+        """
+        is_windowed = sliding_window is not None and sliding_window < self.max_decode_context_len
+        if not self.is_masked and not is_windowed:
+            return None
         if sliding_window not in self._masks:
             position = torch.arange(self.max_decode_context_len, device=self.token_slots.device)
             end = self.decode_context_lens[:, None]
@@ -125,17 +140,19 @@ def slot_attention(
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
     )
-    output = torch.empty_like(query[0].transpose(0, 1))  # [num_tokens, num_heads, head_dim]
+    outputs = []  # [num_tokens, num_heads, head_dim] in all: decode rows, then each prefill row
     num_decode = len(meta.decode_slots)
     if num_decode:
         decode_query = query[0, :, :num_decode].transpose(0, 1)
-        output[:num_decode] = _decode(decode_query, meta, layer, scaling, sliding_window)
+        outputs.append(_decode(decode_query, meta, layer, scaling, sliding_window))
     for first, end in meta.prefill_spans:
         own = slice(first, end)
-        output[own] = causal_attention(
-            query[:, :, own], key[:, :, own], value[:, :, own], scaling, sliding_window
+        outputs.append(
+            causal_attention(
+                query[:, :, own], key[:, :, own], value[:, :, own], scaling, sliding_window
+            )
         )
-    return output[None], None
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None], None
 
 
 def _decode(
@@ -154,6 +171,7 @@ def _decode(
     slots: slice | torch.Tensor = meta.decode_slots
     if meta.is_dense:  # read slots where they lie: a slice is a view, an index tensor copies
         slots = slice(0, meta.num_slots_in_use)
+    if meta.is_dense and not meta.is_aligned:
         query_of_slot = query.new_zeros(meta.num_slots_in_use, *query.shape[1:])
         query_of_slot[meta.decode_slots] = query
         query = query_of_slot
@@ -165,7 +183,7 @@ def _decode(
         meta.decode_mask(sliding_window),
         scale=scaling,
     )
-    if meta.is_dense:
+    if meta.is_dense and not meta.is_aligned:
         output = output[meta.decode_slots]
     return output.reshape(num_rows, num_heads, head_dim)
 
