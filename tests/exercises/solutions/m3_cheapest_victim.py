@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from m1_single.request import Request
+from m3_paged.scheduler import Scheduler
+
+MAX_PREEMPTIONS = 4
+
+
+class CheapestVictimScheduler(Scheduler):
+    def by_seniority(self) -> list[Request]:
+        def key(request: Request) -> tuple[int, int]:
+            if request.metrics.num_preemptions >= MAX_PREEMPTIONS:
+                return (0, request.arrival)  # has paid enough: the oldest of these is safe
+            return (1, -request.num_computed_tokens)
+
+        return sorted(self.running, key=key)
