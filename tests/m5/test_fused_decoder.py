@@ -48,30 +48,34 @@ def step(decoder, caches, tables, computed, chunks):
         for position in row
     ]
     lens = [len(chunks[seq]) for seq in order]
+    device = decoder.embedding.device
     metadata = AttentionMetadata(
-        positions=torch.tensor([position for row in positions for position in row]),
-        slot_mapping=torch.tensor(slots),
-        block_table=tables[order],
-        context_lens=torch.tensor([row.stop for row in positions], dtype=torch.int32),
-        query_start_loc=torch.tensor([0, *lens]).cumsum(0).int(),
+        positions=torch.tensor([x for row in positions for x in row], device=device),
+        slot_mapping=torch.tensor(slots, device=device),
+        block_table=tables[order].to(device),
+        context_lens=torch.tensor([row.stop for row in positions]).int().to(device),
+        query_start_loc=torch.tensor([0, *lens]).cumsum(0).int().to(device),
         num_decode_seqs=sum(length == 1 for length in lens),
     )
-    ids = torch.cat([chunks[seq] for seq in order])
+    ids = torch.cat([chunks[seq] for seq in order]).to(device)
     logits = decoder.logits(decoder.forward(ids, metadata, caches))
     for seq in order:
         computed[seq] += len(chunks[seq])
-    return dict(zip(order, logits.split(lens), strict=True))
+    return dict(zip(order, logits.cpu().split(lens), strict=True))
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.inference_mode()
-def test_logits_equal_hugging_face_in_prefill_chunks_decode_and_mixed_steps(variant: str) -> None:
+def test_logits_equal_hugging_face_in_prefill_chunks_decode_and_mixed_steps(
+    variant: str, device: str
+) -> None:
     family, overrides = VARIANTS[variant]
     model = build_tiny_model(family, **overrides)
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):  # zeros and ones would hide a missing one
             parameter.copy_(torch.randn_like(parameter) * 0.1 + 0.5)
-    decoder = FusedDecoder.from_hf(model, max_positions=64)
+    decoder = FusedDecoder.from_hf(model, max_positions=64, device=device)
     caches = decoder.allocate_caches(40, BLOCK_SIZE)
     tables = torch.randperm(40).int()[:30].view(2, 15)
     ids = torch.randint(3, 199, (2, 40))

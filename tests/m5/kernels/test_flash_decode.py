@@ -63,28 +63,27 @@ def check(
     ids=str,
 )
 def test_lengths_and_padding_rows(context_lens: list[int], device: str) -> None:
-    check(context_lens, device, num_q_heads=4, num_kv_heads=2, tile=DecodeTile(32, 2, 2, 1))
+    check(context_lens, device, num_q_heads=2, num_kv_heads=1, tile=DecodeTile(32, 2, 2, 1))
 
 
-@pytest.mark.parametrize("group", [1, 2, 3, 5, 16])
-@pytest.mark.parametrize("num_kv_heads", [1, 3])
+@pytest.mark.parametrize(("group", "num_kv_heads"), [(1, 1), (1, 3), (2, 1), (3, 2), (16, 1)])
 def test_query_heads_per_kv_head(group: int, num_kv_heads: int, device: str) -> None:
-    check([70, 0, 9], device, group * num_kv_heads, num_kv_heads)
+    check([40, 0, 9], device, group * num_kv_heads, num_kv_heads)
 
 
-@pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 def test_head_dims(head_dim: int, device: str) -> None:
-    check([45, 3], device, 4, 2, head_dim=head_dim)
+    check([33, 3], device, 2, 1, head_dim=head_dim)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16, 48, 256])
 def test_block_size_is_independent_of_the_tile(block_size: int, device: str) -> None:
-    check([100, 17], device, 4, 2, block_size=block_size, tile=DecodeTile(32, 2, 2, 1))
+    check([50, 17], device, 2, 1, block_size=block_size, tile=DecodeTile(32, 2, 2, 1))
 
 
 @pytest.mark.parametrize("window", [1, 20, 64, 1000])
 def test_sliding_window(window: int, device: str) -> None:
-    check([90, 19, 0, 20, 64], device, 4, 2, window=window, tile=DecodeTile(16, 2, 2, 2))
+    check([70, 19, 0, 20, 64], device, 2, 1, window=window, tile=DecodeTile(16, 2, 2, 2))
 
 
 # The interpreter multiplies the bits of bf16 matrices as if they were integers.
