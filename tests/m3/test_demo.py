@@ -1,0 +1,139 @@
+"""M3's demo, run end to end on a tiny model: preemption, resumption and copies must show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from m1_single.tracer import read_jsonl
+from m3_paged import LLMEngine
+from m3_paged.demo import main
+
+PNG = b"\x89PNG\r\n"
+
+
+@pytest.fixture
+def demo(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+    """Runs the demo with options; returns what it printed and its trace."""
+
+    def run(*arguments: str) -> tuple[str, list[dict[str, Any]]]:
+        trace = tmp_path / "trace.jsonl"
+        options = ["--model", "tiny-llama", "--out", str(tmp_path), "--trace", str(trace)]
+        assert main([*options, *arguments]) == 0
+        captured = capsys.readouterr()
+        assert not captured.err.strip()
+        pictures = [tmp_path / "m3_timeline.png", tmp_path / "m3_kvmap.png"]
+        last_lines = captured.out.rstrip().splitlines()[-2:]
+        assert last_lines == [f"timeline: {pictures[0]}", f"kvmap: {pictures[1]}"]
+        assert all(picture.read_bytes().startswith(PNG) for picture in pictures)
+        lines = captured.out.splitlines()[:-2]
+        assert max(map(len, lines)) <= 80
+        return captured.out, read_jsonl(trace)
+
+    return run
+
+
+def first_step_with(trace: list[dict[str, Any]], change: str) -> int:
+    return next(record["step"] for record in trace if record[change])
+
+
+def test_preemption_and_resumption_happen_on_screen(demo: Any) -> None:
+    out, trace = demo()
+    preempted, resumed = first_step_with(trace, "preempted"), first_step_with(trace, "resumed")
+    assert 0 < preempted < resumed
+    for what, step in (
+        ("The first step", 0),
+        ("The pool is as good as full", preempted - 1),
+        ("A preemption: a block is needed and none is free", preempted),
+        ("A resumption: the preempted request is back", resumed),
+    ):
+        assert f"{what} (step {step})" in out
+    assert f"preempted {trace[preempted]['preempted'][0]['request_id']}: no free block" in out
+    assert "resumed   r" in out
+    maps = out.split("\nblocks   ")[1:]
+    assert len(maps) == 4
+    cells = maps[0].splitlines()[1].split()
+    owner = {row["blocks"][0]: row["request_id"] for row in trace[0]["batch"]}
+    assert cells[1:13:2] == [owner[block] for block in range(6)]
+    assert cells[13:] == ["-", "-"]
+
+
+def test_swap_gives_the_tokens_of_a_pool_with_room(demo: Any) -> None:
+    roomy, trace = demo("--kv-cache-tokens", "4096")
+    assert not any(record["preempted"] for record in trace)
+    assert "The pool at its fullest" in roomy
+    out, trace = demo("--preemption", "swap")
+    kinds = {event["type"] for record in trace for event in record["events"]}
+    assert {"swap_out", "swap_in"} <= kinds
+    assert "0 tokens recomputed" in out
+    assert "swapped 1: r5" in out
+    answers = [text.split("Answers")[1].split("Requests")[0] for text in (roomy, out)]
+    assert answers[0] == answers[1]
+
+
+def test_completions_share_blocks_and_copy_on_write(demo: Any) -> None:
+    out, trace = demo("--n", "3")
+    copies = [e for record in trace for e in record["events"] if e["type"] == "copy_on_write"]
+    assert "Copy-on-write: a sharer writes into a shared block" in out
+    assert "r0+2" not in out.split("Copy-on-write")[0]
+    assert f" copies on write      {len(copies)} blocks" in out
+    further = out.split("Further completions")[1]
+    assert all(name in further for name in ("r0/1", "r0/2", "r1/1", "r2/2"))
+
+
+def test_full_prompt_blocks_stay_shared(demo: Any) -> None:
+    out, _ = demo("--n", "2", "--block-size", "2", "--max-tokens", "9")
+    assert "by r0 r0/1" in out
+    assert "saved by sharing" in out
+    assert "r0+1" in out
+
+
+def test_own_prompts_and_lengths(demo: Any) -> None:
+    out, trace = demo("--prompts", "one two three", "four five", "--max-tokens", "7")
+    assert "3 token ids" in out
+    assert sum(len(record["admitted"]) for record in trace) == 2
+
+
+def test_console_trace_leaves_only_the_maps(
+    demo: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LLM_TRACE", "1")
+    assert main(["--model", "tiny-llama", "--out", str(tmp_path), "--max-tokens", "20"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("── step 0 ") == 1
+    assert "\nblocks   " in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--kv-cache-tokens", "50"], "3 KV blocks of 16 hold 48 tokens"),
+        (["--n", "9"], "n=9 completions start together, but max_num_seqs=8"),
+        (["--temperature", "-1"], "temperature must be at least 0"),
+    ],
+)
+def test_bad_input_ends_with_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["--model", "tiny-llama", "--out", str(tmp_path), *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_interrupt_ends_cleanly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    step = LLMEngine._step
+
+    def interrupted(engine: LLMEngine) -> Any:
+        if engine.stats()["steps"] == 3:
+            raise KeyboardInterrupt
+        return step(engine)
+
+    monkeypatch.setattr(LLMEngine, "_step", interrupted)
+    assert main(["--model", "tiny-llama", "--out", str(tmp_path)]) == 130
+    assert "Unfinished requests were aborted" in capsys.readouterr().err

@@ -1,0 +1,272 @@
+"""Block history, its map in the terminal, and the picture: read from traces of real engines."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import m1_single
+import m2_batching
+import m3_paged
+from m1_single import SamplingParams
+from m3_paged import kvmap
+from m3_paged.block_history import BlockState, block_history, block_runs
+from m3_paged.block_map import print_block_map
+from m3_paged.kv_figures import KVFigures
+from m3_paged.kvmap import draw_kvmap
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@functools.cache
+def engine_after_run(package: Any, n: int = 1, **fields: Any) -> Any:
+    """An engine that has served four requests of 20 tokens in and 12..30 out."""
+    engine = package.LLMEngine(
+        "tiny-llama", device="cpu", max_model_len=64, trace="memory", max_num_seqs=12, **fields
+    )
+    rng = random.Random(0)
+    prompts = [[rng.randrange(3, 199) for _ in range(18)] for _ in range(4)]
+    params = [
+        SamplingParams(temperature=1, seed=7, max_tokens=length, ignore_eos=True, n=n)
+        for length in (12, 30, 18, 24)
+    ]
+    engine.generate(prompts, params)
+    return engine
+
+
+def trace(package: Any = m3_paged, **fields: Any) -> list[dict[str, Any]]:
+    return [record.to_dict() for record in engine_after_run(package, **fields).tracer.records]
+
+
+def storm() -> list[dict[str, Any]]:
+    """Memory for about half of the requests."""
+    return trace(block_size=8, kv_cache_tokens=96)
+
+
+def forks() -> list[dict[str, Any]]:
+    """Three completions of each prompt, whose last block is not full."""
+    return trace(n=3, block_size=8, kv_cache_tokens=320)
+
+
+# --- block history --------------------------------------------------------------------------
+
+
+def test_history_agrees_with_the_pool() -> None:
+    for records in (storm(), forks()):
+        for state, record in zip(block_history(records), records, strict=True):
+            assert (state.num_blocks, state.block_size) == (record["kv"]["total"], 8)
+            if not record["finished"]:  # the record's numbers are those after the step
+                forked = any(event["type"] == "share" for event in record["events"])
+                assert len(state.owners) == record["kv"]["used"]
+                assert forked or state.num_stored_tokens == record["kv"]["stored_tokens"]
+                assert state.num_reserved_tokens == record["kv"]["reserved_tokens"]
+
+
+def test_history_names_all_owners_of_a_shared_block() -> None:
+    shared = [state.shared for state in block_history(forks())]
+    assert shared[0] == {}
+    assert ["r0", "r0/1", "r0/2"] in shared[1].values()
+
+
+def test_a_run_ends_where_the_owner_changes_or_begins_anew() -> None:
+    states = [BlockState(step, 4, 8) for step in range(5)]
+    for state, owner, stored in zip(states, "aab", (3, 4, 1), strict=False):
+        state.owners, state.stored = {2: [owner]}, {2: stored}
+    states[4].owners, states[4].stored = {2: ["b"]}, {2: 2}
+    runs = block_runs(states)
+    assert [(run.owners, run.first, run.last, run.stored) for run in runs] == [
+        (["a"], 0, 1, [3, 4]),
+        (["b"], 2, 2, [1]),
+        (["b"], 4, 4, [2]),
+    ]
+
+
+def test_a_slot_is_one_block_of_max_model_len() -> None:
+    states = block_history(trace(m2_batching))
+    assert (states[0].num_blocks, states[0].block_size) == (12, 64)
+    assert states[0].stored == {0: 18, 1: 18, 2: 18, 3: 18}
+
+
+def test_a_request_that_got_no_row_keeps_its_blocks() -> None:
+    records = storm()[:2]
+    second = json.loads(json.dumps(records[1]))
+    lost = second["batch"].pop(0)["request_id"]
+    states = block_history([records[0], second])
+    assert [lost] in states[1].owners.values()
+
+
+def test_figures_of_a_run() -> None:
+    figures = KVFigures.of(
+        engine_after_run(m3_paged, block_size=8, kv_cache_tokens=96).tracer.records
+    )
+    engine = engine_after_run(m3_paged, block_size=8, kv_cache_tokens=96)
+    assert figures.num_preemptions == figures.num_resumptions == engine.stats()["preemptions"] > 0
+    assert figures.num_recomputed_tokens > 0 == figures.num_swapped_blocks
+    assert (figures.total, figures.peak_used, figures.max_concurrent) == (12, 12, 4)
+    assert 0 < figures.waste_per_request <= 8 / 2 + 1
+    slots = KVFigures.of(engine_after_run(m2_batching).tracer.records)
+    assert slots.waste_per_request > 5 * figures.waste_per_request
+    assert slots.waste_share > 0.5
+    with pytest.raises(ValueError, match="no steps"):
+        KVFigures.of([])
+
+
+# --- the map in the terminal ----------------------------------------------------------------
+
+
+def block_map(state: BlockState, order: list[str], width: int = 80, encoding: str = "utf-8") -> str:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding)
+    print_block_map(state, order, Console(file=file, width=width, color_system=None))
+    file.flush()
+    return raw.getvalue().decode(encoding)
+
+
+def made_up_state(num_blocks: int, num_requests: int) -> BlockState:
+    """Requests own neighbouring blocks, the last of them half full; every fifth block is free."""
+    state = BlockState(0, num_blocks, 16)
+    for block in range(num_blocks):
+        if block % 5:
+            number = block * num_requests // num_blocks
+            is_last = (block + 1) * num_requests // num_blocks > number
+            state.owners[block], state.stored[block] = [f"r{number}"], 8 if is_last else 16
+    return state
+
+
+def test_small_pool_shows_owner_and_fill_of_each_block() -> None:
+    state = BlockState(3, 10, 16, {0: ["r0"], 1: ["r0", "r0/1"], 8: ["r1"]}, {0: 16, 1: 16, 8: 1})
+    lines = block_map(state, ["r0", "r1", "r0/1"]).splitlines()
+    assert lines[0] == "blocks   3 of 10 used, 7 free, 1 shared; 33 tokens in 48 places"
+    assert lines[1].split() == ["0", "r0", "██", "r0+1", "██", "-", "-", "-", "-", "-", "-"]
+    assert lines[2].split() == ["8", "r1", "█░", "-"]
+    assert lines[3] == "shared   block 1 by r0 r0/1"
+    assert lines[4].strip() == "1 block saved by sharing"
+
+
+def test_only_a_full_block_looks_full() -> None:
+    state = BlockState(0, 3, 64, {0: ["a"], 1: ["a"], 2: ["a"]}, {0: 64, 1: 63, 2: 1})
+    assert block_map(state, ["a"]).splitlines()[1].split()[1:] == [
+        "a",
+        "████",
+        "a",
+        "███░",
+        "a",
+        "█░░░",
+    ]
+
+
+def test_large_pool_is_condensed_to_letters() -> None:
+    lines = block_map(made_up_state(1000, 20), []).splitlines()
+    assert lines[1].startswith("    0  -AAA")
+    assert len([line for line in lines if line.lstrip()[:1].isdigit()]) == 16
+    assert sum(line.count(" (40)") for line in lines) == 20
+
+
+def test_huge_pool_takes_one_letter_for_several_blocks() -> None:
+    text = block_map(made_up_state(20_000, 300), [])
+    assert "a letter stands for 16 blocks" in text
+    assert "# further requests" in text.replace("\n       ", " ")
+    assert len(text.splitlines()) < 35
+
+
+@pytest.mark.parametrize("num_blocks", [1, 13, 128, 129, 1000, 20_000])
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_map_fits_the_width(num_blocks: int, width: int) -> None:
+    text = block_map(made_up_state(num_blocks, 7), [], width)
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_map_is_ascii_where_the_encoding_knows_no_more() -> None:
+    state = BlockState(0, 2, 4, {0: ["消息"]}, {0: 3})
+    assert "消息 ███░  -" in block_map(state, ["消息"])
+    assert "...06f ###.  -" in block_map(state, ["消息"], encoding="ascii")
+
+
+def test_empty_pool() -> None:
+    assert block_map(BlockState(0, 2, 4), []).split()[-2:] == ["-", "-"]
+
+
+# --- the picture ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [storm, forks, lambda: trace(m2_batching)])
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_every_kind_of_trace_gives_a_picture(make: Any, suffix: str, tmp_path: Path) -> None:
+    path = draw_kvmap(make(), tmp_path / "deep" / f"map{suffix}")
+    assert path.read_bytes().startswith(PNG if suffix == ".png" else b"<?xml")
+
+
+def test_picture_names_requests_and_what_happened(tmp_path: Path) -> None:
+    text = draw_kvmap(storm(), tmp_path / "map.svg").read_text()
+    for words in ("r0", "r3", "reserved, empty", "free", "preempted", "resumed"):
+        assert f"<!-- {words} -->" in text, words
+    assert "12 blocks of 8 tokens" in text
+    assert "shared" not in text
+    text = draw_kvmap(forks(), tmp_path / "map.svg").read_text()
+    for words in ("r0/2", "r1 r1/1 r1/2", "shared (striped)", "copy\\-on\\-write"):
+        assert f"<!-- {words} -->" in text, words
+
+
+def test_same_trace_gives_the_same_file(tmp_path: Path) -> None:
+    first, second = (draw_kvmap(storm(), tmp_path / name) for name in ("a.svg", "b.svg"))
+    assert first.read_text() == second.read_text()
+
+
+def test_more_requests_than_colours(tmp_path: Path) -> None:
+    record = storm()[0]
+    rows = [{**record["batch"][0], "request_id": f"r{i}", "blocks": [i]} for i in range(40)]
+    kv = {**record["kv"], "total": 900}
+    text = draw_kvmap([{**record, "batch": rows, "kv": kv}], tmp_path / "map.svg").read_text()
+    assert "17 more" in text
+
+
+def test_command_line_writes_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    source, target = tmp_path / "trace.jsonl", tmp_path / "map.png"
+    source.write_text("".join(json.dumps(record) + "\n" for record in storm()))
+    kvmap.main([str(source), "-o", str(target), "--title", "a storm"])
+    assert capsys.readouterr().out == f"wrote {target}\n"
+    assert target.read_bytes().startswith(PNG)
+
+
+def without_events(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name != "events"}
+
+
+@pytest.mark.parametrize(
+    ("content", "output", "message"),
+    [
+        (None, "map.png", "No such file"),
+        ("", "map.png", "no steps"),
+        ("nonsense\n", "map.png", "line 1: not a trace record"),
+        ("storm", "map.gif", "a map is written as .png or .svg"),
+        ("static", "map.png", "m1_single, whose KV cache has no blocks"),
+        ("twice", "map.png", "several runs"),
+        ("poor", "map.png", "a record has no field 'events'"),
+    ],
+)
+def test_bad_input_ends_with_one_line_and_exit_code_2(
+    content: str | None, output: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    source = tmp_path / "trace.jsonl"
+    records = {
+        "storm": storm,
+        "static": lambda: trace(m1_single),
+        "twice": lambda: storm() + storm(),
+        "poor": lambda: [without_events(record) for record in storm()],
+    }
+    if content in records:
+        content = "".join(json.dumps(record) + "\n" for record in records[content]())
+    if content is not None:
+        source.write_text(content)
+    with pytest.raises(SystemExit) as end:
+        kvmap.main([str(source), "-o", str(tmp_path / output)])
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / output).exists()
