@@ -1,0 +1,131 @@
+"""KV tensors in blocks: what is written is found, copied and brought back, bit by bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine_helpers import tiny_model
+from m3_paged.block_cache import BlockCache
+
+NUM_BLOCKS, BLOCK_SIZE = 6, 4
+
+
+def filled_cache(family: str = "llama", dtype: torch.dtype = torch.float64) -> BlockCache:
+    """Every number in it is another one, on the device and on the host."""
+    model = tiny_model(family)
+    cache = BlockCache(model, NUM_BLOCKS, BLOCK_SIZE, num_host_blocks=3)
+    generator = torch.Generator().manual_seed(0)
+    for tensors in (cache.keys, cache.values, cache.host_keys, cache.host_values):
+        tensors[:] = [
+            torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(dtype)
+            for tensor in tensors
+        ]
+    return cache
+
+
+def snapshot(cache: BlockCache) -> list[torch.Tensor]:
+    """Keys and values of all layers, `[num_blocks, ...]` each."""
+    return [tensor.clone() for tensor in cache.keys + cache.values]
+
+
+@pytest.mark.parametrize(
+    ("family", "num_layers", "num_kv_heads"), [("llama", 2, 2), ("gpt2", 2, 4), ("gemma3", 3, 2)]
+)
+def test_a_cache_has_keys_and_values_of_every_layer_and_kv_head(family, num_layers, num_kv_heads):
+    cache = BlockCache(tiny_model(family), NUM_BLOCKS, BLOCK_SIZE)
+    tensors = cache.keys + cache.values
+    assert len(tensors) == 2 * num_layers
+    assert {tuple(tensor.shape) for tensor in tensors} == {(6, 4, num_kv_heads, 16)}
+    assert {len(tensor) for tensor in cache.host_keys + cache.host_values} == {0}
+    assert not any(tensor.any() for tensor in tensors)
+
+
+def test_tokens_go_to_their_slots_and_nowhere_else():
+    cache = filled_cache()
+    before = snapshot(cache)
+    slots = torch.tensor([2 * BLOCK_SIZE + 3, 0, 5 * BLOCK_SIZE])
+    key, value = torch.randn(2, 3, 2, 16, dtype=torch.float64)
+    cache.write(1, slots, key, value)
+    for index, (block, offset) in enumerate([(2, 3), (0, 0), (5, 0)]):
+        assert torch.equal(cache.keys[1][block, offset], key[index])
+        assert torch.equal(cache.values[1][block, offset], value[index])
+        before[1][block, offset] = key[index]
+        before[3][block, offset] = value[index]
+    assert all(map(torch.equal, snapshot(cache), before))
+
+
+def test_gather_lays_the_blocks_of_a_table_side_by_side():
+    cache = filled_cache()
+    tables = torch.tensor([[5, 0, 3], [2, 2, 0]])
+    for layer in (0, 1):
+        keys, values = cache.gather(layer, tables)
+        assert keys.shape == values.shape == (2, 2, 3 * BLOCK_SIZE, 16)
+        for row, table in enumerate(tables.tolist()):
+            expected = torch.cat([cache.keys[layer][block] for block in table])
+            assert torch.equal(keys[row].transpose(0, 1), expected)
+            expected = torch.cat([cache.values[layer][block] for block in table])
+            assert torch.equal(values[row].transpose(0, 1), expected)
+
+
+def test_gather_is_right_whatever_was_gathered_before():
+    """Its workspace is kept: larger or smaller than what the next call needs."""
+    cache = filled_cache()
+    for table in ([[1]], [[0, 1, 2, 3, 4, 5]] * 3, [[4, 2]], [[3]]):
+        keys, _ = cache.gather(0, torch.tensor(table))
+        assert keys.shape == (len(table), 2, len(table[0]) * BLOCK_SIZE, 16)
+        first = keys[0].transpose(0, 1)
+        assert torch.equal(first, torch.cat([cache.keys[0][block] for block in table[0]]))
+
+
+def test_a_copy_takes_all_layers_and_leaves_other_blocks_alone():
+    cache = filled_cache()
+    expected = snapshot(cache)
+    cache.copy([(1, 4), (1, 5)])
+    for tensor in expected:
+        tensor[4] = tensor[1]
+        tensor[5] = tensor[1]
+    assert all(map(torch.equal, snapshot(cache), expected))
+
+
+def test_copies_of_a_step_read_before_any_of_them_writes():
+    """Block 1 is copied to 2 and then given to somebody who gets a copy of 0."""
+    cache = filled_cache()
+    before = snapshot(cache)
+    cache.copy([(0, 1), (1, 2)])
+    for old, new in zip(before, snapshot(cache), strict=True):
+        assert torch.equal(new[1], old[0])
+        assert torch.equal(new[2], old[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_swapping_out_and_in_restores_the_bytes(dtype):
+    cache = filled_cache(dtype=dtype)
+    before = snapshot(cache)
+    cache.swap_out([(5, 0), (1, 2)])
+    for tensor in cache.keys + cache.values:
+        tensor.fill_(-9)  # others write meanwhile
+    cache.swap_in([(0, 3), (2, 0)])
+    for old, new in zip(before, snapshot(cache), strict=True):
+        assert torch.equal(new[3].view(torch.uint8), old[5].view(torch.uint8))
+        assert torch.equal(new[0].view(torch.uint8), old[1].view(torch.uint8))
+        assert (new[[1, 2, 4, 5]] == -9).all()
+
+
+def test_swapping_in_leaves_the_other_host_blocks_alone():
+    cache = filled_cache()
+    before = [tensor.clone() for tensor in cache.host_keys + cache.host_values]
+    cache.swap_out([(5, 1)])
+    cache.swap_in([(1, 2)])
+    for old, new in zip(before, cache.host_keys + cache.host_values, strict=True):
+        assert torch.equal(new[[0, 2]], old[[0, 2]])
+        assert not torch.equal(new[1], old[1])
+
+
+def test_nothing_to_move_moves_nothing_even_without_host_blocks():
+    cache = BlockCache(tiny_model(), NUM_BLOCKS, BLOCK_SIZE)
+    before = snapshot(cache)
+    cache.swap_out([])
+    cache.swap_in([])
+    cache.copy([])
+    assert all(map(torch.equal, snapshot(cache), before))
