@@ -1,0 +1,80 @@
+"""What the demo's requests say: a desk with house rules, eight visitors, and a long catalogue."""
+
+from __future__ import annotations
+
+import random
+
+SYSTEM_PROMPT = """\
+You are the voice at the desk of a town library. Answer in one or two short sentences, in plain \
+words, and only from the rules below. If the rules do not say, ask the visitor to write to the \
+desk.
+
+Opening hours. The library is open from ten to seven on weekdays and from ten to two on \
+Saturdays. It is closed on Sundays and on public holidays. The reading room closes half an hour \
+before the library does. The return box beside the main door is open day and night.
+
+Cards. A card is free for everybody who lives, works or goes to school in the town. Bring \
+something with your name and address on it. Children under twelve need the signature of a \
+parent. A lost card costs two coins, and the old one stops working at once.
+
+Loans. You may keep twelve items at a time. Books stay with you for four weeks, magazines and \
+games for two weeks, films for one week. A loan is renewed by itself three times unless somebody \
+else has asked for the item. Dictionaries, newspapers and the map collection do not leave the \
+house.
+
+Late returns. An item that comes back late costs ten cents a day, at most three coins each. \
+Children's books cost nothing when they are late. Whoever owes more than ten coins cannot borrow \
+until it is paid. If an item is lost or wet, you pay its price and keep it.
+
+Rooms. There are six group rooms on the second floor. A room can be booked for two hours a day, \
+by two people or more, with a card. Eating is allowed in the garden and in the entrance hall, \
+drinking everywhere but at the computers. Dogs wait outside, guide dogs come in.
+
+Computers and printing. The first floor has twenty computers, one hour a visit when others wait. \
+Printing costs five cents a page in black and twenty cents in colour. Scanning is free. The \
+password of the wireless network changes every Monday and hangs beside the desk.
+
+Events. Stories are read to children on Wednesdays at four. The writing circle meets on the \
+first Thursday of the month at six, the chess club on Fridays at five. All events are free, and \
+nobody has to sign up."""
+"""About 430 tokens: what every one of the visitors' prompts begins with."""
+
+QUESTIONS = (
+    "How long may I keep a book?",
+    "My son lost his card. What does a new one cost?",
+    "Are you open on Saturday afternoon?",
+    "Can I bring my dog?",
+    "What does it cost to print ten pages in black?",
+    "When does the chess club meet?",
+    "I brought a film back three days late. What do I pay?",
+    "Where may I eat my sandwich?",
+)
+
+TALKS = (
+    "Tell me about a walk along the sea in winter.",
+    "What should I think of when I plant a small tree?",
+    "Describe a market in a small town on a Saturday morning.",
+    "Explain to a child why the moon changes its shape.",
+)
+"""Those who are in the middle of their answers when the long prompt comes."""
+
+_SUBJECTS = ("history", "travel", "music", "science", "cooking", "poems", "gardens", "trains")
+_NAMES = ("Berg", "Okoye", "Silva", "Tanaka", "Moreau", "Novak", "Haddad", "Lind")
+_TITLES = (
+    "The Long Winter",
+    "Salt and Iron",
+    "A River Town",
+    "Notes from the Harbour",
+    "Blue Hour",
+)
+
+
+def catalogue(num_lines: int, seed: int = 0) -> str:
+    """A list of books and a question about it: a long prompt, some 30 tokens a line."""
+    rng = random.Random(seed)
+    lines = [
+        f"{number}. {rng.choice(_SUBJECTS)}: {rng.choice(_TITLES)}, by {rng.choice(_NAMES)}, "
+        f"{rng.randint(1900, 2020)}, shelf {rng.randint(1, 90)}, {rng.randint(1, 4)} copies"
+        for number in range(1, num_lines + 1)
+    ]
+    return "\n".join(["Here is our catalogue.", *lines, "Which subject has the most books?"])
