@@ -210,6 +210,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="skip commands marked slow")
     options = parser.parse_args(argv)
     os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT))
     builder = Builder(options.check, options.quick)
     for page in [path.resolve() for path in options.pages] or PAGES:
         try:

@@ -47,13 +47,10 @@ def check_exists(words: list[str], root: Path) -> None:
     """
     _, words = split_environment(words)
     if words[:2] == ["python", "-m"]:
-        sys.path.insert(0, str(root))
         try:
             is_there = importlib.util.find_spec(words[2]) is not None
         except ModuleNotFoundError:
             is_there = False
-        finally:
-            sys.path.pop(0)
     else:
         is_there = words[0] == "python" and (root / words[1]).is_file()
     if not is_there:

@@ -3,6 +3,8 @@
 A hook on the model notes the shape of every forward pass. The rest is plain transformers.
 """
 
+import textwrap
+
 import torch
 
 from m1_single.checkpoint import load_model, render_chat
@@ -30,7 +32,8 @@ lengths = []
 for row, text in zip(output[:, width:].tolist(), PROMPTS, strict=True):
     eos = model.generation_config.eos_token_id
     lengths.append(row.index(eos) + 1 if eos in row else len(row))
-    print(f"{text}\n    {tokenizer.decode(row[: lengths[-1]], skip_special_tokens=True)!r}")
+    answer = tokenizer.decode(row[: lengths[-1]], skip_special_tokens=True)
+    print(textwrap.fill(answer, 76, initial_indent=f"{text} ", subsequent_indent="    "))
 
 print(f"\nprompts of {[len(prompt) for prompt in prompts]} tokens, outputs of {lengths}\n")
 print("forward  input_ids  rows that still need tokens")
