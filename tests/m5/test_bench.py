@@ -1,0 +1,159 @@
+"""The bench of M5: engines side by side, parts switched off, limits, profiles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from m1_single.bench_kit import RunResult
+from m1_single.sampling_params import SamplingParams
+from m1_single.tiny_models import build_tiny_model
+from m1_single.workloads import WorkItem, mixed
+from m5_kernels import LLMEngine, decoder
+from m5_kernels.bench import main
+from m5_kernels.bench_limits import RunLimit, limit_lines, limit_text
+from m5_kernels.bench_profile import profile_steps
+from m5_kernels.bench_work import KERNELS, capture_graphs, switched_off
+from m5_kernels.measure import Ceilings
+
+SMALL = ["--model", "tiny-qwen3", "--num-requests", "4", "--device", "cpu", "--no-check"]
+SMALL += ["--input-len", "3", "12", "--output-len", "2", "7"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def bench(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+    """Runs the bench with options; returns what it printed and what it wrote."""
+
+    def run(*arguments: str) -> tuple[str, dict[str, Any]]:
+        path = tmp_path / "bench.json"
+        assert main([*SMALL, "--json", str(path), *arguments]) == 0
+        return capsys.readouterr().out, json.loads(path.read_text())
+
+    return run
+
+
+def test_the_ladder_does_the_same_work_with_the_same_tokens(bench: Any) -> None:
+    out, data = bench("--engines", "m5", "m2", "m1", "m4", "m3")
+    others = ["m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked"]
+    assert list(data["contestants"]) == ["m5_kernels", *others]
+    assert data["same_tokens"] == dict.fromkeys(others, 4)
+    assert all(len(line) <= 80 for line in out.splitlines() if "written" not in line)
+
+
+def test_parts_can_be_switched_off_alone_and_together(bench: Any) -> None:
+    everything = "+".join(("graphs", "prefix-cache", *KERNELS))
+    _, data = bench("--without", "pipelining", everything)
+    names = ["- pipelining", f"- {everything}"]
+    assert data["same_tokens"] == dict.fromkeys(names, 4)
+
+
+def test_switched_off_kernels_come_back() -> None:
+    before = decoder.add_rms_norm, decoder.rope_kv_write, decoder.silu_mul, decoder.skinny_linear
+    with switched_off(set(KERNELS)):
+        assert decoder.silu_mul is not before[2]
+    after = decoder.add_rms_norm, decoder.rope_kv_write, decoder.silu_mul, decoder.skinny_linear
+    assert after == before
+
+
+def test_a_single_request_is_100_tokens_in_and_512_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = []
+
+    def run_rounds(name: str, engine: Any, items: Any, *_: Any) -> list[RunResult]:
+        served.extend(items)
+        facts = {"steps": 1, "rows_per_step": 1, "useful_share": 1, "kv_watermark": 1}
+        times = [[0.1 + i for i in range(512)]]
+        return [RunResult(1.0, [[1] * 512], times, facts)]
+
+    monkeypatch.setattr("m5_kernels.bench.run_rounds", run_rounds)
+    assert main(["--model", "tiny-llama", "--single", "--device", "cpu", "--no-check"]) == 0
+    assert [(len(item.prompt), item.params.max_tokens) for item in served] == [(100, 512)]
+    assert "512.0" in capsys.readouterr().out
+
+
+def test_tokens_are_compared_with_m4_before_anything_is_timed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [argument for argument in SMALL if argument != "--no-check"]
+    assert main(arguments) == 0
+    assert "give the same tokens" in capsys.readouterr().out
+    monkeypatch.setattr("m5_kernels.runner.FusedRunner._sample", lambda self, hidden, *_: (
+        torch.full((len(hidden),), 7, dtype=torch.int32)
+    ))  # fmt: skip
+    with pytest.raises(RuntimeError, match="M5 does not give the tokens of M4"):
+        main(arguments)
+
+
+def test_profile_of_a_step_adds_up() -> None:
+    engine = LLMEngine(build_tiny_model("llama"), max_num_seqs=4, max_model_len=128)
+    items = mixed(199, 0, num_requests=3, input_len=(5, 9), output_len=(60, 60))
+    result = profile_steps(engine, items, num_steps=5)
+    assert result.num_rows == 3
+    assert sum(result.host_us.values()) == pytest.approx(result.wall_us)
+    assert min(result.host_us.values()) > 0
+    assert result.kernels[0][2] >= result.kernels[-1][2]
+    assert not engine.has_unfinished_requests()
+    assert engine.stats()["kv"]["used"] == 0
+
+
+def test_profile_is_printed(bench: Any) -> None:
+    out, data = bench("--output-len", "60", "60", "--profile")
+    assert "on the host" in out
+    assert "gaps" in out
+    assert data["profile"]["num_rows"] == 4
+
+
+def test_limit_counts_weights_a_step_and_kv_a_token() -> None:
+    model = build_tiny_model("llama", tie_word_embeddings=True)
+    items = [WorkItem([1] * 10, SamplingParams(max_tokens=3))]
+    limit = RunLimit.of(model, items, num_steps=3)
+    num_weights = sum(p.numel() for p in model.parameters())
+    assert limit.weight_bytes == 3 * 4 * num_weights
+    assert limit.kv_bytes == (11 + 12) * 2 * 2 * 2 * 16 * 4  # k and v, layers, heads, dims, fp32
+    per_token = num_weights - 199 * 64
+    assert limit.prefill_flop == 2 * per_token * 10 + 2 * 100 * 4 * 16 * 2
+    seconds = sum(limit.seconds(Ceilings(1e-3, 1e-3, 1e-6)).values())
+    lines = limit_lines(limit, Ceilings(1e-3, 1e-3, 1e-6), 2 * seconds, num_tokens=3)
+    assert lines["share_of_limit"] == pytest.approx(0.5)
+    assert "50%" in limit_text(lines)
+
+
+def test_an_engine_without_graphs_has_none_to_capture() -> None:
+    assert capture_graphs(LLMEngine(build_tiny_model("llama"), max_model_len=64)) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--without", "magic"], "--without magic: there is graphs"),
+        (["--without", "graphs", "--engines", "m4"], "add m5 to --engines"),
+        (["--set", "grafs=1"], "no field 'grafs'"),
+        (["--max-model-len", "8"], "max_model_len=8"),
+        (["--profile", "--engines", "m4"], "--profile is for M5's own runner"),
+    ],
+)
+def test_bad_values_end_with_a_message(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SMALL, *arguments]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_kernel_tables_need_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--kernel", "decode"]) == 2
+    assert "GPU" in capsys.readouterr().err
