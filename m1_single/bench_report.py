@@ -133,7 +133,7 @@ def print_heading(console: Console, work: Mapping[str, Any], engine: Any, model_
         "engine": f"{engine.milestone}, max_num_seqs {config.max_num_seqs}, "
         f"max_num_batched_tokens {config.max_num_batched_tokens}, "
         f"max_model_len {engine.max_model_len}",
-        "machine": f"{machine['device']}, {machine['threads']} threads; "
+        "machine": f"{machine['device']}, CPU threads: {machine['threads']}; "
         f"Python {machine['python']}, torch {machine['torch']}, "
         f"transformers {machine['transformers']}",
     }

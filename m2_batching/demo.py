@@ -76,9 +76,8 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--max-num-batched-tokens",
         type=numbers_of(int, 1),
-        default=[2048],
         metavar="N[,N...]",
-        help="tokens of a step; several are run one after the other and compared",
+        help="tokens of a step (default: 2048); several are run one after the other and compared",
     )
     add(
         "--max-model-len",
@@ -97,7 +96,7 @@ def demo(args: argparse.Namespace) -> None:
     vocab_size = loaded.model.config.get_text_config().vocab_size
     items = arriving(demo_kit.work_items(args, loaded.tokenizer, vocab_size), args)
     is_chat = demo_kit.is_chat_model(loaded.tokenizer)
-    budgets = list(dict.fromkeys(args.max_num_batched_tokens))
+    budgets = list(dict.fromkeys(args.max_num_batched_tokens or [2048]))
     args.max_model_len = args.max_model_len or longest_request(items, loaded, is_chat)
     runs = []
     if not args.no_static:
