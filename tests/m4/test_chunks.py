@@ -1,0 +1,254 @@
+"""How the budget of a step is divided: decode rows, chunks under way, newcomers; in that order."""
+
+from __future__ import annotations
+
+import pytest
+
+from m1_single.plan import StepPlan
+from m1_single.request import Request
+from prefix_helpers import Life, assert_tokens, prompt, request_of
+
+
+def uncached(*args: int, **fields: object) -> Life:
+    """Chunks alone, so that no prompt is shortened by another."""
+    return Life(*args, enable_prefix_caching=False, **fields)
+
+
+def spans(plan: StepPlan) -> str:
+    """Who computes which tokens: `a[0:4] b[7:8]`."""
+    return " ".join(f"{row.request.request_id}[{row.start}:{row.end}]" for row in plan.rows)
+
+
+def all_spans(life: Life) -> list[str]:
+    """Those of all steps that are left."""
+    lines = []
+    while life.scheduler.has_unfinished_requests():
+        lines.append(spans(life.plan()))
+    return lines
+
+
+def of_length(name: str, num_tokens: int, max_tokens: int = 1, **fields: int) -> Request:
+    return request_of(name, prompt("", num_tokens, own=name), max_tokens, **fields)
+
+
+# --- who gets how much --------------------------------------------------------------------------
+
+
+def test_a_prompt_longer_than_a_step_is_computed_in_chunks():
+    life = uncached(max_num_batched_tokens=4)
+    a = of_length("a", 10, 3)
+    life.add(a)
+    assert all_spans(life) == ["a[0:4]", "a[4:8]", "a[8:10]", "a[10:11]", "a[11:12]"]
+    assert_tokens([a])
+
+
+def test_decode_rows_come_first_then_chunks_under_way_then_newcomers():
+    life = uncached(12, max_num_batched_tokens=6)
+    a, b, c = of_length("a", 2, 6), of_length("b", 9, 3), of_length("c", 5, 1)
+    life.add(a)
+    life.plan()
+    life.add(b, c)
+    assert all_spans(life) == [
+        "a[2:3] b[0:5]",
+        "a[3:4] b[5:9] c[0:1]",
+        "a[4:5] b[9:10] c[1:5]",
+        "a[5:6] b[10:11]",
+        "a[6:7]",
+    ]
+    assert_tokens([a, b, c])
+
+
+def test_a_row_that_stops_short_of_the_last_known_token_samples_nothing():
+    life = uncached(max_num_batched_tokens=4)
+    a = of_length("a", 9, 2)
+    life.add(a)
+    for num_computed, num_outputs in [(4, 0), (8, 0), (9, 1), (10, 2)]:
+        plan = life.scheduler.schedule()
+        (row,) = plan.rows
+        sampled = life.device.execute(plan)
+        assert set(sampled) == ({"a"} if num_outputs else set())
+        assert row.sampling_requests == ([a] if num_outputs else [])
+        outputs = life.scheduler.update(plan, sampled)
+        assert len(outputs) == (num_outputs > 0), "nothing has changed for the user"
+        assert (a.num_computed_tokens, a.num_output_tokens) == (num_computed, num_outputs)
+
+
+@pytest.mark.parametrize("budget", range(1, 12))
+def test_any_budget_from_one_token_up_gives_the_same_tokens(budget):
+    """Also one smaller than `max_num_seqs`, where not even all decode rows fit."""
+    life = uncached(16, max_num_batched_tokens=budget, max_num_seqs=4)
+    requests = [of_length(name, num, 4) for name, num in [("a", 1), ("b", 7), ("c", 3), ("d", 11)]]
+    life.add(*requests)
+    while life.scheduler.has_unfinished_requests():
+        plan = life.plan()
+        assert 1 <= plan.num_tokens <= budget
+    assert_tokens(requests)
+
+
+def test_where_not_all_decode_rows_fit_the_seniors_go_on():
+    life = uncached(16, max_num_batched_tokens=2)
+    life.add(*(of_length(name, 1, 3) for name in "abcd"))
+    assert all_spans(life) == [
+        "a[0:1] b[0:1]",
+        "a[1:2] b[1:2]",
+        "a[2:3] b[2:3]",
+        "c[0:1] d[0:1]",
+        "c[1:2] d[1:2]",
+        "c[2:3] d[2:3]",
+    ]
+
+
+def test_under_priority_the_budget_goes_to_the_most_urgent_first():
+    life = uncached(16, max_num_batched_tokens=4, policy="priority")
+    life.add(of_length("late", 6, priority=2))
+    life.plan()
+    life.add(of_length("soon", 6, priority=0))
+    assert all_spans(life) == ["late[4:6] soon[0:2]", "soon[2:6]"]
+    life.add(of_length("late", 10, priority=2), of_length("soon", 1, 9, priority=0))
+    assert all_spans(life)[:2] == ["soon[0:1] late[0:3]", "soon[1:2] late[3:6]"]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "expected"),
+    [
+        (0, ["a[0:8]", "a[8:10] b[0:6]", "b[6:9] c[0:3]"]),
+        (3, ["a[0:3] b[0:3] c[0:2]", "c[2:3] a[3:6] b[3:6]", "a[6:9] b[6:9]", "a[9:10]"]),
+        (6, ["a[0:6] b[0:2]", "a[6:10] b[2:6]", "b[6:9] c[0:3]"]),
+        (100, ["a[0:8]", "a[8:10] b[0:6]", "b[6:9] c[0:3]"]),
+    ],
+)
+def test_long_prefill_token_threshold_caps_a_row_and_leaves_the_rest_to_others(threshold, expected):
+    life = uncached(16, max_num_batched_tokens=8, long_prefill_token_threshold=threshold)
+    life.add(of_length("a", 10), of_length("b", 9), of_length("c", 3))
+    lines = all_spans(life)
+    assert lines == expected
+
+
+def test_several_prompts_are_under_way_at_once():
+    life = uncached(16, max_num_batched_tokens=9, long_prefill_token_threshold=3)
+    requests = [of_length(name, 7) for name in "abcd"]
+    life.add(*requests)
+    assert spans(life.plan()) == "a[0:3] b[0:3] c[0:3]"
+    assert spans(life.plan()) == "a[3:6] b[3:6] c[3:6]"
+    assert [r.num_computed_tokens for r in requests] == [6, 6, 6, 0]
+    assert spans(life.plan()) == "a[6:7] b[6:7] c[6:7] d[0:3]"
+    life.run()
+    assert_tokens(requests)
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def test_a_whole_prompt_reserves_its_blocks_at_admission():
+    life = uncached(8, max_num_batched_tokens=2)
+    life.add(of_length("a", 17))
+    assert life.line() == "a[0:2]@0,1,2,3,4 | +a"
+    usage = life.scheduler.kv_usage()
+    assert (usage.used, usage.reserved_tokens, usage.stored_tokens) == (5, 20, 2)
+
+
+def test_who_does_not_fit_whole_waits_and_nobody_passes_it():
+    """b would fit in chunk by chunk; it would then wait with its blocks in hand."""
+    life = uncached(8, max_num_batched_tokens=8)
+    a, b, c = of_length("a", 20, 3), of_length("b", 13), of_length("c", 1)
+    life.add(a, b, c)
+    lines = [spans(life.plan())]
+    reason = life.scheduler.reason_to_wait(b, 8)
+    assert reason == "no KV memory: 13 tokens need 4 blocks, 3 are free"
+    lines += all_spans(life)
+    assert lines[:4] == ["a[0:8]", "a[8:16]", "a[16:20]", "a[20:21]"]
+    assert lines[-2:] == ["b[0:8]", "b[8:13] c[0:1]"]
+
+
+def test_a_reason_to_wait_is_told_when_the_step_is_used_up():
+    life = uncached(8)
+    reason = life.scheduler.reason_to_wait(of_length("a", 9), 0)
+    assert reason == "it needs 9 tokens, the step has 0 left"
+    assert life.scheduler.reason_to_wait(of_length("a", 9), 1) is None
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_a_half_computed_prompt_is_preempted_and_comes_back(preemption):
+    """a needs blocks while b, its junior, has computed 10 of 16 tokens."""
+    life = uncached(6, max_num_batched_tokens=3, preemption=preemption)
+    a, b = of_length("a", 4, 10), of_length("b", 16, 3)
+    life.add(a, b)
+    while not (plan := life.plan()).preempted:
+        pass
+    assert [p.request for p in plan.preempted] == [b]
+    assert b.num_computed_tokens == (10 if preemption == "swap" else 0)
+    assert len(plan.swap_outs) == (3 if preemption == "swap" else 0)
+    while not (plan := life.plan()).resumed:
+        pass
+    (row,) = [row for row in plan.rows if row.request is b]
+    assert row.start == (10 if preemption == "swap" else 0)
+    assert len(plan.swap_ins) == (3 if preemption == "swap" else 0)
+    assert len(row.blocks) == 4, "blocks for the whole prompt again"
+    life.run()
+    assert_tokens([a, b])
+
+
+def test_nobody_is_admitted_in_a_step_that_preempted_but_chunks_under_way_go_on():
+    life = uncached(6, max_num_batched_tokens=4)
+    a, b = of_length("a", 12, 2), of_length("b", 11, 4)
+    life.add(a)
+    life.plan()
+    life.add(b, of_length("c", 1))
+    lines = []
+    while life.scheduler.has_unfinished_requests():
+        plan = life.plan()
+        lines.append(spans(plan))
+        assert not (plan.preempted and plan.admitted + plan.resumed)
+    assert_tokens([a, b])
+
+
+# --- prefill first ------------------------------------------------------------------------------
+
+
+def test_prefill_first_stalls_every_decode_until_the_arrival_is_computed():
+    life = uncached(16, max_num_batched_tokens=4, prefill_policy="prefill_first")
+    life.add(of_length("a", 2, 4), of_length("b", 2, 4))
+    life.plan()
+    life.plan()
+    life.add(of_length("long", 12, 2))
+    assert all_spans(life) == [
+        "long[0:4]",
+        "long[4:8]",
+        "long[8:12]",
+        "a[3:4] b[3:4] long[12:13]",
+        "a[4:5] b[4:5]",
+    ]
+
+
+def test_mixed_gives_every_decode_its_token_beside_the_same_arrival():
+    life = uncached(16, max_num_batched_tokens=4)
+    life.add(of_length("a", 2, 4), of_length("b", 2, 4))
+    life.plan()
+    life.plan()
+    life.add(of_length("long", 12, 2))
+    assert all_spans(life) == [
+        "a[3:4] b[3:4] long[0:2]",
+        "a[4:5] b[4:5] long[2:4]",
+        "long[4:8]",
+        "long[8:12]",
+        "long[12:13]",
+    ]
+
+
+def test_prefill_first_decodes_when_newcomers_do_not_fit():
+    """A waiting prompt that has no memory stalls nobody: it would stall them for ever."""
+    life = uncached(4, prefill_policy="prefill_first")
+    a, b = of_length("a", 10, 3), of_length("b", 9)
+    life.add(a, b)
+    assert all_spans(life) == ["a[0:10]", "a[10:11]", "a[11:12]", "b[0:9]"]
+    assert_tokens([a, b])
+
+
+def test_an_aborted_half_computed_prompt_gives_all_blocks_back():
+    life = uncached(6, max_num_batched_tokens=3)
+    a = of_length("a", 16)
+    life.add(a)
+    life.plan()
+    life.abort(a)
+    assert life.kv.pool.num_used == 0
+    assert not life.scheduler.has_unfinished_requests()
