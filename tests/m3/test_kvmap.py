@@ -210,7 +210,7 @@ def test_picture_names_requests_and_what_happened(tmp_path: Path) -> None:
     assert "12 blocks of 8 tokens" in text
     assert "shared" not in text
     text = draw_kvmap(forks(), tmp_path / "map.svg").read_text()
-    for words in ("r0", "r0/2", "shared (striped)", "copy\\-on\\-write"):
+    for words in ("r0", "r0/2", "shared (striped)", "copy-on-write"):
         assert f"<!-- {words} -->" in text, words
 
 
