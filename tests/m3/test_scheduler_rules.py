@@ -77,6 +77,7 @@ def test_no_more_are_preempted_than_necessary():
     step(scheduler, device)
     plan = step(scheduler, device)
     assert plan_line(plan) == "a[4:5]@0,3 b[2:3]@1 c[2:3]@2 | -d"
+    assert plan.preempted[0].reason == "no free block for a"
 
 
 def test_victims_of_shared_blocks_are_taken_until_a_block_is_really_free():
@@ -125,19 +126,20 @@ def test_the_preempted_keeps_the_tokens_it_had(preemption):
 
 @both_modes
 def test_nobody_is_admitted_in_a_step_that_preempted(preemption):
-    """b leaves three blocks of which a takes one; d would fit into the others, and waits."""
-    scheduler = make_scheduler(4, preemption=preemption)
-    a, b, d = make_requests("a", 4, 2), make_requests("b", 9, 5), make_requests("d", 1, 1)
+    """b leaves three blocks of which a takes one; d is next and would fit, and yet it waits."""
+    scheduler = make_scheduler(4, preemption=preemption, policy="priority")
+    a, b = make_requests("a", 4, 2, priority=0), make_requests("b", 9, 5, priority=2)
     add_all(scheduler, a, b)
     device = PagedDevice(scheduler)
     step(scheduler, device)
-    d.arrival = 2
+    d = make_requests("d", 1, 1, priority=1, arrival=2)
     scheduler.add(d)
     plan = step(scheduler, device)
     assert preempted_ids(plan) == ["b"]
     assert plan.admitted == plan.resumed == []
-    assert scheduler.kv.can_allocate(d.num_tokens)
-    assert waiting_ids(scheduler) == ["b", "d"]
+    assert waiting_ids(scheduler) == ["d", "b"]
+    assert scheduler.reason_to_wait(d, budget=100) is None
+    assert d in step(scheduler, device).admitted
 
 
 def test_nobody_overtakes_a_preempted_request_that_does_not_fit_yet():
