@@ -1,0 +1,57 @@
+"""The demo of M5, run end to end on a tiny model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from m1_single.tracer import read_jsonl
+from m5_kernels.demo import main
+
+SHORT = ["--max-tokens", "6"]
+
+
+@pytest.fixture
+def demo(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+    """Runs the demo with options; returns what it printed and its trace."""
+
+    def run(*arguments: str, model: str = "tiny-llama") -> tuple[str, list[dict[str, Any]]]:
+        trace, picture = tmp_path / "trace.jsonl", tmp_path / "m5_timeline.png"
+        options = ["--model", model, "--out", str(tmp_path), "--trace", str(trace)]
+        assert main([*options, *arguments]) == 0
+        captured = capsys.readouterr()
+        assert not captured.err.strip()
+        assert captured.out.rstrip().endswith(f"timeline: {picture}")
+        assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+        lines = captured.out.splitlines()
+        assert all(len(line) <= 80 for line in lines if not line.startswith("timeline"))
+        return " ".join(captured.out.split()), read_jsonl(trace)
+
+    return run
+
+
+def test_m4_and_m5_take_the_same_steps_to_the_same_tokens(demo: Any) -> None:
+    out, trace = demo()
+    assert [len(record["batch"]) for record in trace] == [3] * 10 + [2] * 40 + [1] * 50
+    assert "M4 and M5 gave the same tokens" in out
+    assert "torch twins" in out or "Triton kernels" in out
+
+
+def test_pipeline_is_shown_with_its_wasted_row(demo: Any) -> None:
+    out, _ = demo(*SHORT)
+    assert "the row of r2 will be wasted" in out
+    assert "one call after their step was launched" in out
+
+
+def test_eager_steps_waste_no_row(demo: Any) -> None:
+    out, _ = demo("--enforce-eager", "--no-m4", *SHORT)
+    assert "Eager: every call waits" in out
+    assert "will be wasted" not in out
+
+
+def test_a_family_without_fused_decoder_says_so(demo: Any) -> None:
+    out, _ = demo(*SHORT, model="tiny-gpt2")
+    assert "there is no fused decoder for gpt2" in out
+    assert "call by call" not in out
