@@ -1,0 +1,279 @@
+"""What the cache saves: after another's end, in one step, in generation, after preemption."""
+
+from __future__ import annotations
+
+import pytest
+
+from m1_single.request import RequestStatus
+from m1_single.tracer import KVEvent
+from prefix_helpers import Life, assert_tokens, prompt, request_of
+
+both_modes = pytest.mark.parametrize("preemption", ["recompute", "swap"])
+
+
+def first_row(life: Life, *args: object, **fields: object) -> tuple[int, int, list[int]]:
+    """Start, end and blocks of the first row of a request that is then run to its end."""
+    request = request_of(*args, **fields)
+    life.add(request)
+    (row,) = [row for row in life.plan().rows if row.request is request]
+    assert row.num_cached_tokens == row.start == request.metrics.num_cached_tokens
+    span = (row.start, row.end, list(row.blocks))
+    life.run()
+    assert_tokens(request.completions)
+    return span
+
+
+# --- after the first has ended ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_own", [1, 3, 4, 9])
+def test_a_second_request_computes_only_what_the_first_had_not(num_own):
+    life = Life(16)
+    life.run(request_of("a", prompt("AB", 1)))
+    start, end, blocks = first_row(life, "b", prompt("AB", num_own, own="b"))
+    assert (start, end, blocks[:2]) == (8, 8 + num_own, [0, 1])
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 3])
+def test_of_a_wholly_cached_prompt_exactly_one_token_is_computed(num_blocks):
+    """Its logits are wanted. Nobody holds the last block, so it is written in place."""
+    life = Life()
+    token_ids = prompt("ABC"[:num_blocks])
+    life.run(request_of("a", token_ids))
+    start, end, blocks = first_row(life, "b", token_ids, 3)
+    assert (start, end) == (4 * num_blocks - 1, 4 * num_blocks)
+    assert blocks == list(range(num_blocks))
+    assert life.kv.num_copies == 0
+
+
+def test_a_wholly_cached_prompt_whose_last_block_is_in_use_gets_a_copy_of_it():
+    life = Life()
+    a, b, c = (request_of(name, prompt("AB"), 4, seed=seed) for seed, name in enumerate("abc"))
+    life.add(a)
+    life.plan()
+    life.add(b)
+    assert life.line() == "a[8:9]@0,1,2 b[7:8]@0,3 | +b copy 1>3"
+    assert life.kv.pool.ref_counts[:4] == [2, 1, 1, 1]
+    life.run(c)
+    assert_tokens([a, b, c])
+    assert life.kv.num_copies == 2
+
+
+def test_equal_prompts_of_one_step_after_a_cached_one_write_in_place_and_into_a_copy():
+    """The first revives the last block and rewrites its token; the second copies it before."""
+    life = Life()
+    life.run(request_of("a", prompt("AB")))
+    lines = life.run(request_of("b", prompt("AB")), request_of("c", prompt("AB"), seed=1))
+    assert lines == ["b[7:8]@0,1 c[7:8]@0,2 | +b +c copy 1>2"]
+
+
+def test_a_hit_may_also_be_of_one_block_in_a_long_chain():
+    life = Life(32)
+    life.run(request_of("a", prompt("ABCDE", 1)))
+    for blocks, num_cached in [("ABCDX", 16), ("AXCDE", 4), ("XBCDE", 0), ("ABCDEF", 20)]:
+        assert first_row(life, blocks, prompt(blocks, 1))[0] == num_cached
+
+
+def test_blocks_of_one_token_are_cached_too():
+    life = Life(16, block_size=1)
+    life.run(request_of("a", [5, 6, 7]))
+    assert first_row(life, "b", [5, 6, 7], 2)[:2] == (2, 3)
+    assert first_row(life, "c", [5, 6, 8])[:2] == (2, 3)
+
+
+# --- in one step --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_own", "expected"),
+    [
+        (0, "a[0:8]@0,1 b[4:8]@0,2 c[4:8]@0,3 | +a +b +c"),  # the last block is computed anew
+        (2, "a[0:10]@0,1,2 b[8:10]@0,1,3 c[8:10]@0,1,4 | +a +b +c"),
+    ],
+)
+def test_equal_prompts_admitted_in_one_step_share(num_own, expected):
+    life = Life(16)
+    requests = [request_of(name, prompt("AB", num_own), 3, seed=ord(name)) for name in "abc"]
+    assert life.run(*requests)[0] == expected
+    assert life.kv.num_copies == 0
+
+
+def test_a_prompt_shares_what_a_chunk_of_the_same_step_completes():
+    """a has 10 tokens, of which this step computes 9: two blocks are complete."""
+    life = Life(16, max_num_batched_tokens=12, long_prefill_token_threshold=9)
+    a, b = request_of("a", prompt("AB", 2)), request_of("b", prompt("ABC", 2))
+    lines = life.run(a, b)
+    assert lines[0] == "a[0:9]@0,1,2 b[8:11]@0,1,3,4 | +a +b"
+
+
+def test_a_prompt_shares_nothing_that_is_planned_for_a_later_step():
+    life = Life(16, max_num_batched_tokens=12, long_prefill_token_threshold=6)
+    a, b = request_of("a", prompt("AB", 2)), request_of("b", prompt("AB", 2, own="b"))
+    lines = life.run(a, b)
+    assert lines[0] == "a[0:6]@0,1,2 b[4:10]@0,3,4 | +a +b"
+
+
+def test_salts_keep_tenants_apart_also_in_one_step():
+    life = Life(16)
+    requests = [
+        request_of(name, prompt("AB", 1), 3, salt=salt)
+        for name, salt in [("a", "x"), ("b", "y"), ("c", "x")]
+    ]
+    lines = life.run(*requests)
+    assert lines[0] == "a[0:9]@0,1,2 b[0:9]@3,4,5 c[8:9]@0,1,6 | +a +b +c"
+
+
+# --- blocks filled while decoding ---------------------------------------------------------------
+
+
+def test_the_next_turn_of_a_conversation_finds_the_answer_too():
+    """Six tokens of prompt and nine of output: all have their KV but the last. 14 are 3 blocks."""
+    life = Life(16)
+    a = request_of("a", prompt("A", 2), 9)
+    life.run(a)
+    assert a.num_tokens == 15
+    start, end, blocks = first_row(life, "b", a.token_ids + prompt("X"), 2)
+    assert (start, end, blocks[:3]) == (12, 19, [0, 1, 2])
+
+
+def test_the_last_token_of_an_output_has_no_kv_and_completes_no_block():
+    life = Life(16)
+    a = request_of("a", prompt("A"), 4)  # the eighth token is sampled, and never computed
+    life.run(a)
+    assert first_row(life, "b", a.token_ids + prompt("X"))[0] == 4
+
+
+def test_a_block_that_two_chunks_fill_is_found():
+    life = Life(max_num_batched_tokens=3)
+    life.run(request_of("a", prompt("AB", 1)))
+    assert first_row(life, "b", prompt("AB", 1))[0] == 8
+
+
+def test_no_copies_are_merged_afterwards():
+    """Two requests come to the same tokens on different ways: each keeps its blocks."""
+    life = Life(16)
+    a, b = request_of("a", prompt("A", 2), 5), request_of("b", prompt("A", 2), 5)
+    life.add(a, b)
+    life.plan()
+    while life.scheduler.has_unfinished_requests():
+        plan = life.plan()
+        tables = [row.blocks for row in plan.rows]
+        assert tables[0][0] == tables[1][0] == 0
+        assert set(tables[0][1:]).isdisjoint(tables[1][1:])
+    assert a.token_ids == b.token_ids
+
+
+# --- eviction -----------------------------------------------------------------------------------
+
+
+def test_evicted_blocks_are_missed_last_block_first():
+    """x takes one block that a left and never filled, then the last two that it did fill."""
+    life = Life(4)
+    life.run(request_of("a", prompt("ABC", 1)))
+    life.scheduler.drain_events()
+    life.run(request_of("x", prompt("XY", 1)))
+    events = life.scheduler.drain_events()
+    assert [event for event in events if event.type == "evict"] == [
+        KVEvent("evict", None, [2]),
+        KVEvent("evict", None, [1]),
+    ]
+    assert first_row(life, "b", prompt("ABC", 1))[0] == 4
+    assert life.counts["evictions"] == 4, "b's own two took y's and x's"
+
+
+def test_the_least_recently_used_prefix_is_evicted_first():
+    """Of A and B, used in this order, A was used again: room for C is made of B."""
+    life = Life(4, max_num_seqs=1)
+    for name, blocks in [("a", "A"), ("b", "B"), ("again", "A")]:
+        life.run(request_of(name, prompt(blocks)))
+    life.run(request_of("c", prompt("CDE")))
+    assert first_row(life, "a3", prompt("A", 1))[0] == 4
+    assert first_row(life, "b2", prompt("B", 1))[0] == 0
+
+
+def test_a_block_in_use_is_never_evicted():
+    """a's three blocks stay; the strangers beside it evict each other from the fourth."""
+    life = Life(4)
+    a = request_of("a", prompt("AB", 1), 4)
+    life.add(a)
+    life.plan()
+    for name in "xyz":
+        life.add(request_of(name, prompt(name.upper())))
+        life.plan()
+    evictions = [event.blocks for event in life.scheduler.drain_events() if event.type == "evict"]
+    assert evictions == [[3], [3]]
+    assert first_row(life, "b", prompt("AB", 1))[0] == 8
+    assert_tokens([a])
+
+
+# --- preemption ---------------------------------------------------------------------------------
+
+
+def test_a_resumed_request_finds_its_own_blocks():
+    """a took one of b's two blocks meanwhile, the last; b computes again from its second."""
+    life = Life(4)
+    a, b = request_of("a", prompt("A"), 6), request_of("b", prompt("BC"), 4)
+    life.add(a, b)
+    lines = []
+    while life.scheduler.has_unfinished_requests():
+        lines.append(life.line())
+    assert_tokens([a, b])
+    resumed = [line for line in lines if "^b" in line]
+    assert len(resumed) == 1
+    assert "b[0:" not in resumed[0], resumed
+    assert b.metrics.num_cached_tokens == 0, "that counts what others saved it, on arrival"
+    assert life.counts["hits"] == 1
+
+
+@both_modes
+def test_preemption_storms_with_shared_prefixes_lose_no_token(preemption):
+    life = Life(8, block_size=2, max_num_seqs=12, preemption=preemption, max_num_batched_tokens=7)
+    requests = [
+        request_of(f"r{i:02}", prompt("AB", i % 4, block_size=2, own=str(i)), 8, seed=i)
+        for i in range(12)
+    ]
+    life.run(*requests)
+    assert life.scheduler.num_preemptions > 8
+    assert life.counts["hits"] > 8
+
+
+# --- steps that raise ---------------------------------------------------------------------------
+
+
+def test_blocks_of_a_step_that_raised_are_not_found_those_of_earlier_steps_are():
+    life = Life(16, max_num_batched_tokens=8)
+    a = request_of("a", prompt("ABC", 2))
+    life.add(a)
+    life.plan()
+    plan = life.fail()
+    assert (plan.rows[0].start, plan.rows[0].end) == (8, 14)
+    assert (a.finish_reason, life.kv.pool.num_used) == ("error", 0)
+    assert first_row(life, "b", prompt("ABC", 2))[0] == 8
+    assert first_row(life, "c", prompt("ABC", 2))[0] == 12
+
+
+def test_sharers_of_a_step_that_raised_fail_together_and_waiting_ones_compute_anew():
+    life = Life(16, max_num_seqs=2)
+    requests = [request_of(name, prompt("AB", 1), 3) for name in "abc"]
+    life.add(*requests)
+    life.fail()
+    assert [request.finish_reason for request in requests] == ["error", "error", None]
+    assert life.kv.pool.block_of == {}
+    assert life.line().startswith("c[0:9]")
+    life.run()
+    assert_tokens(requests[2:])
+
+
+def test_a_running_request_without_a_row_survives_a_step_that_raised():
+    """Under prefill_first, a has no row beside the chunks of b."""
+    life = Life(16, max_num_batched_tokens=4, prefill_policy="prefill_first")
+    a, b = request_of("a", prompt("A"), 4), request_of("b", prompt("ABC"), 2)
+    life.add(a)
+    life.plan()
+    life.add(b)
+    plan = life.fail()
+    assert [row.request for row in plan.rows] == [b]
+    assert (a.status, b.finish_reason) == (RequestStatus.RUNNING, "error")
+    assert list(life.kv.pool.block_of.values()) == [0]
+    life.run()
+    assert_tokens([a])
