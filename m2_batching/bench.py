@@ -6,6 +6,7 @@ The options of `m1_single.bench`, and one more baseline: Hugging Face's own cont
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 import time
@@ -25,6 +26,13 @@ from .engine import LLMEngine
 PAGE_SIZE = 16
 
 
+def _limits(page_size: int, **options: Any) -> ContinuousBatchingConfig:
+    """HF's configuration; older releases call a page a block and lack some of the fields."""
+    known = {field.name for field in dataclasses.fields(ContinuousBatchingConfig)}
+    options["page_size" if "page_size" in known else "block_size"] = page_size
+    return ContinuousBatchingConfig(**{k: v for k, v in options.items() if k in known})
+
+
 def hf_continuous(engine: Any, items: Sequence[WorkItem]) -> Contestant:
     """HF's continuous batching under the engine's limits: rows and tokens a step, tokens of KV.
 
@@ -35,7 +43,7 @@ def hf_continuous(engine: Any, items: Sequence[WorkItem]) -> Contestant:
     kv_tokens = config.max_num_seqs * (engine.max_model_len + PAGE_SIZE)
 
     def run(items: Sequence[WorkItem], progress: Progress) -> RunResult:
-        limits = ContinuousBatchingConfig(
+        limits = _limits(
             page_size=PAGE_SIZE,
             num_blocks=math.ceil(kv_tokens / PAGE_SIZE),
             max_batch_tokens=config.max_num_batched_tokens,

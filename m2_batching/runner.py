@@ -12,6 +12,7 @@ from m1_single.request import SampledToken
 from m1_single.sampling import sample
 
 from . import attention
+from .cpu_linear import fast_for_few_rows
 
 
 class ModelRunner:
@@ -44,7 +45,10 @@ class ModelRunner:
             sampling_requests += row.sampling_requests
             last_tokens += [end - 1] * len(row.sampling_requests)
         device = self.model.device
-        with attention.attention_function(self.model, self.attention_name):
+        with (
+            attention.attention_function(self.model, self.attention_name),
+            fast_for_few_rows(device),
+        ):
             output = self.model(
                 input_ids=torch.tensor([input_ids], device=device),
                 position_ids=torch.tensor([position_ids], device=device),
