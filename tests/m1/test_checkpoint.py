@@ -11,7 +11,6 @@ import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import gguf
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -27,6 +26,8 @@ from m1_single.checkpoint import (
     stop_token_ids,
 )
 from m1_single.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
+
+gguf = pytest.importorskip("gguf")
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' %}"
