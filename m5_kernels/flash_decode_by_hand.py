@@ -1,0 +1,110 @@
+"""Flash-Decoding's split and merge on numbers small enough to read: lists, one head, no kernel.
+
+The same steps as `kernels/flash_decode.py`, one function for each thing that a program does there:
+shares of tiles, partial sums with their log-sum-exp, and the merge in program order. Exponents are
+powers of two, as in the kernel, where a power of e would cost a product more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one program computes of one sequence: tiles `first_tile` up to, not with, `end_tile`."""
+
+    program: int
+    seq: int
+    first_tile: int
+    end_tile: int
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Attention over a piece: normalised output, and log2 of the sum of exponentials."""
+
+    output: float
+    lse: float
+
+
+def split(context_lens: list[int], tile: int, num_programs: int) -> list[Piece]:
+    """Lay the KV tiles of all sequences end to end and cut them into equal shares.
+
+    Args:
+        context_lens: tokens of each sequence.
+        tile: tokens of a tile.
+    """
+    counts = [max(1, math.ceil(length / tile)) for length in context_lens]
+    total = sum(counts)
+    num_programs = min(num_programs, total)
+    pieces = []
+    for program in range(num_programs):
+        share_start = program * total // num_programs
+        share_end = (program + 1) * total // num_programs
+        seq_start = 0
+        for seq, count in enumerate(counts):
+            begin, end = max(share_start, seq_start), min(share_end, seq_start + count)
+            if begin < end:
+                pieces.append(Piece(program, seq, begin - seq_start, end - seq_start))
+            seq_start += count
+    return pieces
+
+
+def attend_piece(scores: list[float], values: list[float], piece: Piece, tile: int) -> Partial:
+    """Online softmax over the tiles of a piece: one pass, whatever the scores.
+
+    Args:
+        scores: of the whole sequence, in log2; values: one number a token instead of a vector.
+    """
+    row_max, row_sum, accumulator = -math.inf, 0.0, 0.0
+    for index in range(piece.first_tile, piece.end_tile):
+        tokens = range(index * tile, min((index + 1) * tile, len(scores)))
+        row_max, row_sum, accumulator = add_tile(
+            row_max,
+            row_sum,
+            accumulator,
+            [scores[token] for token in tokens],
+            [values[token] for token in tokens],
+        )
+    return Partial(accumulator / row_sum, row_max + math.log2(row_sum))
+
+
+def add_tile(
+    row_max: float, row_sum: float, accumulator: float, scores: list[float], values: list[float]
+) -> tuple[float, float, float]:
+    """Take one tile in; what was summed under an older maximum is scaled down."""
+    new_max = max(row_max, *scores)
+    rescale = 2 ** (row_max - new_max)
+    weights = [2 ** (score - new_max) for score in scores]
+    row_sum = row_sum * rescale + sum(weights)
+    accumulator *= rescale
+    accumulator += sum(weight * value for weight, value in zip(weights, values, strict=True))
+    return new_max, row_sum, accumulator
+
+
+def merge(partials: list[Partial]) -> float:
+    """Weigh the partial outputs of a sequence by 2**lse, its share of the softmax's sum."""
+    top = max(partial.lse for partial in partials)
+    weights = [2 ** (partial.lse - top) for partial in partials]
+    total = sum(w * part.output for w, part in zip(weights, partials, strict=True))
+    return total / sum(weights)
+
+
+def flash_decode(
+    scores: list[list[float]], values: list[list[float]], tile: int, num_programs: int
+) -> list[float]:
+    """Attention of each sequence's newest token: every program's pieces, then the merges."""
+    lens = [len(each) for each in scores]
+    partials: dict[int, list[Partial]] = {seq: [] for seq in range(len(lens))}
+    for piece in split(lens, tile, num_programs):
+        partial = attend_piece(scores[piece.seq], values[piece.seq], piece, tile)
+        partials[piece.seq].append(partial)
+    return [parts[0].output if len(parts) == 1 else merge(parts) for parts in partials.values()]
+
+
+def softmax_attention(scores: list[float], values: list[float]) -> float:
+    """What must come out, all at once."""
+    weights = [2**score for score in scores]
+    return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
