@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", default=DEFAULT_MODEL, help="HF id, folder, GGUF file or tiny-llama")
     add("--layout", choices=("slot", "block", "both"), default="both", help="who is measured")
-    add("--num-prompts", type=positive, default=16, metavar="N", help="requests, all at the start")
+    add("--num-prompts", type=positive, default=32, metavar="N", help="requests, all at the start")
     for name, what in (("input", "a prompt"), ("output", "an output")):
         for end, default in (("min", 16), ("max", 128)):
             add(
