@@ -179,7 +179,8 @@ def _steps_table(data: Mapping[str, Any]) -> Table:
     """What only engines tell of their steps."""
     unit = data["kv_unit"]
     table = _table(
-        "Steps", ["steps", "rows/step", "tokens/step", "useful positions", f"peak KV {unit}s"]
+        "Steps",
+        ["steps", "rows\na step", "tokens\na step", "useful\npositions", f"peak KV\n{unit}s"],
     )
     for name, contestant in data["contestants"].items():
         median = contestant["median"]

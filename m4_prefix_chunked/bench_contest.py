@@ -1,0 +1,129 @@
+"""A contest: engines that differ in one switch, at the same work, and what is compared of them."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from m1_single.bench import config_fields
+from m1_single.bench_kit import Contestant, Progress, RunResult, measure
+from m1_single.bench_report import describe_work, environment
+from m1_single.checkpoint import LoadedModel
+from m1_single.cli import log_console
+from m1_single.request import RequestOutput
+from m1_single.tracer import StepRecord, Tracer
+from m1_single.workloads import WorkItem, serve
+
+from .engine import LLMEngine
+
+Figures = dict[str, float]
+FigureMaker = Callable[[Sequence[RequestOutput], Sequence[StepRecord]], Figures]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A ratio of two contestants' figures, and how large it may be (None: it is only told)."""
+
+    meaning: str
+    figure: str
+    ours: str
+    theirs: str
+    at_most: float | None = None
+    loses: str = ""
+    """What to say where the ratio is above 1.02: an optimisation that costs something."""
+
+
+@dataclass
+class Contest:
+    """Engines that differ in one switch, the same work for all, and what to compare."""
+
+    title: str
+    loaded: LoadedModel
+    engines: Mapping[str, LLMEngine]
+    items: list[WorkItem]
+    figures: FigureMaker
+    columns: Mapping[str, str]
+    """Figures to show, with their headings."""
+    targets: Sequence[Target]
+    seed: int
+    results: dict[str, list[RunResult]] = field(default_factory=dict)
+
+    def run(self, rounds: int) -> None:
+        """Warm up, then let the contestants take turns in every round."""
+        self.results = measure(
+            [self._contestant(name, engine) for name, engine in self.engines.items()],
+            self.items,
+            rounds,
+            lambda name, number: lambda num_new: None,
+            lambda name, number, result: log_console.print(
+                f"round {number}/{rounds}  {name:<20} {result.seconds:8.2f} s"
+            ),
+        )
+
+    def _contestant(self, name: str, engine: LLMEngine) -> Contestant:
+        def run(items: Sequence[WorkItem], progress: Progress) -> RunResult:
+            engine.reset_prefix_cache()
+            engine.tracer = Tracer()  # all contestants have one: it costs them the same
+            start = time.perf_counter()
+            outputs = serve(engine, items)
+            seconds = time.perf_counter() - start
+            records = engine.tracer.records
+            return RunResult(
+                seconds=seconds,
+                token_ids=[output.token_ids for output in outputs],
+                token_times=[[at - start for at in out.metrics.token_times] for out in outputs],
+                facts={"steps": len(records), **self.figures(outputs, records)},
+            )
+
+        return Contestant(name, run)
+
+    def ratios(self, target: Target) -> list[float]:
+        """Our figure over theirs, round by round."""
+        pairs = zip(self.results[target.ours], self.results[target.theirs], strict=True)
+        return [own.figures()[target.figure] / its.figures()[target.figure] for own, its in pairs]
+
+    def as_data(self) -> dict[str, Any]:
+        """All that was set and measured, ready for JSON. Times are in ms, `seconds` in seconds."""
+        engine = next(iter(self.engines.values()))
+        targets = []
+        for target in self.targets:
+            values = self.ratios(target)
+            ratio = statistics.median(values)
+            is_met = None if target.at_most is None else ratio <= target.at_most
+            targets.append({**asdict(target), "ratio": ratio, "rounds": values, "is_met": is_met})
+        tokens = {name: runs[0].token_ids for name, runs in self.results.items()}
+        first = next(iter(tokens.values()))
+        return {
+            "title": self.title,
+            "model": self.loaded.name,
+            "environment": environment(engine),
+            "workload": describe_work(self.title, self.items, self.seed),
+            "engines": {name: asdict(each.config) for name, each in self.engines.items()},
+            "columns": dict(self.columns),
+            "rounds": {
+                name: [run.figures() for run in runs] for name, runs in self.results.items()
+            },
+            "targets": targets,
+            "same_tokens": {
+                name: sum(map(list.__eq__, first, other)) for name, other in tokens.items()
+            },
+        }
+
+
+def build_engine(
+    args: argparse.Namespace, loaded: LoadedModel, items: Sequence[WorkItem], **fields: Any
+) -> LLMEngine:
+    """An engine with room for all of these requests."""
+    longest = max(len(item.prompt) + item.params.max_tokens for item in items)
+    fields = {
+        "max_num_seqs": args.max_num_seqs or len(items),
+        "max_num_batched_tokens": args.max_num_batched_tokens,
+        "max_model_len": args.max_model_len or longest,
+        **config_fields(args.set),
+        **fields,
+    }
+    return LLMEngine(loaded.model, tokenizer=loaded.tokenizer, **fields)
