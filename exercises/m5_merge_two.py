@@ -1,0 +1,20 @@
+"""Merge two parts of an attention into one part, so that parts can be merged in a tree.
+
+`m5_kernels.flash_decode_by_hand.merge` takes all parts of a sequence and gives the final output:
+one program has to wait for all others. With a function from two parts to one, programs could merge
+in pairs, as in a tournament. What must the result carry, so that it can be merged again?
+
+1. Merging all parts in any order, in any pairs, gives what `merge` gives.
+2. It works for parts whose log-sum-exp is 2000 or -2000, where 2 ** lse is no float.
+
+    python -m pytest tests/exercises/test_m5_merge_two.py
+"""
+
+from __future__ import annotations
+
+from m5_kernels.flash_decode_by_hand import Partial
+
+
+def merge_two(left: Partial, right: Partial) -> Partial:
+    """The part that covers what both cover: its normalised output and its log-sum-exp (log2)."""
+    raise NotImplementedError
