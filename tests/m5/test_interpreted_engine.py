@@ -21,11 +21,10 @@ PROGRAM = """
 
     assert backend.INTERPRETED
     model = build_tiny_model("qwen3", num_hidden_layers=1)
-    prompts = [[5, 9, 33], [7, 60, 8, 21, 5, 9], [11]]
+    prompts = [[5, 9, 33], [7, 60, 8, 21, 5, 9]]
     params = [
-        SamplingParams(temperature=0, max_tokens=4, ignore_eos=True),
-        SamplingParams(temperature=0.8, seed=3, max_tokens=3, ignore_eos=True),
         SamplingParams(temperature=0, max_tokens=2, ignore_eos=True),
+        SamplingParams(temperature=0.8, seed=3, max_tokens=2, ignore_eos=True),
     ]
     limits = {"max_num_seqs": 2, "max_model_len": 16, "block_size": 4}
     engines = [p.LLMEngine(model, **limits) for p in (m4_prefix_chunked, m5_kernels)]
