@@ -8,6 +8,7 @@ lengths. Rows beyond the batch are inactive (row -1): they read nothing and writ
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ class DecodeGraphs:
         self.step_rows = step_rows
         self.decode = decode
         self._graphs: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
 
     def bucket_for(self, num_rows: int) -> int:
         """The smallest bucket that holds `num_rows`."""
