@@ -78,14 +78,14 @@ def cuda_model():
 def test_profiling_stays_within_its_share_of_the_gpu(cuda_model):
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
-    spare = 512 * MB
+    spare = 1024 * MB
     share = (total - free + spare) / total
     engine = m3_paged.LLMEngine(cuda_model, max_model_len=256, gpu_memory_utilization=share)
     kv = engine.stats()["kv"]
     num_bytes = kv["total"] * 16 * kv["bytes_per_token"]
     assert 0.3 * spare < num_bytes <= spare
     engine.generate(random_prompts([200] * 8), greedy(4))
-    assert total - torch.cuda.mem_get_info()[0] <= total * share + 64 * MB  # the allocator rounds
+    assert total - torch.cuda.mem_get_info()[0] <= total * share + 256 * MB  # the allocator rounds
     with pytest.raises(ValueError, match=r"=0.0001 leaves room for 0 tokens"):
         m3_paged.LLMEngine(cuda_model, max_model_len=256, gpu_memory_utilization=0.0001)
 
