@@ -4,6 +4,7 @@
     python docs/build.py --check    run every command, fail where a file says otherwise
     python docs/build.py --check --quick    the same without commands marked `slow`
     python docs/build.py docs/m2_batching.md    only this file
+    python docs/build.py --fresh    also fill in anew what differs in times only
 
 A Markdown file asks for output with a comment, and the builder writes what follows it:
 
@@ -14,7 +15,7 @@ A Markdown file asks for output with a comment, and the builder writes what foll
     slow: yes -->                                        ... left out by --quick
     <!-- write: COMMAND > docs/transcripts/x.txt -->     the output goes into this file
     <!-- draw: COMMAND -o docs/images/x.png -->          the picture below is drawn by it
-    <!-- include: docs/measurements/x.md --> ... <!-- end -->    the text of a recorded file
+    <!-- measured: docs/measurements/x.json by: COMMAND --> ... <!-- end -->    recorded figures
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import docs_commands
+from measured import measured
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -37,7 +39,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _COMMENT = re.compile(r"<!-- (?P<kind>run|write|draw): (?P<body>.*?)-->\n", re.S)
 _RUN_BLOCK = re.compile(r"\n*```console\n.*?\n```\n", re.S)
 _PICTURE = re.compile(r"\n*(!\[[^\]]*\]\([^)]*\))\n(?:\n?`[^`]*`\n)?")
-_INCLUDE = re.compile(r"(<!-- include: (\S+) -->\n).*?(<!-- end -->)", re.S)
+_MEASURED = re.compile(r"(<!-- measured: (\S+)\s+by: (.*?) -->\n).*?(<!-- end -->)", re.S)
 _NUMBER_OF_TIME = re.compile(r"[\d,.]+ ?(ms|s|tok/s|us|x)\b")
 
 
@@ -82,8 +84,8 @@ def markers(text: str) -> list[Marker]:
 class Builder:
     """Runs the commands of pages; writes what they give, or tells where the pages differ."""
 
-    def __init__(self, is_check: bool, is_quick: bool) -> None:
-        self.is_check, self.is_quick = is_check, is_quick
+    def __init__(self, is_check: bool = False, is_quick: bool = False, is_fresh: bool = False):
+        self.is_check, self.is_quick, self.is_fresh = is_check, is_quick, is_fresh
         self.problems: list[str] = []
         self.outputs: dict[str, str] = {}
 
@@ -97,7 +99,7 @@ class Builder:
                 continue
             fill = {"run": self._run, "write": self._write, "draw": self._draw}[marker.kind]
             text = text[: marker.end] + fill(where, marker, text[marker.end :])
-        text = _INCLUDE.sub(lambda m: m[1] + self._include(where, m[2], m[0]) + m[3], text)
+        text = _MEASURED.sub(lambda match: self._measured(where, match), text)
         if not self.is_check:
             path.write_text(text, encoding="utf-8")
 
@@ -117,12 +119,11 @@ class Builder:
         old = block[0] if block else ""
         output = excerpt(self._output(marker.command), marker.options)
         new = f"\n```console\n$ {marker.command}\n{output}\n```\n"
-        if marker.vary != "all" or not old:
-            is_same = comparable(old, marker.vary) == comparable(new, marker.vary)
-            if is_same and old:
-                new = old  # times are as they were: a build without a change changes nothing
-            elif self.is_check:
-                self._differs(where, marker.command, old, new)
+        is_same = bool(old) and comparable(old, marker.vary) == comparable(new, marker.vary)
+        if is_same and not self.is_fresh:
+            new = old  # other times are no reason to change a page
+        elif self.is_check:
+            self._differs(where, marker.command, old, new)
         return new + rest[len(old) :]
 
     def _write(self, where: str, marker: Marker, rest: str) -> str:
@@ -154,11 +155,13 @@ class Builder:
                     )
         return f"\n{picture[1]}\n\n`{marker.command}`\n" + rest[picture.end() :]
 
-    def _include(self, where: str, source: str, old: str) -> str:
-        text = (ROOT / source).read_text(encoding="utf-8").strip() + "\n"
-        if self.is_check and f"-->\n{text}<!--" not in old:
-            self._differs(where, f"include {source}", old, text)
-        return text
+    def _measured(self, where: str, match: re.Match[str]) -> str:
+        comment, source, command, end = match.groups()
+        docs_commands.check_exists(shlex.split(command), ROOT)
+        new = comment + measured(ROOT / source, command) + end
+        if self.is_check and new != match[0]:
+            self._differs(where, source, match[0], new)
+        return new
 
     def _differs(self, where: str, command: str, old: str, new: str) -> None:
         lines = difflib.unified_diff(
@@ -194,7 +197,11 @@ def _line_with(lines: list[str], words: str, first: int) -> int:
 
 
 def comparable(text: str, vary: str) -> str:
-    """A block as it is compared: for `times`, without numbers of ms, s, tok/s and the like."""
+    """A block as it is compared: for `times`, without numbers of ms, s, tok/s and the like; for
+    `all`, its first line only, the command.
+    """
+    if vary == "all":
+        return text.strip().split("```console\n")[1].split("\n")[0]
     if vary == "times":
         text = re.sub(r" +", " ", _NUMBER_OF_TIME.sub(r"# \1", text))
     return text.strip()
@@ -208,10 +215,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("pages", nargs="*", type=Path, help="default: README.md and docs/")
     parser.add_argument("--check", action="store_true", help="change nothing, fail on a difference")
     parser.add_argument("--quick", action="store_true", help="skip commands marked slow")
+    parser.add_argument("--fresh", action="store_true", help="fill in new times, too")
     options = parser.parse_args(argv)
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
-    builder = Builder(options.check, options.quick)
+    builder = Builder(options.check, options.quick, options.fresh)
     for page in [path.resolve() for path in options.pages] or PAGES:
         try:
             builder.page(page)

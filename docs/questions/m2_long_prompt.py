@@ -1,5 +1,6 @@
 """What happens to a request of 10,000 tokens, and to those that decode while it is computed?"""
 
+import textwrap
 import time
 
 from m1_single import SamplingParams
@@ -15,7 +16,7 @@ engine = LLMEngine(model, max_num_seqs=4, max_model_len=12_000)
 try:
     engine.add_request(LONG)
 except ValueError as error:
-    print(f"    ValueError: {error}")
+    print(textwrap.indent(textwrap.fill(f"ValueError: {error}", 76), "    "))
 
 print("max_num_batched_tokens=16384:")
 engine = LLMEngine(

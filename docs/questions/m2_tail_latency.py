@@ -1,4 +1,4 @@
-"""Why does tail latency fall? 40 requests arrive over time; each one's wait is counted in steps.
+"""Why does tail latency fall? 30 requests arrive over time; each one's wait is counted in steps.
 
 Every fourth wants 80 tokens, the others 8. A step stands for time here: no clock is involved.
 """
@@ -12,7 +12,7 @@ from m1_single.workloads import WorkItem, serve
 
 rng = random.Random(0)
 items, step = [], 0
-for index in range(40):
+for index in range(30):
     params = SamplingParams(max_tokens=80 if index % 4 == 0 else 8, ignore_eos=True)
     items.append(WorkItem([5] * rng.randint(4, 20), params, arrival_step=step))
     step += rng.randint(0, 24)

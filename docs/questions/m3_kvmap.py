@@ -1,0 +1,20 @@
+"""Six requests and memory for half of them: whose is each block, step by step? `-o PATH.png`."""
+
+import argparse
+
+from m1_single import SamplingParams
+from m3_paged import LLMEngine
+from m3_paged.kvmap import draw_kvmap
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("-o", "--output", metavar="PATH.png", required=True)
+options = parser.parse_args()
+
+engine = LLMEngine(
+    "tiny-llama", device="cpu", max_model_len=128, kv_cache_tokens=13 * 16, trace="memory"
+)
+prompts = [[5] * length for length in (3, 5, 8, 6, 8, 5)]
+lengths = (40, 96, 64, 32, 80, 56)
+engine.generate(prompts, [SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths])
+records = [record.to_dict() for record in engine.tracer.records]
+print("wrote", draw_kvmap(records, options.output))

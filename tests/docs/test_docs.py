@@ -1,0 +1,162 @@
+"""The pages say what their commands print, and the builder would notice if they did not."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "exercises/README.md"]
+
+
+@pytest.fixture(scope="module")
+def build():
+    """docs/build.py as a module."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        spec = importlib.util.spec_from_file_location("docs_build", ROOT / "docs" / "build.py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["docs_build"] = module
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def test_pages_say_what_their_commands_print():
+    # In a process of its own, since the builder forks and torch may already have threads here.
+    command = [sys.executable, "docs/build.py", "--check", "--quick"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{target} is not there"
+
+
+def test_functions_that_chapters_name_exist():
+    """`Class.method` and `function` in the tables of files are in the file of their row."""
+    for page in ROOT.glob("docs/m*_*.md"):
+        for row in re.findall(r"^\| \[.*$", page.read_text(encoding="utf-8"), flags=re.M):
+            _, files, text, _ = (
+                row.split(" | ") if row.count(" | ") == 3 else ("", *row.split(" | "), "")
+            )
+            sources = [
+                (page.parent / target).read_text(encoding="utf-8")
+                for target in re.findall(r"\]\((\S+?\.py)\)", files)
+            ]
+            for name in re.findall(r"`([A-Za-z_.]+)`", text):
+                last = name.split(".")[-1]
+                found = any(re.search(rf"\b{last}\b", source) for source in sources)
+                assert found, f"{page.name}: {name} is not in {files}"
+
+
+@pytest.mark.usefixtures("smollm2")
+def test_the_program_of_the_readme_runs(capsys):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
+    exec(compile(program, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "Paris" in printed
+    assert "sky 20 length" in printed
+
+
+PAGE = """# A page
+
+<!-- run: python -m m1_single.walkthrough --list
+from: M1
+to: Watch
+-->
+"""
+
+
+def built(build, monkeypatch, tmp_path, text, output, **options):
+    """A page after a build in which every command prints `output`, and the builder."""
+    monkeypatch.setattr(build.docs_commands, "output_of", lambda words, root: output)
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    (tmp_path / "page.md").write_text(text)
+    builder = build.Builder(**options)
+    builder.page(tmp_path / "page.md")
+    return (tmp_path / "page.md").read_text(), builder
+
+
+def test_a_page_is_filled_and_stays_as_it_is(build, monkeypatch, tmp_path):
+    output = "before\nM1: title\nfirst\n\nWatch this\n"
+    once, _ = built(build, monkeypatch, tmp_path, PAGE, output)
+    assert (
+        "```console\n$ python -m m1_single.walkthrough --list\n...\nM1: title\nfirst\n...\n```"
+        in once
+    )
+    twice, builder = built(build, monkeypatch, tmp_path, once, output)
+    assert twice == once
+    _, builder = built(build, monkeypatch, tmp_path, once, output, is_check=True)
+    assert builder.problems == []
+
+
+def test_a_page_that_says_otherwise_is_noticed_and_left_alone(build, monkeypatch, tmp_path):
+    once, _ = built(build, monkeypatch, tmp_path, PAGE, "M1: title\nfirst\nWatch this\n")
+    edited = once.replace("first", "pasted by hand")
+    after, builder = built(
+        build, monkeypatch, tmp_path, edited, "M1: title\nfirst\nWatch this\n", is_check=True
+    )
+    assert after == edited
+    assert "-pasted by hand" in builder.problems[0]
+
+
+def test_times_may_differ_and_nothing_else(build, monkeypatch, tmp_path):
+    page = PAGE.replace("to: Watch", "vary: times")
+    once, _ = built(build, monkeypatch, tmp_path, page, "M1: 3 rows, execute 12.5 ms\n")
+    for output, num_problems in (
+        ("M1: 3 rows, execute  9.1 ms\n", 0),
+        ("M1: 4 rows, execute 12.5 ms\n", 1),
+    ):
+        _, builder = built(build, monkeypatch, tmp_path, once, output, is_check=True)
+        assert len(builder.problems) == num_problems
+    fresh, _ = built(
+        build, monkeypatch, tmp_path, once, "M1: 3 rows, execute 9.1 ms\n", is_fresh=True
+    )
+    assert "execute 9.1 ms" in fresh
+
+
+def test_a_command_that_is_not_there_is_an_error(build, monkeypatch, tmp_path):
+    page = PAGE.replace("m1_single.walkthrough", "m1_single.no_such_module")
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    (tmp_path / "page.md").write_text(page)
+    with pytest.raises(ValueError, match="there is no command"):
+        build.Builder().page(tmp_path / "page.md")
+
+
+def test_a_slow_command_is_left_out_of_a_quick_check(build, monkeypatch, tmp_path):
+    page = PAGE.replace("to: Watch", "slow: yes")
+    after, builder = built(
+        build, monkeypatch, tmp_path, page, "something else", is_check=True, is_quick=True
+    )
+    assert (after, builder.problems) == (page, [])
+
+
+def test_recorded_figures_come_from_their_file(build, tmp_path):
+    measured = build.measured
+    assert "Not recorded yet" in measured(tmp_path / "none.json", "python -m m2_batching.bench")
+    (tmp_path / "table.md").write_text("| a | b |\n")
+    assert "| a | b |" in measured(tmp_path / "table.md", "python -m m3_paged.bench")
+
+
+def test_a_command_runs_in_a_fork_with_its_environment():
+    program = (
+        "import sys; sys.path.insert(0, 'docs'); import docs_commands; from pathlib import Path;"
+        "words = ['LLM_TRACE=1', 'python', 'docs/questions/m3_kv_arithmetic.py'];"
+        "print(docs_commands.split_environment(words));"
+        "sys.path.insert(0, '.');"
+        "words = ['python', '-m', 'docs.questions.m3_kv_arithmetic'];"
+        "print(docs_commands.output_of(words, Path.cwd()))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert "{'LLM_TRACE': '1'}" in run.stdout, run.stderr
+    assert "Qwen3-0.6B" in run.stdout
