@@ -39,6 +39,13 @@ def test_completion_i_is_a_single_request_with_seed_plus_i(seed):
     assert len({tuple(c.token_ids) for c in output.outputs}) == 4
 
 
+def test_seeds_wrap_around_and_stay_in_64_bits():
+    engine = paged_engine()
+    engine.add_request(PROMPT, sampled(2**64 - 2, n=4), "a")
+    seeds = [completion.seed for completion in engine.requests["a"].completions]
+    assert seeds == [2**64 - 2, 2**64 - 1, 0, 1]
+
+
 def test_a_request_without_a_seed_has_different_completions_and_the_same_in_every_run():
     runs = [paged_engine(seed=5).generate(PROMPT, sampled(None, n=3))[0] for _ in range(2)]
     tokens = [[c.token_ids for c in run.outputs] for run in runs]
