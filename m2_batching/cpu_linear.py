@@ -1,10 +1,10 @@
 """Linear layers for the row counts that continuous batching lives on, on a CPU.
 
-A step of decode rows multiplies `[num_tokens, in]` by a weight `[out, in]`, mostly with 4 to 20
-tokens. For so few rows the BLAS behind `F.linear` can take almost twice as long as for 24 of them.
+A step of decode rows multiplies `[num_tokens, in]` by a weight `[out, in]` with some ten tokens. For
+so few rows the BLAS behind `F.linear` can take longer than for 24 of them.
 
     x @ W.T        few rows, many columns: slow
-    (W @ x.T).T    the same numbers, long side first: fast
+    (W @ x.T).T    the same numbers, long side first: faster on most CPUs, not on all
 
 The second form is used while a step runs; the model is Hugging Face's own again afterwards.
 `python -m m2_batching.cpu_linear` measures both.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.nn.functional as F
 
-FEW_ROWS = range(4, 21)
+FEW_ROWS = range(8, 21)
 """Numbers of tokens for which the weight comes first."""
 
 
