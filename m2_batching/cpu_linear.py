@@ -1,7 +1,7 @@
 """Linear layers for the row counts that continuous batching lives on, on a CPU.
 
-A step of decode rows multiplies `[num_tokens, in]` by a weight `[out, in]` with some ten tokens. For
-so few rows the BLAS behind `F.linear` can take longer than for 24 of them.
+A step of decode rows multiplies `[num_tokens, in]` by a weight `[out, in]` with some ten tokens.
+For so few rows the BLAS behind `F.linear` can take longer than for 24 of them.
 
     x @ W.T        few rows, many columns: slow
     (W @ x.T).T    the same numbers, long side first: faster on most CPUs, not on all
