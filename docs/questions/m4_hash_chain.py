@@ -1,0 +1,25 @@
+"""What is a block called? The chain of hashes of some prompts, four bytes of each name shown."""
+
+import hashlib
+
+from m4_prefix_chunked.prefix_cache import hash_block
+
+BLOCK_SIZE = 4
+RULES, SKY, SEA = [11, 12, 13, 14], [21, 22, 23, 24], [31, 32, 33, 34]
+
+
+def chain(tokens: list[int], salt: str = "") -> str:
+    """The names of all full blocks."""
+    name, names = hashlib.sha256(salt.encode()).digest(), []
+    for first in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
+        name = hash_block(name, tokens[first : first + BLOCK_SIZE])
+        names.append(name.hex()[:8])
+    return "  ".join(names)
+
+
+print("rules, sky                       ", chain(RULES + SKY))
+print("rules, sea                       ", chain(RULES + SEA))
+print("sky, sky                         ", chain(SKY + SKY))
+print("rules, sky and three tokens more ", chain(RULES + SKY + [1, 2, 3]))
+print("one token more at the front      ", chain([1, *RULES, *SKY]))
+print('rules, sky, salt "alice"         ', chain(RULES + SKY, salt="alice"))

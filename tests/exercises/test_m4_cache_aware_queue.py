@@ -1,0 +1,132 @@
+"""Checks exercises/m4_cache_aware_queue.py."""
+
+import random
+
+import pytest
+
+from m2_batching.request_queue import RequestQueue
+from prefix_helpers import Life, prompt, request_of
+
+EXERCISE = ("m4_cache_aware_queue.py", "CacheAwareQueue")
+PATIENCE = 8
+
+
+def life_with(kind, patience=PATIENCE, **fields):
+    """A scheduler of one row, on a pool that holds one request and little else."""
+    life = Life(**{"num_blocks": 7, "max_num_seqs": 1, **fields})
+    life.scheduler.waiting = kind(life.kv, patience)
+    return life
+
+
+class FirstComeFirstServed(RequestQueue):
+    def __init__(self, kv, patience):
+        super().__init__("fcfs")
+
+
+class NeverPatient(RequestQueue):
+    """The longest prefix first, for ever."""
+
+    def __init__(self, kv, patience):
+        super().__init__("fcfs")
+        self.kv = kv
+
+    def peek(self):
+        return min(self._requests.values(), key=lambda r: (-self.kv.find_prefix(r)[1], self.key(r)))
+
+    def pop(self):
+        request = self.peek()
+        self.remove(request)
+        return request
+
+
+def taking_turns(num_each=6):
+    """Requests of two system prompts of four blocks each, alternately."""
+    return [
+        request_of(f"{name}{number}", prompt(name * 4, 5, own=f"{name}{number}"), max_tokens=2)
+        for number in range(num_each)
+        for name in "AB"
+    ]
+
+
+def saved_share(kind):
+    life = life_with(kind)
+    life.run(*taking_turns())
+    return life.counts["saved_tokens"] / life.counts["queried_tokens"]
+
+
+def times_overtaken(kind):
+    """How often a stranger is overtaken while requests with a cached beginning keep coming."""
+    life = life_with(kind)
+    life.run(request_of("first", prompt("AAAA", 5, own="first"), max_tokens=2))
+    life.add(request_of("stranger", prompt("BBBB", 5), max_tokens=2))
+    overtakers = 0
+    for number in range(40):
+        name = f"A{number}"
+        life.add(request_of(name, prompt("AAAA", 5, own=name), max_tokens=2))
+        plans = [life.plan(), life.plan()]
+        admitted = [request.request_id for plan in plans for request in plan.admitted]
+        if "stranger" in admitted:
+            return overtakers
+        overtakers += len(admitted)
+    return overtakers
+
+
+def test_requests_of_one_prompt_are_served_together(exercise):
+    assert saved_share(exercise) > 0.6
+
+
+def test_nobody_starves(exercise):
+    assert times_overtaken(exercise) == PATIENCE
+
+
+def test_of_equals_the_first_to_come_is_next(exercise):
+    life = life_with(exercise)
+    names = [f"r{number}" for number in range(6)]
+    life.add(*(request_of(name, prompt("", 6, own=name)) for name in names))
+    assert [request.request_id for request in life.scheduler.waiting] == names
+    assert [life.scheduler.waiting.pop().request_id for _ in names] == names
+
+
+def test_peek_length_and_removal_agree_with_pop(exercise):
+    life, rng, waiting = life_with(exercise), random.Random(0), {}
+    life.run(request_of("first", prompt("AAAA", 1), max_tokens=2))
+    queue = life.scheduler.waiting
+    for number in range(200):
+        if rng.random() < 0.6:
+            blocks = rng.choice(("A", "AA", "AAAA", "B"))
+            request = request_of(f"r{number}", prompt(blocks, 2, own=f"r{number}"))
+            life.add(request)
+            waiting[request.request_id] = request
+        elif waiting and rng.random() < 0.3:
+            queue.remove(waiting.pop(rng.choice(sorted(waiting))))
+        elif waiting:
+            request = queue.peek()
+            assert queue.pop() is request
+            del waiting[request.request_id]
+        assert len(queue) == len(waiting)
+        assert {request.request_id for request in queue} == set(waiting)
+
+
+def test_everybody_is_served_also_after_preemption(exercise):
+    life = life_with(exercise, num_blocks=16, max_num_seqs=4)
+    rng = random.Random(1)
+    requests = [
+        request_of(
+            f"r{number}",
+            prompt(rng.choice(("AA", "AAB", "C")), rng.randint(1, 6), own=f"r{number}"),
+            max_tokens=rng.randint(1, 20),
+        )
+        for number in range(40)
+    ]
+    life.run(*requests)
+    assert life.scheduler.num_preemptions > 0
+
+
+def test_the_queue_that_the_exercise_starts_from_is_caught():
+    assert saved_share(FirstComeFirstServed) < 0.2
+
+
+def test_a_queue_without_patience_is_caught():
+    assert saved_share(NeverPatient) > 0.6
+    with pytest.raises(AssertionError):
+        test_nobody_starves(NeverPatient)
