@@ -43,6 +43,8 @@ class PrefixCache(BlockManager):
         """Per request, hashes of its full blocks as far as they were needed."""
         self.pending: set[int] = set()
         """Blocks that the step being planned completes: findable, but not yet written."""
+        self.rewritten: set[int] = set()
+        """Findable blocks whose last token the step being planned computes again, in place."""
         self.counts = dict.fromkeys(
             ("queries", "hits", "queried_tokens", "saved_tokens", "evictions"), 0
         )
@@ -50,6 +52,7 @@ class PrefixCache(BlockManager):
     def begin_step(self) -> None:
         """The blocks of the step before have been written."""
         self.pending.clear()
+        self.rewritten.clear()
 
     def find_prefix(self, request: Request) -> tuple[list[int], int]:
         """The longest cached prefix of a request's known tokens.
@@ -98,7 +101,10 @@ class PrefixCache(BlockManager):
         self.owners[request.request_id] = list(blocks)
         if blocks:
             self.events.append(KVEvent("share", request.request_id, list(blocks)))
-        return num_cached, self.append(request.request_id, num_cached, request.num_tokens)
+        copies = self.append(request.request_id, num_cached, request.num_tokens)
+        if num_cached < len(blocks) * self.block_size and not copies:
+            self.rewritten.add(blocks[-1])
+        return num_cached, copies
 
     def cache_full_blocks(self, request: Request, start: int, end: int) -> None:
         """Make the blocks findable that a row computing tokens `start .. end - 1` completes."""
@@ -110,10 +116,11 @@ class PrefixCache(BlockManager):
                 self.pending.add(table[index])
 
     def forget_pending(self) -> None:
-        """The step that was to write these blocks failed."""
-        for block in self.pending:
-            self.pool.forget(block)
-        self.pending.clear()
+        """The step that was to write these blocks failed: who knows what they hold now."""
+        for block in self.pending | self.rewritten:
+            if block in self.pool.hash_of:
+                self.pool.forget(block)
+        self.begin_step()
 
     def forget_request(self, request_id: str) -> None:
         """A request is finished: drop its hashes (not its blocks, which others may find)."""
