@@ -78,7 +78,7 @@ class BreakableDevice(PagedDevice):
     """Also knows what a step that raises half way leaves behind."""
 
     def break_off(self, plan: PagedStepPlan) -> None:
-        """Spoil what the step was to write, but no token that was there before it."""
+        """Spoil what the step was to write, and nothing else."""
         for _, target in plan.swap_outs:
             self.host_blocks[target] = [-9] * self.block_size
         for _, target in plan.swap_ins + plan.copies:
@@ -86,9 +86,7 @@ class BreakableDevice(PagedDevice):
         for row in plan.rows:
             for position in range(row.start, row.end):
                 index, offset = divmod(position, self.block_size)
-                slots, token = self.blocks[row.blocks[index]], row.request.token_ids[position]
-                if slots[offset] != token:  # written again in place, it would be the same
-                    slots[offset] = -9
+                self.blocks[row.blocks[index]][offset] = -9
 
 
 class Life:

@@ -55,23 +55,42 @@ class CachedMemory(RuleBasedStateMachine):
         request.num_computed_tokens = end
         self.cache.begin_step()
 
+    def raise_in_step(self, request: Request, end: int) -> None:
+        """A step that was to compute tokens up to `end`, and wrote rubbish instead."""
+        table, size = self.cache.blocks_of(request.request_id), self.cache.block_size
+        self.cache.cache_full_blocks(request, request.num_computed_tokens, end)
+        for position in range(request.num_computed_tokens, end):
+            self.slots[table[position // size]][position % size] = -9
+        self.cache.forget_pending()
+        self.requests.remove(request)
+        self.cache.free(request.request_id)
+        self.cache.forget_request(request.request_id)
+
     @rule(
         token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=12),
         salt=st.sampled_from(["", "s"]),
+        num_tokens=st.integers(1, 12),
+        raises=st.sampled_from([False, False, False, True]),
     )
-    def admit(self, token_ids: list[int], salt: str) -> None:
+    def admit(self, token_ids: list[int], salt: str, num_tokens: int, raises: bool) -> None:
+        """Who is admitted computes at least a token in the same step."""
         request = request_of(self.name(), token_ids, salt=salt)
         blocks, num_cached = self.cache.find_prefix(request)
         assert num_cached == min(len(blocks) * self.cache.block_size, request.num_tokens - 1)
         if not self.cache.can_allocate_with_prefix(request):
             self.cache.forget_request(request.request_id)
             return
-        num_cached, copies = self.cache.allocate_with_prefix(request)
+        request.num_computed_tokens, copies = self.cache.allocate_with_prefix(request)
+        assert request.num_computed_tokens == num_cached
         for source, target in copies:
             self.slots[target] = list(self.slots[source])
-        request.num_computed_tokens = num_cached
         self.num_saved += num_cached
         self.requests.append(request)
+        end = min(request.num_tokens, num_cached + num_tokens)
+        if raises:
+            self.raise_in_step(request, end)
+        else:
+            self.write(request, end)
 
     @precondition(lambda self: any(r.num_computed_tokens < r.num_tokens for r in self.requests))
     @rule(data=st.data(), num_tokens=st.integers(1, 5))
@@ -114,20 +133,9 @@ class CachedMemory(RuleBasedStateMachine):
     @precondition(lambda self: any(r.num_computed_tokens < r.num_tokens for r in self.requests))
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
-        """A step that was to compute all the rest, and wrote rubbish instead."""
         unfinished = [r for r in self.requests if r.num_computed_tokens < r.num_tokens]
         request = data.draw(st.sampled_from(unfinished))
-        start, size = request.num_computed_tokens, self.cache.block_size
-        self.cache.cache_full_blocks(request, start, request.num_tokens)
-        table = self.cache.blocks_of(request.request_id)
-        for position in range(start, request.num_tokens):
-            slots, offset = self.slots[table[position // size]], position % size
-            if slots[offset] != request.token_ids[position]:  # in place: there already
-                slots[offset] = -9
-        self.cache.forget_pending()
-        self.requests.remove(request)
-        self.cache.free(request.request_id)
-        self.cache.forget_request(request.request_id)
+        self.raise_in_step(request, request.num_tokens)
 
     @rule()
     def reset(self) -> None:

@@ -1,0 +1,251 @@
+"""The prefix cache as a user of the engine meets it: hits, salts, reset, and steps that raise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import m4_prefix_chunked
+from engine_helpers import (
+    assert_empty,
+    greedy,
+    hf_greedy,
+    make_engine,
+    random_prompts,
+    run_to_end,
+)
+from m1_single import SamplingParams
+from m1_single.tiny_models import build_tiny_model
+from m3_paged.scheduler import PagedStepPlan
+
+SYSTEM, TAIL, OTHER = random_prompts([16, 9, 18], seed=21)
+
+
+def cached_engine(**fields: Any) -> Any:
+    """Blocks of 4, so that the system prompt is four of them."""
+    return make_engine(
+        m4_prefix_chunked, **{"max_model_len": 48, "block_size": 4, "trace": "memory", **fields}
+    )
+
+
+def check(engine: Any, prompt: list[int], num_cached: int, max_tokens: int = 4, **params: Any):
+    """Generate, and compare tokens with Hugging Face and what was saved with what is expected."""
+    (output,) = engine.generate(prompt, greedy(max_tokens, **params))
+    assert output.token_ids == hf_greedy("llama", prompt, max_tokens)
+    assert output.metrics.num_cached_tokens == num_cached
+
+
+# --- hits ---------------------------------------------------------------------------------------
+
+
+def test_a_hit_after_the_first_has_ended():
+    engine = cached_engine()
+    check(engine, SYSTEM + TAIL[:3], 0)
+    check(engine, SYSTEM + TAIL[3:7], 16)
+    check(engine, SYSTEM + TAIL[:3], 16)
+    check(engine, OTHER, 0)
+
+
+@pytest.mark.parametrize("num_tokens", [4, 12, 16])
+def test_a_wholly_cached_prompt_of_whole_blocks_computes_one_token(num_tokens):
+    engine = cached_engine()
+    check(engine, SYSTEM + TAIL, 0)
+    check(engine, SYSTEM[:num_tokens], num_tokens - 1)
+    row = engine.tracer.records[-4].batch[0]
+    assert (row.start, row.num_new_tokens, row.num_cached_tokens) == (
+        num_tokens - 1,
+        1,
+        num_tokens - 1,
+    )
+    assert engine.stats()["copied_blocks"] == 0
+
+
+def test_a_wholly_cached_prompt_whose_last_block_is_in_use_copies_it_and_both_are_right():
+    engine = cached_engine()
+    engine.add_request(SYSTEM, greedy(6), "a")
+    engine.step()
+    engine.add_request(SYSTEM, greedy(6), "b")
+    final = run_to_end(engine)
+    assert [final[name].token_ids for name in "ab"] == [hf_greedy("llama", SYSTEM, 6)] * 2
+    assert final["b"].metrics.num_cached_tokens == 15
+    assert engine.stats()["copied_blocks"] == 1
+
+
+def test_equal_prompts_of_one_step_share_and_all_are_right():
+    engine = cached_engine()
+    prompts = [SYSTEM, SYSTEM, SYSTEM + TAIL[:2], SYSTEM + TAIL[:2]]
+    outputs = engine.generate(prompts, greedy(4))
+    assert [output.token_ids for output in outputs] == [hf_greedy("llama", p, 4) for p in prompts]
+    assert [output.metrics.num_cached_tokens for output in outputs] == [0, 12, 16, 16]
+    assert len(engine.tracer.records[0].batch) == 4
+    assert engine.stats()["copied_blocks"] == 0
+
+
+def test_cached_tokens_depend_on_neither_sampling_nor_priority():
+    engine = cached_engine()
+    check(engine, SYSTEM + TAIL, 0)
+    params = SamplingParams(temperature=1.5, seed=3, repetition_penalty=1.3, max_tokens=2)
+    (output,) = engine.generate(SYSTEM + TAIL, params)
+    (reference,) = cached_engine(enable_prefix_caching=False).generate(SYSTEM + TAIL, params)
+    assert (output.metrics.num_cached_tokens, output.token_ids) == (24, reference.token_ids)
+
+
+def test_after_eviction_the_prefix_is_missed_and_computed_again():
+    engine = cached_engine(kv_cache_tokens=48, max_num_seqs=1)
+    check(engine, SYSTEM + TAIL, 0)
+    for prompt in random_prompts([40, 40], seed=3):
+        engine.generate(prompt, greedy(2))
+    evictions = engine.stats()["prefix_cache"]["evictions"]
+    assert evictions >= 6
+    check(engine, SYSTEM + TAIL, 0)
+    assert engine.stats()["prefix_cache"]["evictions"] > evictions
+
+
+def test_switched_off_nothing_is_saved():
+    engine = cached_engine(enable_prefix_caching=False)
+    for _ in range(2):
+        check(engine, SYSTEM + TAIL, 0)
+    stats = engine.stats()
+    assert set(stats["prefix_cache"].values()) == {0}
+    assert stats["kv"]["cached"] == 0
+
+
+# --- salts --------------------------------------------------------------------------------------
+
+
+def test_another_cache_salt_never_hits():
+    """Who can tell a hit by its time to first token learns nothing of another tenant's prompts."""
+    engine = cached_engine()
+    for salt, num_cached in [("", 0), ("x", 0), ("y", 0), ("x", 24), ("", 24)]:
+        check(engine, SYSTEM + TAIL, num_cached, cache_salt=salt)
+
+
+@pytest.mark.parametrize("salt", [None, 7, b"x", ["x"]])
+def test_a_cache_salt_that_is_no_string_is_refused(salt):
+    with pytest.raises(ValueError, match="cache_salt must be a string, got"):
+        SamplingParams(cache_salt=salt)
+
+
+# --- reset --------------------------------------------------------------------------------------
+
+
+def test_reset_is_refused_while_blocks_are_in_use_and_works_after():
+    engine = cached_engine()
+    check(engine, SYSTEM + TAIL, 0)
+    engine.add_request(OTHER, greedy(2), "other")
+    engine.step()
+    assert engine.reset_prefix_cache() is False
+    check(engine, SYSTEM + TAIL, 24)
+    run_to_end(engine)
+    assert engine.reset_prefix_cache() is True
+    assert engine.stats()["kv"]["cached"] == 0
+    check(engine, SYSTEM + TAIL, 0)
+
+
+def test_reset_does_not_disturb_who_waits():
+    engine = cached_engine()
+    check(engine, SYSTEM + TAIL, 0)
+    engine.add_request(SYSTEM + TAIL, greedy(4), "a")
+    assert engine.reset_prefix_cache() is True
+    output = run_to_end(engine)["a"]
+    assert output.metrics.num_cached_tokens == 0
+    assert output.token_ids == hf_greedy("llama", SYSTEM + TAIL, 4)
+
+
+def test_reset_is_refused_while_kv_is_swapped_out():
+    """No block is in use on the device; but b will go on with the KV that it has on the host."""
+    engine = cached_engine(max_model_len=12, kv_cache_tokens=12, preemption="swap")
+    engine.add_request(SYSTEM[:4], greedy(8), "a")
+    engine.add_request(OTHER[:3], greedy(8), "b")
+    while not engine.tracer.records or not engine.tracer.records[-1].swapped:
+        engine.step()
+    engine.abort("a")
+    assert engine.stats()["kv"]["used"] == 0
+    assert engine.reset_prefix_cache() is False
+    run_to_end(engine)
+    assert engine.reset_prefix_cache() is True
+
+
+def test_after_reset_new_weights_are_used():
+    """Without it, the old weights' KV would be found."""
+    model = build_tiny_model("llama").double()
+    engine = make_engine(m4_prefix_chunked, model, max_model_len=48, block_size=4)
+    (before,) = engine.generate(SYSTEM + TAIL, greedy(4))
+    for parameter in model.parameters():
+        parameter.data = parameter.data.flip(-1)
+    assert engine.reset_prefix_cache()
+    (after,) = engine.generate(SYSTEM + TAIL, greedy(4))
+    fresh = make_engine(m4_prefix_chunked, model, max_model_len=48, block_size=4)
+    assert after.token_ids == fresh.generate(SYSTEM + TAIL, greedy(4))[0].token_ids
+    assert after.token_ids != before.token_ids
+
+
+# --- steps that raise ---------------------------------------------------------------------------
+
+
+class OutOfLuckError(Exception):
+    pass
+
+
+def spoil_and_raise(engine: Any, number: int) -> list[PagedStepPlan]:
+    """Let this call of the runner write rubbish where its rows' KV belongs, and raise."""
+    execute, plans = engine.runner.execute, []
+
+    def breaking(plan: PagedStepPlan) -> Any:
+        plans.append(plan)
+        if len(plans) != number:
+            return execute(plan)
+        cache = engine.runner.cache
+        for row in plan.rows:
+            for position in range(row.start, row.end):
+                block, offset = row.blocks[position // 4], position % 4
+                for tensor in cache.keys + cache.values:
+                    tensor[block, offset] = 1e3
+        raise OutOfLuckError
+
+    engine.runner.execute = breaking
+    return plans
+
+
+@pytest.mark.parametrize(("number", "num_kept"), [(1, 0), (2, 8), (3, 16)])
+def test_what_a_step_that_raised_has_written_is_never_found(number, num_kept):
+    """Chunks of 8: what the steps before it completed is still good."""
+    engine = cached_engine(max_num_batched_tokens=8)
+    spoil_and_raise(engine, number)
+    engine.add_request(SYSTEM + TAIL, greedy(4), "a")
+    for _ in range(number - 1):
+        engine.step()
+    with pytest.raises(OutOfLuckError):
+        engine.step()
+    (output,) = engine.step()
+    assert (output.request_id, output.finish_reason) == ("a", "error")
+    assert_empty(engine)
+    check(engine, SYSTEM + TAIL, num_kept)
+    check(engine, SYSTEM + TAIL, 24)
+
+
+def test_who_waits_while_a_step_raises_computes_its_prompt_itself():
+    engine = cached_engine(max_num_seqs=2)
+    spoil_and_raise(engine, 1)
+    for name in "abc":
+        engine.add_request(SYSTEM + TAIL, greedy(4), name)
+    with pytest.raises(OutOfLuckError):
+        engine.step()
+    final = run_to_end(engine)
+    assert [final[name].finish_reason for name in "abc"] == ["error", "error", "length"]
+    assert final["c"].token_ids == hf_greedy("llama", SYSTEM + TAIL, 4)
+    assert final["c"].metrics.num_cached_tokens == 0
+    assert_empty(engine)
+
+
+def test_a_cached_block_that_a_step_was_rewriting_when_it_raised_is_not_found():
+    """The prompt is wholly cached: its last token is computed again in place, in the last block."""
+    engine = cached_engine()
+    check(engine, SYSTEM, 0)
+    spoil_and_raise(engine, 1)
+    engine.add_request(SYSTEM, greedy(4))
+    with pytest.raises(OutOfLuckError):
+        engine.step()
+    engine.step()
+    check(engine, SYSTEM, 12)
