@@ -40,7 +40,7 @@ PROMPTS = [
     OTHER,
     OTHER[:1],
 ]
-LENGTHS = [6, 5, 4, 8, 6, 5, 8]
+LENGTHS = [4, 3, 5, 6, 4, 3, 6]
 MAX_MODEL_LEN = 48  # no more than the longest needs: pools for one request are then small
 SEEDS = range(100, 103)
 
@@ -78,8 +78,8 @@ def switches() -> st.SearchStrategy[dict[str, Any]]:
         {
             "enable_prefix_caching": caching,
             "prefill_policy": policy,
-            "max_num_batched_tokens": st.sampled_from([1, 2, 7, 16, 33, 500]),
-            "long_prefill_token_threshold": st.sampled_from([0, 0, 1, 5, 16]),
+            "max_num_batched_tokens": st.sampled_from([3, 7, 16, 33, 500]),
+            "long_prefill_token_threshold": st.sampled_from([0, 0, 4, 16]),
         }
     )
     whole = st.fixed_dictionaries(
@@ -93,7 +93,7 @@ def switches() -> st.SearchStrategy[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(
     fields=switches(),
     block_size=st.sampled_from([1, 3, 4, 8, 16]),
@@ -101,9 +101,9 @@ def switches() -> st.SearchStrategy[dict[str, Any]]:
     preemption=st.sampled_from(["recompute", "swap"]),
     is_greedy=st.booleans(),
     work=st.lists(
-        st.tuples(st.integers(0, len(PROMPTS) - 1), st.integers(1, 3)), min_size=1, max_size=5
+        st.tuples(st.integers(0, len(PROMPTS) - 1), st.integers(1, 3)), min_size=1, max_size=4
     ),
-    aborts=st.dictionaries(st.integers(1, 30), st.integers(0, 4), max_size=2),
+    aborts=st.dictionaries(st.integers(1, 20), st.integers(0, 3), max_size=2),
 )
 @example({"max_num_batched_tokens": 7}, 8, 0, "recompute", False, [(0, 1), (0, 3), (2, 1)], {})
 @example({"max_num_batched_tokens": 9}, 4, 16, "swap", True, [(1, 2), (3, 1), (2, 1)], {4: 0})
@@ -145,8 +145,8 @@ def test_every_division_of_the_work_gives_the_right_tokens(
     assert engine.reset_prefix_cache()
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
-@pytest.mark.parametrize("budget", [1, 5, 64])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("budget", [1, 13])
 def test_a_conversation_of_three_turns_computes_each_turn_once(family, budget):
     engine = make_engine(
         m4_prefix_chunked,
@@ -168,12 +168,12 @@ def test_a_conversation_of_three_turns_computes_each_turn_once(family, budget):
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "opt"])
 def test_prompts_longer_than_a_step_give_the_tokens_of_generate(family):
     """71 tokens in steps of 16; sliding windows span three chunks."""
-    prompts = random_prompts([71, 40, 17], seed=8)
+    prompts = random_prompts([71, 17], seed=8)
     engine = make_engine(
         m4_prefix_chunked, tiny_model(family), max_model_len=96, max_num_batched_tokens=16
     )
-    outputs = engine.generate(prompts, greedy(12))
-    assert [output.token_ids for output in outputs] == [hf_greedy(family, p) for p in prompts]
+    outputs = engine.generate(prompts, greedy(5))
+    assert [output.token_ids for output in outputs] == [hf_greedy(family, p, 5) for p in prompts]
     assert engine.stats()["steps"] > 8
 
 
@@ -194,11 +194,11 @@ def test_logprobs_are_those_of_m3(is_cached):
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_a_preemption_storm_with_a_shared_prefix_ends_with_every_token_right(preemption):
-    """Sixteen requests and a pool for two of them at full length, in steps of 9 tokens."""
-    prompts = [SYSTEM[:8] + own for own in random_prompts([i % 5 for i in range(16)], seed=7)]
+    """Ten requests and a pool for two of them at full length, in steps of 9 tokens."""
+    prompts = [SYSTEM[:8] + own for own in random_prompts([i % 5 for i in range(10)], seed=7)]
     engine = make_engine(
         m4_prefix_chunked,
-        max_num_seqs=16,
+        max_num_seqs=10,
         max_model_len=24,
         block_size=4,
         kv_cache_tokens=48,
@@ -240,10 +240,12 @@ def test_smollm2_chats_as_generate_does_with_a_cached_system_prompt(smollm2: Loa
     )
     questions = ["What is the capital of France?", "Hi"]
     params = [SamplingParams(temperature=0, max_tokens=num) for num in (10, 3)]
-    for turn in range(2):
-        outputs = engine.generate(questions, params, chat=True)
-        assert "Paris" in outputs[0].text
-        for output, num in zip(outputs, (10, 3), strict=True):
-            oracle = hf_generate_once(smollm2.model, tuple(output.prompt_token_ids), num)
-            assert output.token_ids == oracle
-            assert (output.metrics.num_cached_tokens >= 16) == (turn == 1 or num == 3)
+    outputs = engine.generate(questions, params, chat=True)
+    assert "Paris" in outputs[0].text
+    for output, num in zip(outputs, (10, 3), strict=True):
+        oracle = hf_generate_once(smollm2.model, tuple(output.prompt_token_ids), num)
+        assert output.token_ids == oracle
+    assert outputs[1].metrics.num_cached_tokens >= 16, "the system prompt of the first"
+    (again,) = engine.generate(questions[0], greedy(3), chat=True)
+    assert again.token_ids == outputs[0].token_ids[:3]
+    assert again.metrics.num_cached_tokens == len(again.prompt_token_ids) // 16 * 16
