@@ -31,7 +31,7 @@ def as_table(data: dict[str, Any]) -> str:
         f"{_range(work['output_len'])} out ({work['output_tokens']:,} output tokens), "
         f"{data['model']} in {machine['dtype']}, at most {engine['max_num_seqs']} at a time, on "
         f"{machine['device']}"
-        + (f" with {machine['threads']} threads" if machine["device"] == "cpu" else "")
+        + (f", threads: {machine['threads']}" if machine["device"] == "cpu" else "")
         + f"; torch {machine['torch']}, transformers {machine['transformers']}; "
         f"medians of {data['rounds']} rounds.",
         "",
