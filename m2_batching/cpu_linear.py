@@ -21,6 +21,8 @@ import torch.nn.functional as F
 
 FEW_ROWS = range(8, 21)
 """Numbers of tokens for which the weight comes first."""
+NUM_LAYERS = 30
+"""Of SmolLM2-135M, for the measurement."""
 
 
 @contextlib.contextmanager
@@ -51,7 +53,7 @@ def main() -> None:
     """Print how long both forms take for the layers of SmolLM2-135M."""
     torch.set_num_threads(1)
     shapes = [(576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536)]
-    weights = [torch.randn(shape) for _ in range(30) for shape in shapes]
+    weights = [torch.randn(shape) for _ in range(NUM_LAYERS) for shape in shapes]
 
     def milliseconds(product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> float:
         times = []

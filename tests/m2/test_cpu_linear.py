@@ -55,7 +55,10 @@ def test_batches_of_every_size_around_the_limits_give_the_tokens_of_generate(
     assert {2, 4, 20, 22} <= sizes
 
 
-def test_command_prints_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_both_forms(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_linear, "NUM_LAYERS", 1)
     threads = torch.get_num_threads()
     try:
         cpu_linear.main()
