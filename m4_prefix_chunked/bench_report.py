@@ -47,10 +47,14 @@ def medians(data: Mapping[str, Any]) -> dict[str, list[str]]:
     """Per contestant the cells of its row."""
     return {
         name: [
-            short(statistics.median(each[figure] for each in rounds)) for figure in data["columns"]
+            _cell(statistics.median(each[figure] for each in rounds)) for figure in data["columns"]
         ]
         for name, rounds in data["rounds"].items()
     }
+
+
+def _cell(value: float) -> str:
+    return short(value) if value else "0"
 
 
 def verdicts(data: Mapping[str, Any]) -> list[str]:
