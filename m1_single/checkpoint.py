@@ -76,8 +76,8 @@ def load_model(
         model: Hugging Face id, local folder, `.gguf` file, "smollm2-135m", "tiny-llama" (or another
             of `TINY_FAMILIES`), or a ready model, which is set to eval mode without gradients.
         tokenizer: a ready one, or a folder or id to take it from; None takes the model's own.
-        dtype: "float32", "bfloat16", "float16" or a `torch.dtype`. None: float32 on a CPU,
-            bfloat16 on CUDA; a ready model keeps its own.
+        dtype: "float32", "bfloat16", "float16" or a `torch.dtype`. None: float32 on a CPU
+            and for tiny models, else bfloat16; a ready model keeps its own.
         device: None: CUDA where there is one; a ready model stays where it is.
 
     Raises:
@@ -93,7 +93,9 @@ def load_model(
     else:
         target_device = _resolve_device(device)
         if target_dtype is None:
-            target_dtype = torch.bfloat16 if target_device.type == "cuda" else torch.float32
+            is_tiny = str(model).startswith("tiny-")  # there to compare tokens, not speed
+            is_rounded = target_device.type == "cuda" and not is_tiny
+            target_dtype = torch.bfloat16 if is_rounded else torch.float32
         ready, own_tokenizer, name = _load_named(model, target_dtype, tokenizer is None)
     if target_device is not None:
         ready = ready.to(target_device)

@@ -14,10 +14,12 @@ class EngineConfig(m2_batching.EngineConfig):
     block_size: int = 16
     """Tokens in a KV block."""
     kv_cache_tokens: int | None = None
-    """KV memory in tokens, rounded down to whole blocks. None: on CUDA what is free, on a CPU as
-    much as slots would have taken, `max_num_seqs * max_model_len`."""
+    """KV memory in tokens, rounded down to whole blocks. None: as much as slots would have taken,
+    `max_num_seqs * max_model_len` (M4 and later keep up to 16 times that on CUDA, for prefixes of
+    earlier requests), but on CUDA no more than is free."""
     gpu_memory_utilization: float = 0.9
-    """Share of a GPU's memory to use in all, model included, where `kv_cache_tokens` is None."""
+    """Share of a GPU's memory that may be in use in all, model included, where `kv_cache_tokens`
+    is None."""
     preemption: str = "recompute"
     """A preempted request's KV is dropped ("recompute") or copied to host memory ("swap")."""
     swap_space_tokens: int | None = None

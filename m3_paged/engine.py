@@ -22,6 +22,8 @@ class LLMEngine(m2_batching.LLMEngine):
     milestone: ClassVar[str] = "m3_paged"
     config_class: ClassVar[type[m2_batching.EngineConfig]] = EngineConfig
     can_share_kv: ClassVar[bool] = True
+    useful_kv: ClassVar[int] = 1
+    """How often the KV of `max_num_seqs` full requests is worth having, where memory is plenty."""
 
     def build_scheduler(self) -> Scheduler:
         """Scheduling by blocks."""
@@ -40,16 +42,18 @@ class LLMEngine(m2_batching.LLMEngine):
         return ModelRunner(self.model, cache)
 
     def _num_kv_tokens(self) -> int:
-        """Tokens of KV memory: as configured, what a GPU has free, or as much as M2's slots."""
+        """Tokens of KV memory: as configured, or as many as can be of use, if a GPU has them."""
         if self.config.kv_cache_tokens is not None:
             return int(self.config.kv_cache_tokens)
-        if self.model.device.type == "cuda":
-            return free_tokens_after_profiling(
-                self.model, self.config, self.max_model_len, self._run_once
-            )
         # Whole blocks a request, so that every request can grow to its full length.
         blocks_a_request = -(-self.max_model_len // self.config.block_size)
-        return int(self.config.max_num_seqs * blocks_a_request * self.config.block_size)
+        num_tokens = int(self.config.max_num_seqs * blocks_a_request * self.config.block_size)
+        if self.model.device.type != "cuda":
+            return num_tokens
+        free = free_tokens_after_profiling(
+            self.model, self.config, self.max_model_len, self._run_once
+        )
+        return min(free, num_tokens * self.useful_kv)
 
     def _run_once(self, cache: BlockCache, plan: PagedStepPlan) -> None:
         """Compute a plan over some cache, to see how much memory that takes."""

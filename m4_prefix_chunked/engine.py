@@ -15,6 +15,7 @@ class LLMEngine(m3_paged.LLMEngine):
 
     milestone: ClassVar[str] = "m4_prefix_chunked"
     config_class: ClassVar[type[m3_paged.EngineConfig]] = EngineConfig
+    useful_kv: ClassVar[int] = 16  # what running requests leave free remembers earlier prefixes
 
     def build_scheduler(self) -> Scheduler:
         """Scheduling by blocks and by a token budget."""

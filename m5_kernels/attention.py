@@ -36,12 +36,13 @@ def attend(
     metadata: AttentionMetadata,
     scale: float | None = None,
     window: int | None = None,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """Causal attention for all tokens of a step, whose KV is in the cache already.
 
     query: `[num_tokens, num_q_heads, head_dim]`; caches: `[num_blocks, block_size, num_kv_heads,
     head_dim]`. Returns `[num_tokens, num_q_heads, head_dim]`; padding tokens of a step with
-    chunks get anything.
+    chunks get anything. pdl: as in `flash_decode`.
     """
     num_decode = metadata.num_decode_seqs
     table, lens = metadata.block_table, metadata.context_lens
@@ -49,7 +50,7 @@ def attend(
     if num_decode:
         flash_decode(
             query[:num_decode], key_cache, value_cache, table[:num_decode], lens[:num_decode],
-            scale, window, output[:num_decode], metadata.workspace,
+            scale, window, output[:num_decode], metadata.workspace, pdl,
         )  # fmt: skip
     if num_decode < len(lens):
         starts = metadata.query_start_loc[num_decode:]

@@ -42,8 +42,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "chunks": {"enable_chunked_prefill": False},
 }
 """What `--without` can switch off by a field of the configuration."""
-KERNELS = ("add-norm", "rope-kv", "silu-mul", "skinny-linear")
-"""What it can switch off by doing the same with PyTorch's own kernels."""
+KERNELS = ("add-norm", "rope-kv", "silu-mul", "skinny-linear", "pdl")
+"""What it can switch off in the decoder: kernels, for PyTorch's own, and their early start."""
 
 
 def qwen3_shape(device: str) -> LoadedModel:
@@ -82,12 +82,13 @@ def fields_of(kind: type[Any], fields: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def switched_off(names: set[str]) -> Iterator[None]:
-    """While it lasts, M5's decoder does these parts with PyTorch's kernels instead of its own."""
+    """While it lasts, M5's decoder does without these parts: PyTorch's kernels take their place."""
     twins: dict[str, Any] = {
         "add-norm": ("add_rms_norm", add_rms_norm_torch),
         "rope-kv": ("rope_kv_write", rope_file.rope_kv_write_torch),
         "silu-mul": ("silu_mul", silu_mul_torch),
         "skinny-linear": ("skinny_linear", skinny_linear_torch),
+        "pdl": ("supports_pdl", lambda device: False),
     }
     with contextlib.ExitStack() as stack:
         for name in names & twins.keys():

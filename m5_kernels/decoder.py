@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from .attention import AttentionMetadata, attend
+from .kernels.backend import supports_pdl
 from .kernels.rms_norm import add_rms_norm, rms_norm
 from .kernels.rope_kv_write import rope_kv_write
 from .kernels.silu_mul import silu_mul
@@ -219,30 +220,31 @@ class FusedDecoder:
 
         Their keys and values are written into `caches`, one pair a layer.
         """
-        c = self.config
+        c, pdl = self.config, supports_pdl(input_ids.device)
         residual = F.embedding(input_ids, self.embedding)
-        hidden = rms_norm(residual, self.layers[0].input_norm, c.rms_norm_eps)
+        hidden = rms_norm(residual, self.layers[0].input_norm, c.rms_norm_eps, pdl=pdl)
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
         for layer, window, (key_cache, value_cache), next_norm in zip(
             self.layers, c.windows, caches, next_norms, strict=True
         ):
-            qkv = skinny_linear(hidden, layer.qkv, layer.qkv_bias)
+            qkv = skinny_linear(hidden, layer.qkv, layer.qkv_bias, pdl=pdl)
             query = rope_kv_write(
                 qkv, key_cache, value_cache, metadata.slot_mapping, c.num_q_heads,
                 metadata.positions, self.cos_sin, layer.q_norm, layer.k_norm, c.rms_norm_eps,
+                pdl,
             )  # fmt: skip
-            attended = attend(query, key_cache, value_cache, metadata, window=window)
-            hidden = skinny_linear(attended.flatten(1), layer.output, layer.output_bias)
-            hidden = add_rms_norm(hidden, residual, layer.post_norm, c.rms_norm_eps)
-            gate_up = skinny_linear(hidden, layer.gate_up, layer.gate_up_bias)
-            hidden = skinny_linear(silu_mul(gate_up), layer.down, layer.down_bias)
-            hidden = add_rms_norm(hidden, residual, next_norm, c.rms_norm_eps)
+            attended = attend(query, key_cache, value_cache, metadata, window=window, pdl=pdl)
+            hidden = skinny_linear(attended.flatten(1), layer.output, layer.output_bias, pdl=pdl)
+            hidden = add_rms_norm(hidden, residual, layer.post_norm, c.rms_norm_eps, pdl)
+            gate_up = skinny_linear(hidden, layer.gate_up, layer.gate_up_bias, pdl=pdl)
+            hidden = skinny_linear(silu_mul(gate_up, pdl), layer.down, layer.down_bias, pdl=pdl)
+            hidden = add_rms_norm(hidden, residual, next_norm, c.rms_norm_eps, pdl)
         return hidden
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[num_rows, vocab_size]` for hidden states `[num_rows, hidden_size]`."""
-        return skinny_linear(hidden, self.lm_head)
+        return skinny_linear(hidden, self.lm_head, pdl=supports_pdl(hidden.device))
 
     def allocate_caches(self, num_blocks: int, block_size: int) -> KVCaches:
         """Empty keys and values of all layers, in the model's type."""

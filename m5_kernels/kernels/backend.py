@@ -45,6 +45,37 @@ def runs_triton(tensor: torch.Tensor) -> bool:
     return HAS_TRITON and (tensor.is_cuda or INTERPRETED)
 
 
+@functools.cache
+def supports_pdl(device: torch.device) -> bool:
+    """Whether kernels may be launched with programmatic dependent launch: NVIDIA, from Hopper on.
+
+    Such a kernel is started while the one before it still runs, and waits for it only where it
+    calls `wait_for_previous`: launching it, and what it does up to there, cost no time.
+    """
+    return (
+        HAS_TRITON
+        and device.type == "cuda"
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) >= (9, 0)
+    )
+
+
+def launch_options(pdl: bool) -> dict[str, bool]:
+    """Keywords of a launch; without programmatic dependent launch none, as other GPUs know none."""
+    return {"launch_pdl": True} if pdl else {}
+
+
+@triton.jit
+def wait_for_previous():
+    """Wait until all that earlier kernels wrote can be read, then let the next kernel start.
+
+    What a kernel reads before this call must have been written before the previous kernel was
+    launched: weights, and what describes the step. It must not write anything before.
+    """
+    tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
+
+
 def next_power_of_2(number: int) -> int:
     """Smallest power of two >= number; tile shapes are powers of two in Triton."""
     return 1 << max(0, number - 1).bit_length()

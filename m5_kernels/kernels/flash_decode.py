@@ -28,7 +28,15 @@ from dataclasses import dataclass
 
 import torch
 
-from .backend import next_power_of_2, num_multiprocessors, runs_triton, tl, triton
+from .backend import (
+    launch_options,
+    next_power_of_2,
+    num_multiprocessors,
+    runs_triton,
+    tl,
+    triton,
+    wait_for_previous,
+)
 from .paged_prefill import paged_prefill_torch
 from .tiles import DecodeTile, decode_tile
 
@@ -88,6 +96,7 @@ def flash_decode(
     window: int | None = None,
     output: torch.Tensor | None = None,
     workspace: DecodeWorkspace | None = None,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """Attention of each sequence's newest token over its whole context.
 
@@ -97,6 +106,7 @@ def flash_decode(
     included; 0 marks a padding row, which gets zeros whatever its block table holds.
     scale: of the scores, `head_dim ** -0.5` if None. window: tokens a query sees, itself included.
     workspace: reused between launches, and required inside a CUDA graph; None allocates one.
+    pdl: start before the previous kernel ends, which wrote neither context_lens nor block_table.
     Returns `[num_seqs, num_q_heads, head_dim]` (`output` if given).
     """
     if not runs_triton(query):
@@ -141,6 +151,8 @@ def flash_decode(
         IS_LARGE_CACHE=key_cache.numel() >= 2**31,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        PDL=pdl,
+        **launch_options(pdl),
     )  # fmt: skip
     return output
 
@@ -165,6 +177,7 @@ def _flash_decode_kernel(
     TILE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     IS_LARGE_CACHE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     worker = tl.program_id(0) // NUM_KV_HEADS
@@ -180,6 +193,8 @@ def _flash_decode_kernel(
     ends = tl.cumsum(counts, 0)
     total = tl.sum(counts, 0).to(tl.int64)
     num_workers = tl.minimum(num_workers, total)
+    if PDL:
+        wait_for_previous()
     if worker >= num_workers:
         return
     share_start = worker * total // num_workers

@@ -16,34 +16,42 @@ from __future__ import annotations
 
 import torch
 
-from .backend import next_power_of_2, runs_triton, tl, triton
+from .backend import launch_options, next_power_of_2, runs_triton, tl, triton, wait_for_previous
 
 
-def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+def rms_norm(
+    hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, pdl: bool = False
+) -> torch.Tensor:
     """`hidden / sqrt(mean(hidden ** 2) + epsilon) * weight`, over the last dimension.
 
     hidden: `[num_tokens, hidden_size]`, rows contiguous; weight: `[hidden_size]`.
+    pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
     Returns `[num_tokens, hidden_size]`, contiguous.
     """
     if not runs_triton(hidden):
         return rms_norm_torch(hidden, weight, epsilon)
     output = torch.empty_like(hidden, memory_format=torch.contiguous_format)
-    _launch(hidden, hidden, weight, output, epsilon, has_residual=False)
+    _launch(hidden, hidden, weight, output, epsilon, has_residual=False, pdl=pdl)
     return output
 
 
 def add_rms_norm(
-    hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    hidden: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """`residual += hidden`, then the norm of the sum.
 
     hidden, residual: `[num_tokens, hidden_size]`, rows contiguous; residual is changed in place.
+    pdl: as in `rms_norm`.
     Returns `[num_tokens, hidden_size]`, contiguous.
     """
     if not runs_triton(hidden):
         return add_rms_norm_torch(hidden, residual, weight, epsilon)
     output = torch.empty_like(hidden, memory_format=torch.contiguous_format)
-    _launch(hidden, residual, weight, output, epsilon, has_residual=True)
+    _launch(hidden, residual, weight, output, epsilon, has_residual=True, pdl=pdl)
     return output
 
 
@@ -54,6 +62,7 @@ def _launch(
     output: torch.Tensor,
     epsilon: float,
     has_residual: bool,
+    pdl: bool,
 ) -> None:
     num_tokens, hidden_size = hidden.shape
     if num_tokens == 0:
@@ -65,7 +74,9 @@ def _launch(
         HIDDEN_SIZE=hidden_size,
         ROW=row,
         HAS_RESIDUAL=has_residual,
+        PDL=pdl,
         num_warps=min(16, max(1, row // 512)),
+        **launch_options(pdl),
     )  # fmt: skip
 
 
@@ -76,10 +87,14 @@ def _rms_norm_kernel(
     HIDDEN_SIZE: tl.constexpr,
     ROW: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, ROW)
     mask = columns < HIDDEN_SIZE
+    weights = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    if PDL:
+        wait_for_previous()
     row = tl.load(hidden + token * hidden_stride + columns, mask=mask, other=0.0)
     if HAS_RESIDUAL:
         pointers = residual + token * residual_stride + columns
@@ -89,11 +104,12 @@ def _rms_norm_kernel(
     values = row.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, 0) / HIDDEN_SIZE + epsilon)
     scaled = (values * scale).to(row.dtype).to(tl.float32)
-    weights = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(output + token * HIDDEN_SIZE + columns, (scaled * weights).to(row.dtype), mask=mask)
 
 
-def rms_norm_torch(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+def rms_norm_torch(
+    hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, pdl: bool = False
+) -> torch.Tensor:
     """The specification of `rms_norm`."""
     values = hidden.float()
     values = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + epsilon)
@@ -101,7 +117,11 @@ def rms_norm_torch(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -
 
 
 def add_rms_norm_torch(
-    hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    hidden: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """The specification of `add_rms_norm`."""
     residual += hidden

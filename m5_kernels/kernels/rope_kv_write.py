@@ -18,7 +18,15 @@ from __future__ import annotations
 
 import torch
 
-from .backend import ceil_div, next_power_of_2, runs_triton, tl, triton
+from .backend import (
+    ceil_div,
+    launch_options,
+    next_power_of_2,
+    runs_triton,
+    tl,
+    triton,
+    wait_for_previous,
+)
 from .rms_norm import rms_norm_torch
 
 
@@ -33,6 +41,7 @@ def rope_kv_write(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """Normalise and rotate queries in place; normalise, rotate and store keys; store values.
 
@@ -42,6 +51,7 @@ def rope_kv_write(
     positions: int `[num_tokens]`, with cos_sin: fp32 `[max_positions, head_dim]`, a position's
     cosines, then its sines; both None: no rotation.
     q_norm, k_norm: `[head_dim]` RMSNorm weights, or both None; epsilon is theirs.
+    pdl: start before the previous kernel ends, which wrote only qkv of all this.
     Returns the queries, a view `[num_tokens, num_q_heads, head_dim]` of qkv.
     """
     if not runs_triton(qkv):
@@ -66,7 +76,9 @@ def rope_kv_write(
             HEADS=heads,
             HAS_ROPE=cos_sin is not None,
             HAS_NORM=q_norm is not None,
+            PDL=pdl,
             num_warps=2,
+            **launch_options(pdl),
         )  # fmt: skip
     return qkv[:, : num_q_heads * head_dim].unflatten(1, (num_q_heads, head_dim))
 
@@ -84,6 +96,7 @@ def _rope_kv_write_kernel(
     HEADS: tl.constexpr,
     HAS_ROPE: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)
@@ -95,28 +108,33 @@ def _rope_kv_write_kernel(
     is_value = (heads >= NUM_Q_HEADS + NUM_KV_HEADS) & (heads < NUM_Q_HEADS + 2 * NUM_KV_HEADS)
     mask = (is_query | is_key | is_value)[:, None] & is_half[None, :]
     row = qkv + token * qkv_stride + heads[:, None] * HEAD_DIM + halves[None, :]
-    low = tl.load(row, mask=mask, other=0.0).to(tl.float32)
-    high = tl.load(row + HALF, mask=mask, other=0.0).to(tl.float32)
     dtype = qkv.dtype.element_ty
-
+    slot = tl.load(slot_mapping + token)
     if HAS_NORM:
-        square = tl.sum(low * low, 1) + tl.sum(high * high, 1)
-        scale = tl.rsqrt(square / HEAD_DIM + epsilon)[:, None]
         weights = tl.where(is_query[:, None], q_norm + halves[None, :], k_norm + halves[None, :])
         is_normed = (is_query | is_key)[:, None] & is_half[None, :]
         weight_low = tl.load(weights, mask=is_normed, other=0.0).to(tl.float32)
         weight_high = tl.load(weights + HALF, mask=is_normed, other=0.0).to(tl.float32)
-        # Rounded where Hugging Face rounds: before the weight and after it.
-        normed_low = ((low * scale).to(dtype).to(tl.float32) * weight_low).to(dtype)
-        normed_high = ((high * scale).to(dtype).to(tl.float32) * weight_high).to(dtype)
-        low = tl.where(is_value[:, None], low, normed_low.to(tl.float32))
-        high = tl.where(is_value[:, None], high, normed_high.to(tl.float32))
     if HAS_ROPE:
         angles = cos_sin + tl.load(positions + token).to(tl.int64) * HEAD_DIM + halves
         # A value is "rotated" by an angle of zero.
         cos = tl.where(is_value[:, None], 1.0, tl.load(angles, mask=is_half, other=1.0)[None, :])
         sin = tl.load(angles + HALF, mask=is_half, other=0.0)[None, :]
         sin = tl.where(is_value[:, None], 0.0, sin)
+
+    if PDL:
+        wait_for_previous()
+    low = tl.load(row, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(row + HALF, mask=mask, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        square = tl.sum(low * low, 1) + tl.sum(high * high, 1)
+        scale = tl.rsqrt(square / HEAD_DIM + epsilon)[:, None]
+        # Rounded where Hugging Face rounds: before the weight and after it.
+        normed_low = ((low * scale).to(dtype).to(tl.float32) * weight_low).to(dtype)
+        normed_high = ((high * scale).to(dtype).to(tl.float32) * weight_high).to(dtype)
+        low = tl.where(is_value[:, None], low, normed_low.to(tl.float32))
+        high = tl.where(is_value[:, None], high, normed_high.to(tl.float32))
+    if HAS_ROPE:
         low, high = low * cos - high * sin, high * cos + low * sin
 
     low = low.to(dtype)
@@ -124,7 +142,6 @@ def _rope_kv_write_kernel(
     query_mask = is_query[:, None] & is_half[None, :]
     tl.store(row, low, mask=query_mask)
     tl.store(row + HALF, high, mask=query_mask)
-    slot = tl.load(slot_mapping + token)
     if slot >= 0:
         place = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride
         kv_heads = tl.where(is_key, heads - NUM_Q_HEADS, heads - NUM_Q_HEADS - NUM_KV_HEADS)
@@ -203,6 +220,7 @@ def rope_kv_write_torch(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """The specification of `rope_kv_write`."""
     num_kv_heads, head_dim = key_cache.shape[2:]

@@ -13,13 +13,22 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .backend import ceil_div, next_power_of_2, runs_triton, tl, triton
+from .backend import (
+    ceil_div,
+    launch_options,
+    next_power_of_2,
+    runs_triton,
+    tl,
+    triton,
+    wait_for_previous,
+)
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+def silu_mul(gate_up: torch.Tensor, pdl: bool = False) -> torch.Tensor:
     """`silu(gate) * up`, rounded to the tensor's type after each of the two, as Hugging Face does.
 
     gate_up: `[num_tokens, 2 * size]`, rows contiguous, the gate first.
+    pdl: start before the previous kernel ends.
     Returns `[num_tokens, size]`, contiguous.
     """
     if not runs_triton(gate_up):
@@ -29,13 +38,16 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     block = min(1024, next_power_of_2(size))
     if num_tokens:
         _silu_mul_kernel[(num_tokens, ceil_div(size, block))](
-            gate_up, output, gate_up.stride(0), size, BLOCK=block, num_warps=4
-        )
+            gate_up, output, gate_up.stride(0), size,
+            BLOCK=block, PDL=pdl, num_warps=4, **launch_options(pdl),
+        )  # fmt: skip
     return output
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up, output, stride, size, BLOCK: tl.constexpr):
+def _silu_mul_kernel(gate_up, output, stride, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        wait_for_previous()
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < size
@@ -47,7 +59,7 @@ def _silu_mul_kernel(gate_up, output, stride, size, BLOCK: tl.constexpr):
     tl.store(output + token * size + columns, result.to(gate.dtype), mask=mask)
 
 
-def silu_mul_torch(gate_up: torch.Tensor) -> torch.Tensor:
+def silu_mul_torch(gate_up: torch.Tensor, pdl: bool = False) -> torch.Tensor:
     """The specification of `silu_mul`."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up

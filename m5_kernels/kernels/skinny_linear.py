@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .backend import ceil_div, runs_triton, tl, triton
+from .backend import ceil_div, launch_options, runs_triton, tl, triton, wait_for_previous
 from .tiles import LinearTile, linear_tile
 
 MAX_TOKENS = 2
@@ -30,11 +30,13 @@ def skinny_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     tile: LinearTile | None = None,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """`hidden @ weight.T + bias`, accumulated in fp32.
 
     hidden: `[num_tokens, in_size]`, rows contiguous; weight: `[out_size, in_size]`, contiguous;
     bias: `[out_size]` or None. Returns `[num_tokens, out_size]`.
+    pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
     """
     num_tokens, in_size = hidden.shape
     out_size = weight.shape[0]
@@ -50,7 +52,9 @@ def skinny_linear(
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         HAS_BIAS=bias is not None,
+        PDL=pdl,
         num_warps=tile.num_warps,
+        **launch_options(pdl),
     )  # fmt: skip
     return output
 
@@ -64,6 +68,7 @@ def _skinny_linear_kernel(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)
@@ -72,20 +77,33 @@ def _skinny_linear_kernel(
     biases = tl.zeros([COLUMNS], dtype=tl.float32)
     if HAS_BIAS:
         biases = tl.load(bias + columns, mask=mask, other=0.0).to(tl.float32)
-    for token in tl.static_range(NUM_TOKENS):  # the weight comes from the L1 cache after the first
-        products = tl.zeros([COLUMNS, DEPTH], dtype=tl.float32)
-        for start in tl.static_range(0, IN_SIZE, DEPTH):
-            inputs = hidden + token * hidden_stride + start + depth
-            weights = rows + start + depth[None, :]
-            if start + DEPTH <= IN_SIZE:
-                x = tl.load(inputs)
-                w = tl.load(weights)
-            else:
-                x = tl.load(inputs, mask=start + depth < IN_SIZE, other=0.0)
-                w = tl.load(weights, mask=(start + depth < IN_SIZE)[None, :], other=0.0)
-            products += x.to(tl.float32)[None, :] * w.to(tl.float32)
-        result = (tl.sum(products, 1) + biases).to(output.dtype.element_ty)
-        tl.store(output + token * out_size + columns, result, mask=mask)
+    w = _load_part(rows, 0, depth, IN_SIZE, DEPTH)
+    if PDL:
+        wait_for_previous()  # the first part of the weight is on its way by now
+    products = tl.zeros([COLUMNS, DEPTH], dtype=tl.float32)
+    more_products = tl.zeros([COLUMNS, DEPTH], dtype=tl.float32)
+    for start in tl.static_range(0, IN_SIZE, DEPTH):
+        if start > 0:
+            w = _load_part(rows, start, depth, IN_SIZE, DEPTH)
+        products += w * _load_part(hidden, start, depth, IN_SIZE, DEPTH)
+        if NUM_TOKENS == 2:
+            more_products += w * _load_part(hidden + hidden_stride, start, depth, IN_SIZE, DEPTH)
+    pointers = output + columns
+    tl.store(pointers, (tl.sum(products, 1) + biases).to(output.dtype.element_ty), mask=mask)
+    if NUM_TOKENS == 2:
+        result = (tl.sum(more_products, 1) + biases).to(output.dtype.element_ty)
+        tl.store(pointers + out_size, result, mask=mask)
+
+
+@triton.jit
+def _load_part(rows, start: tl.constexpr, depth, IN_SIZE: tl.constexpr, DEPTH: tl.constexpr):
+    """Elements [start, start + DEPTH) of each row, fp32, zeros past the end."""
+    if start + DEPTH <= IN_SIZE:
+        part = tl.load(rows + (start + depth)[None, :])
+    else:
+        is_there = (start + depth < IN_SIZE)[None, :]
+        part = tl.load(rows + (start + depth)[None, :], mask=is_there, other=0.0)
+    return part.to(tl.float32)
 
 
 def skinny_linear_torch(
@@ -93,6 +111,7 @@ def skinny_linear_torch(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     tile: LinearTile | None = None,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """The specification of `skinny_linear`."""
     return F.linear(hidden, weight, bias)

@@ -47,7 +47,7 @@ def run(arguments: list[str], tmp_path: Path) -> dict[str, Any]:
 
 
 def test_report_says_what_ran_where(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    data = run(["--seed", "3", "--threads", "1"], tmp_path)
+    data = run(["--seed", "3", "--threads", "1", "--device", "cpu"], tmp_path)
     out = capsys.readouterr().out
     for text in ("mixed, seed 3", "5 requests", "tiny-llama, float32", "threads: 1", "m1_single"):
         assert text in out

@@ -144,9 +144,9 @@ def test_bfloat16_rounds_the_weights_but_not_the_rope_frequencies(tmp_path):
 
 
 @pytest.mark.gpu
-def test_cuda_is_the_default_device_and_bfloat16_its_dtype():
+def test_cuda_is_the_default_device_and_tiny_models_stay_in_float32():
     model = load_model("tiny-llama").model
-    assert (model.device.type, model.dtype) == ("cuda", torch.bfloat16)
+    assert (model.device.type, model.dtype) == ("cuda", torch.float32)
 
 
 def test_unknown_dtype_or_device_is_refused(monkeypatch):

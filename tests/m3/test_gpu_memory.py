@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import m3_paged
+import m4_prefix_chunked
 from engine_helpers import greedy, random_prompts, tiny_model
 from m1_single import SamplingParams
 from m1_single.tiny_models import build_tiny_model
@@ -80,7 +81,8 @@ def test_profiling_stays_within_its_share_of_the_gpu(cuda_model):
     free, total = torch.cuda.mem_get_info()
     spare = 1024 * MB
     share = (total - free + spare) / total
-    engine = m3_paged.LLMEngine(cuda_model, max_model_len=256, gpu_memory_utilization=share)
+    limits = {"max_model_len": 1024, "max_num_seqs": 4096, "max_num_batched_tokens": 8192}
+    engine = m3_paged.LLMEngine(cuda_model, **limits, gpu_memory_utilization=share)
     kv = engine.stats()["kv"]
     num_bytes = kv["total"] * 16 * kv["bytes_per_token"]
     assert 0.3 * spare < num_bytes <= spare
@@ -88,6 +90,13 @@ def test_profiling_stays_within_its_share_of_the_gpu(cuda_model):
     assert total - torch.cuda.mem_get_info()[0] <= total * share + 256 * MB  # the allocator rounds
     with pytest.raises(ValueError, match=r"=0.0001 leaves room for 0 tokens"):
         m3_paged.LLMEngine(cuda_model, max_model_len=256, gpu_memory_utilization=0.0001)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("package", "times"), [(m3_paged, 1), (m4_prefix_chunked, 16)])
+def test_no_more_is_taken_than_is_of_use(cuda_model, package, times):
+    engine = package.LLMEngine(cuda_model, max_num_seqs=3, max_model_len=65)
+    assert engine.stats()["kv"]["total"] == times * 3 * 5
 
 
 @pytest.mark.gpu

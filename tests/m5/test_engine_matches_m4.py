@@ -170,3 +170,33 @@ def test_on_a_gpu_in_fp32_tokens_are_those_of_m4(
     config = {"max_num_seqs": 6, "kv_cache_tokens": pool, "max_num_batched_tokens": 64}
     for is_host_paced in (False, True):
         check_same_tokens(family, "cuda", is_host_paced, {**config, "enforce_eager": enforce_eager})
+
+
+def check_seeded_requests_alone_and_together(device: str) -> None:
+    """Every request sampled, each its own way: the same tokens however they are computed."""
+    prompts, params = workload(seed=2)
+    params = [
+        replace(p, temperature=0.7 + 0.1 * i, seed=100 + i, max_tokens=20, stop_token_ids=[])
+        for i, p in enumerate(params)
+    ]
+    limits = {"max_model_len": MAX_MODEL_LEN, "kv_cache_tokens": 1600}
+
+    def tokens(**config: Any) -> list[list[int]]:
+        engine = m5_kernels.LLMEngine(model_of("qwen3", device), **{**limits, **config})
+        return [output.token_ids for output in engine.generate(prompts, params)]
+
+    together = tokens(max_num_seqs=10)
+    assert len({tuple(ids) for ids in together}) == len(prompts)
+    assert tokens(max_num_seqs=10, enforce_eager=True) == together
+    assert tokens(max_num_seqs=10, async_scheduling=False) == together
+    assert tokens(max_num_seqs=3, kv_cache_tokens=160) == together
+    assert tokens(max_num_seqs=1) == together
+
+
+def test_a_seeded_request_gives_the_same_tokens_alone_and_in_a_batch() -> None:
+    check_seeded_requests_alone_and_together("cpu")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_seed_fixes_the_tokens_with_and_without_graphs_and_pipelining() -> None:
+    check_seeded_requests_alone_and_together("cuda")

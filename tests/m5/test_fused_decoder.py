@@ -1,14 +1,20 @@
-"""The fused decoder against Hugging Face's modules: fp32 logits, paged cache, mixed steps."""
+"""The fused decoder against Hugging Face's modules: logits, paged cache, steps of every kind."""
 
 from __future__ import annotations
+
+import copy
+from unittest.mock import patch
 
 import pytest
 import torch
 from transformers import AutoConfig
 
 from m1_single.tiny_models import build_tiny_model
+from m5_kernels import decoder as decoder_file
 from m5_kernels.attention import AttentionMetadata
 from m5_kernels.decoder import DecoderConfig, FusedDecoder
+from m5_kernels.kernels.backend import supports_pdl
+from m5_kernels.measure import relative_error
 
 BLOCK_SIZE = 4
 VARIANTS = {
@@ -37,6 +43,19 @@ VARIANTS = {
     "qwen3": ("qwen3", {"num_key_value_heads": 1}),
 }
 
+WIDE = (
+    "qwen3",
+    {
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "initializer_range": 0.02,
+    },
+)
+"""Two layers of Qwen3-0.6B's shape."""
+
 
 def step(decoder, caches, tables, computed, chunks):
     """Logits of all tokens of a step; `chunks` maps a sequence to its new token ids."""
@@ -64,6 +83,30 @@ def step(decoder, caches, tables, computed, chunks):
     return dict(zip(order, logits.cpu().split(lens), strict=True))
 
 
+def logits_of_steps(model, ids, device):
+    """Logits of two sequences, computed in steps of every kind: prefill, chunks, decode, mixed."""
+    decoder = FusedDecoder.from_hf(model, max_positions=64, device=device)
+    caches = decoder.allocate_caches(40, BLOCK_SIZE)
+    tables = torch.randperm(40).int()[:30].view(2, 15)
+    computed, seen = [0, 0], [[], []]
+    for lens in [(17, 0), (1, 6), (1, 1), (5, 1), (3, 20), (1, 1), (1, 0), (11, 11)]:
+        chunks = {
+            seq: ids[seq, computed[seq] : computed[seq] + length]
+            for seq, length in enumerate(lens)
+            if length
+        }
+        for seq, logits in step(decoder, caches, tables, computed, chunks).items():
+            seen[seq].append(logits)
+    assert computed == [40, 40]
+    return [torch.cat(logits) for logits in seen]
+
+
+def hf_logits(model, ids):
+    """Hugging Face's logits of whole sequences, on the model's device."""
+    mask = torch.ones_like(ids)
+    return model(ids.to(model.device), attention_mask=mask.to(model.device)).logits
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.inference_mode()
@@ -75,27 +118,40 @@ def test_logits_equal_hugging_face_in_prefill_chunks_decode_and_mixed_steps(
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):  # zeros and ones would hide a missing one
             parameter.copy_(torch.randn_like(parameter) * 0.1 + 0.5)
-    decoder = FusedDecoder.from_hf(model, max_positions=64, device=device)
-    caches = decoder.allocate_caches(40, BLOCK_SIZE)
-    tables = torch.randperm(40).int()[:30].view(2, 15)
     ids = torch.randint(3, 199, (2, 40))
-    expected = [
-        model(row[None], attention_mask=torch.ones(1, 40, dtype=torch.long)).logits[0]
-        for row in ids
-    ]
-    computed, seen = [0, 0], [[], []]
-    for lens in [(17, 0), (1, 6), (1, 1), (5, 1), (3, 20), (1, 1), (1, 0), (11, 11)]:
-        chunks = {
-            seq: ids[seq, computed[seq] : computed[seq] + length]
-            for seq, length in enumerate(lens)
-            if length
-        }
-        for seq, logits in step(decoder, caches, tables, computed, chunks).items():
-            seen[seq].append(logits)
-    for seq in range(2):
-        logits = torch.cat(seen[seq])
+    expected = hf_logits(model, ids)
+    for seq, logits in enumerate(logits_of_steps(model, ids, device)):
         torch.testing.assert_close(logits, expected[seq][: len(logits)], rtol=1e-4, atol=1e-4)
-    assert computed == [40, 40]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("variant", [*VARIANTS, "wide"])
+@torch.inference_mode()
+def test_in_bf16_logits_are_as_near_the_exact_ones_as_those_of_hugging_face(
+    variant: str, device: str
+) -> None:
+    family, overrides = {**VARIANTS, "wide": WIDE}[variant]
+    model = build_tiny_model(family, **overrides).bfloat16()
+    ids = torch.randint(3, 199, (2, 40))
+    exact = hf_logits(copy.deepcopy(model).float(), ids)
+    theirs = hf_logits(model.to(device), ids).cpu()
+    for seq, logits in enumerate(logits_of_steps(model, ids, device)):
+        reference = exact[seq][: len(logits)]
+        error = relative_error(logits, reference)
+        assert error < 1.5 * relative_error(theirs[seq][: len(logits)], reference)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@torch.inference_mode()
+def test_starting_kernels_early_changes_no_bit(dtype: torch.dtype) -> None:
+    model = build_tiny_model(WIDE[0], **WIDE[1]).to(dtype)
+    ids = torch.randint(3, 199, (2, 40))
+    assert supports_pdl(torch.device("cuda"))
+    early = logits_of_steps(model, ids, "cuda")
+    with patch.object(decoder_file, "supports_pdl", lambda device: False):
+        late = logits_of_steps(model, ids, "cuda")
+    assert all(torch.equal(a, b) for a, b in zip(early, late, strict=True))
 
 
 def test_folder_of_shards_gives_the_same_weights(tmp_path) -> None:
