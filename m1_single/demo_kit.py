@@ -35,8 +35,8 @@ class DemoRun:
 
     @property
     def num_tokens(self) -> int:
-        """Output tokens of all requests."""
-        return sum(len(output.token_ids) for output in self.outputs)
+        """Output tokens of all requests and their completions."""
+        return sum(len(c.token_ids) for output in self.outputs for c in output.outputs)
 
     @property
     def start(self) -> float:
@@ -73,13 +73,12 @@ def base_parser(milestone: str, description: str | None) -> argparse.ArgumentPar
     )
     add = parser.add_argument
     add("--model", default=DEFAULT_MODEL, help="HF id, folder, GGUF file or tiny-llama")
-    add("--prompts", nargs="+", metavar="TEXT", help="your own (default: the three of the demo)")
+    add("--prompts", nargs="+", metavar="TEXT", help="your own instead of the demo's")
     add(
         "--max-tokens",
         type=positive,
         metavar="N",
-        help="output tokens of every request, unless EOS comes before (default: 10, 100 and 50, "
-        "whatever comes)",
+        help="output tokens of every request, unless EOS comes before (default: the demo's own)",
     )
     add("--max-num-seqs", type=positive, default=8, metavar="N", help="rows of a step")
     add("--temperature", type=float, default=0.0, help="0 is greedy")

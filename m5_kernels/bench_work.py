@@ -25,6 +25,7 @@ from . import decoder
 from .engine import LLMEngine
 from .kernels import rope_kv_write as rope_file
 from .kernels.rms_norm import add_rms_norm_torch
+from .kernels.rope_kv_write import write_kv_torch
 from .kernels.silu_mul import silu_mul_torch
 from .kernels.skinny_linear import skinny_linear_torch
 
@@ -93,10 +94,14 @@ def switched_off(names: set[str]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in names & twins.keys():
             stack.enter_context(patch.object(decoder, *twins[name]))
-        if "rope-kv" in names and torch.cuda.is_available():
-            # The twin's write waits for the host, which no graph can; the kernel's own does not.
-            stack.enter_context(patch.object(rope_file, "write_kv_torch", rope_file.write_kv))
+        if "rope-kv" in names:
+            stack.enter_context(patch.object(rope_file, "write_kv_torch", _write_kv))
         yield
+
+
+def _write_kv(key: torch.Tensor, *others: torch.Tensor) -> None:
+    """On a GPU the twin waits for the host, which no graph can; the kernel does not."""
+    (rope_file.write_kv if key.is_cuda else write_kv_torch)(key, *others)
 
 
 @torch.inference_mode()

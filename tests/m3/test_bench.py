@@ -15,7 +15,7 @@ from m3_paged.bench import main
 from m3_paged.layout_report import medians, round_figures
 
 TINY = ["--model", "tiny-llama", "--num-prompts", "12", "--max-model-len", "128"]
-TINY += ["--max-input-len", "40", "--max-output-len", "30"]
+TINY += ["--max-input-len", "40", "--max-output-len", "30", "--device", "cpu"]
 
 
 @pytest.fixture(autouse=True)
