@@ -50,7 +50,7 @@ class RowState:
 
         return cls(
             zeros(num_rows, max_model_len),
-            zeros(num_rows, ceil_div(max_model_len, block_size)),
+            zeros(num_rows, 16 * ceil_div(max_model_len, 16 * block_size)),
             zeros(num_rows),
             zeros(num_rows),
             block_size,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -134,3 +136,13 @@ def test_a_preempted_request_keeps_the_token_that_was_under_way() -> None:
     outputs = engine.generate([PROMPT] * 3, greedy(40))
     assert engine.stats()["preemptions"] > 0
     assert [output.token_ids for output in outputs] == [alone(40)] * 3
+
+
+def test_what_was_imported_is_kept_from_the_garbage_collector_but_engines_are_not() -> None:
+    engine = make_engine()
+    assert gc.get_freeze_count() > 0
+    engine.generate([PROMPT], greedy(3))
+    seen = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert seen() is None
