@@ -140,7 +140,7 @@ def test_a_preempted_request_keeps_the_token_that_was_under_way() -> None:
 
 def test_what_was_imported_is_kept_from_the_garbage_collector_but_engines_are_not() -> None:
     engine = make_engine()
-    assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() > 100_000
     engine.generate([PROMPT], greedy(3))
     seen = weakref.ref(engine)
     del engine
