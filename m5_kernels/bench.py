@@ -127,7 +127,9 @@ def run_bench(args: argparse.Namespace) -> dict[str, Any]:
             results[entrant.name] = run_rounds(entrant.name, engine, items, args.rounds, on_gpu)
         if entrant is not entrants[-1]:
             del engine
+            gc.unfreeze()
             gc.collect()  # engines hold graphs that hold memory
+            gc.freeze()  # the collector need not go through results while others are measured
             if on_gpu:
                 torch.cuda.empty_cache()
     name = entrants[-1].name

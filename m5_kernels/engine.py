@@ -50,11 +50,11 @@ class LLMEngine(m4_prefix_chunked.LLMEngine):
         self._owns_model = not isinstance(model, PreTrainedModel)
         self._in_flight: StepInFlight | None = None
         self._host_paced: set[str] = set()  # requests whose tokens the host must know at once
-        _freeze_imports()
         super().__init__(model, **options)
 
     def build_scheduler(self) -> Scheduler:
         """M4's schedule, able to plan ahead."""
+        _freeze_what_stays()
         self.decoder: FusedDecoder | None = None
         if self.model.config.model_type in FAMILIES:
             self.decoder = FusedDecoder.from_hf(
@@ -181,8 +181,8 @@ class LLMEngine(m4_prefix_chunked.LLMEngine):
 
 
 @functools.cache
-def _freeze_imports() -> None:
-    """Keep the garbage collector away from what torch and transformers brought along, once.
+def _freeze_what_stays() -> None:
+    """Keep the garbage collector away from what torch, transformers and the model brought, once.
 
     It would look through all of that now and then, which stops the engine for some 0.2 s.
     """

@@ -138,7 +138,7 @@ def test_a_preempted_request_keeps_the_token_that_was_under_way() -> None:
     assert [output.token_ids for output in outputs] == [alone(40)] * 3
 
 
-def test_what_was_imported_is_kept_from_the_garbage_collector_but_engines_are_not() -> None:
+def test_what_was_there_before_is_kept_from_the_garbage_collector_but_engines_are_not() -> None:
     engine = make_engine()
     assert gc.get_freeze_count() > 100_000
     engine.generate([PROMPT], greedy(3))
