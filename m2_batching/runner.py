@@ -13,6 +13,7 @@ from m1_single.sampling import sample
 
 from . import attention
 from .cpu_linear import fast_for_few_rows
+from .hf_model import attention_function, refuse_unsupported
 
 
 class ModelRunner:
@@ -25,7 +26,7 @@ class ModelRunner:
     attention_name = attention.NAME
 
     def __init__(self, model: PreTrainedModel, cache: Any) -> None:
-        attention.refuse_unsupported(model)
+        refuse_unsupported(model)
         self.model = model
         self.cache = cache
 
@@ -46,7 +47,7 @@ class ModelRunner:
             last_tokens += [end - 1] * len(row.sampling_requests)
         device = self.model.device
         with (
-            attention.attention_function(self.model, self.attention_name),
+            attention_function(self.model, self.attention_name),
             fast_for_few_rows(device),
         ):
             output = self.model(

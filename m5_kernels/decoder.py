@@ -8,8 +8,8 @@ gate and up, and what stands between two matrix products is one kernel:
     add + RMSNorm -> gate, up -> SiLU * mul -> down
 
 Weights are plain tensors, filled one by one from a checkpoint's, so that the merged matrices and
-their parts are never on the GPU together. A model with a feature that this file does not compute
-is refused by name.
+their parts are never on the GPU together. A model with a feature that is not computed here is
+refused by name (`decoder_config`).
 """
 
 from __future__ import annotations
@@ -23,79 +23,15 @@ import torch
 import torch.nn.functional as F
 
 from .attention import AttentionMetadata, attend
+from .decoder_config import DecoderConfig, rope_table
 from .kernels.backend import supports_pdl
 from .kernels.rms_norm import add_rms_norm, rms_norm
 from .kernels.rope_kv_write import rope_kv_write
 from .kernels.silu_mul import silu_mul
 from .kernels.skinny_linear import skinny_linear
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose angles depend on position alone
-
 KVCaches = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer: `[num_blocks, block_size, num_kv_heads, head_dim]`."""
-
-
-@dataclass(frozen=True)
-class DecoderConfig:
-    """Shape of a decoder; counts, not bytes. `windows` has one entry a layer, None for full."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    windows: tuple[int | None, ...]
-    has_qkv_bias: bool
-    has_output_bias: bool
-    has_mlp_bias: bool
-    has_qk_norm: bool
-    is_tied: bool
-
-    @classmethod
-    def from_hf(cls, config: Any) -> DecoderConfig:
-        """Read a Hugging Face config.
-
-        Raises ValueError naming the first feature that the fused decoder does not compute.
-        """
-        family = config.model_type
-        if family not in FAMILIES:
-            raise ValueError(f"no fused decoder for {family!r}; there is one for {FAMILIES}")
-        rope = getattr(config, "rope_parameters", None) or {}
-        partial = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", 1.0))
-        refusals = {
-            f"activation {config.hidden_act!r}": config.hidden_act != "silu",
-            f"rope_type {rope.get('rope_type')!r}": rope.get("rope_type", "default")
-            not in ROPE_TYPES,
-            f"partial_rotary_factor {partial}": partial not in (None, 1.0),
-            "quantized weights": getattr(config, "quantization_config", None) is not None,
-            f"pretraining_tp {getattr(config, 'pretraining_tp', 1)}": getattr(
-                config, "pretraining_tp", 1
-            )
-            not in (None, 1),
-        }
-        for feature, is_present in refusals.items():
-            if is_present:
-                raise ValueError(f"the fused decoder does not compute {feature} of {family}")
-        num_q_heads = config.num_attention_heads
-        attention_bias = bool(getattr(config, "attention_bias", False))
-        return cls(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_q_heads=num_q_heads,
-            num_kv_heads=config.num_key_value_heads or num_q_heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_q_heads,
-            rms_norm_eps=config.rms_norm_eps,
-            windows=_windows(config),
-            has_qkv_bias=family == "qwen2" or attention_bias,
-            has_output_bias=family != "qwen2" and attention_bias,
-            has_mlp_bias=bool(getattr(config, "mlp_bias", False)),
-            has_qk_norm=family == "qwen3",
-            is_tied=config.tie_word_embeddings,
-        )
 
 
 @dataclass(frozen=True)
@@ -285,29 +221,6 @@ class FusedDecoder:
                 if place is not None:
                     places[f"model.layers.{index}.{name}"] = place
         return places
-
-
-def rope_table(config: Any, max_positions: int | None = None) -> torch.Tensor:
-    """Cosines and sines by position, fp32 `[max_positions, head_dim]`, by Hugging Face's own code.
-
-    That code knows every way of scaling; all families here share it.
-    """
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    positions = torch.arange(max_positions or config.max_position_embeddings)
-    rotary = LlamaRotaryEmbedding(config)
-    cos, sin = rotary(torch.zeros(1), positions[None])
-    half = cos.shape[-1] // 2  # the other half repeats it
-    return torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=-1)
-
-
-def _windows(config: Any) -> tuple[int | None, ...]:
-    window = getattr(config, "sliding_window", None)
-    if config.model_type == "llama" or window is None:
-        return (None,) * config.num_hidden_layers
-    if config.model_type == "mistral":
-        return (window,) * config.num_hidden_layers
-    return tuple(window if kind == "sliding_attention" else None for kind in config.layer_types)
 
 
 def _read_model(model: Any, consume: bool) -> Iterator[tuple[str, torch.Tensor]]:

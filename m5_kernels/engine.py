@@ -19,7 +19,8 @@ from m3_paged.block_cache import BlockCache
 from m3_paged.scheduler import PagedStepPlan
 
 from .config import EngineConfig
-from .decoder import FAMILIES, FusedDecoder
+from .decoder import FusedDecoder
+from .decoder_config import FAMILIES
 from .hf_runner import HFRunner
 from .runner import FusedRunner, LaunchedStep, needs_host_sampling
 from .scheduler import Scheduler

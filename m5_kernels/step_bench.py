@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from .attention import AttentionMetadata
-from .decoder import DecoderConfig, FusedDecoder
+from .decoder import FusedDecoder
+from .decoder_config import DecoderConfig
 from .kernels.flash_decode import DecodeWorkspace
 from .kernels.sample import sample
 from .kernels.step_metadata import RowState, StepMetadata, append_sampled, expand_step

@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from m1_single.sampling import filter_logits
-from m5_kernels.decoder import rope_table
+from m5_kernels.decoder_config import rope_table
 from m5_kernels.kernels.flash_decode import flash_decode_torch
 from m5_kernels.kernels.paged_prefill import paged_prefill_torch
 from m5_kernels.kernels.rms_norm import add_rms_norm_torch, rms_norm_torch

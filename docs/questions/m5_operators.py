@@ -1,0 +1,79 @@
+"""How many operators is a decode step, in Hugging Face's modules (M4) and in the fused decoder?
+
+On a GPU an operator is a launch or more. Those that only look at memory otherwise are left out.
+"""
+
+from collections import Counter
+from unittest.mock import patch
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import m4_prefix_chunked
+import m5_kernels
+from m1_single import SamplingParams
+from m5_kernels import attention, decoder, runner
+
+NUM_LAYERS = 2  # of tiny-qwen3
+
+
+class Count(TorchDispatchMode):
+    """Counts operators that compute something."""
+
+    num_operators = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Called with every operator."""
+        is_view = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
+        self.num_operators += not is_view
+        return func(*args, **(kwargs or {}))
+
+
+def decode_step(package, watch) -> None:
+    """Four requests, prefilled; then one step of four rows, watched."""
+    engine = package.LLMEngine("tiny-qwen3", device="cpu", max_model_len=64)
+    for first in range(4):
+        params = SamplingParams(temperature=0.7, seed=first, max_tokens=4, ignore_eos=True)
+        engine.add_request(list(range(5 + first, 20)), params)
+    engine.step()
+    with watch:
+        engine.step()
+
+
+count = Count()
+decode_step(m4_prefix_chunked, count)
+print(f"M4  {count.num_operators} operators for {NUM_LAYERS} layers, embedding, head and sampling")
+
+calls: Counter[str] = Counter()
+
+
+class Calls:
+    """Counts calls of the fused decoder's launchers."""
+
+    def __enter__(self) -> None:
+        names = ("rms_norm", "add_rms_norm", "rope_kv_write", "silu_mul", "skinny_linear")
+        places = [(decoder, name) for name in names] + [(attention, "flash_decode")]
+        places += [(runner, name) for name in ("expand_step", "sample", "append_sampled")]
+        self.patches = [patch.object(*place, self.counted(*place)) for place in places]
+        for each in self.patches:
+            each.start()
+
+    def __exit__(self, *error) -> None:
+        for each in self.patches:
+            each.stop()
+
+    @staticmethod
+    def counted(module, name):
+        """The launcher, counting."""
+        launcher = getattr(module, name)
+
+        def call(*args, **kwargs):
+            calls[name] += 1
+            return launcher(*args, **kwargs)
+
+        return call
+
+
+decode_step(m5_kernels, Calls())
+print(f"M5  {calls.total()} launchers and the embedding, with graphs one launch:")
+for name, number in calls.most_common():
+    print(f"      {number:2d} x {name}")
