@@ -24,7 +24,7 @@ class EngineConfig(m2_batching.EngineConfig):
     """A preempted request's KV is dropped ("recompute") or copied to host memory ("swap")."""
     swap_space_tokens: int | None = None
     """Host memory for swapped KV, in tokens; when it is full, recompute. None: as much as
-    `kv_cache_tokens`."""
+    `kv_cache_tokens`, but at most 4 GiB."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

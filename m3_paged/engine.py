@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import m2_batching
@@ -15,6 +16,9 @@ from .kv_memory import free_tokens_after_profiling
 from .runner import ModelRunner
 from .scheduler import PagedStepPlan, Scheduler
 
+SWAP_SPACE_BYTES = 4 * 2**30
+"""Host memory for swapped KV at most, where nothing is configured: on CUDA it is pinned."""
+
 
 class LLMEngine(m2_batching.LLMEngine):
     """Continuous batching over KV blocks."""
@@ -27,7 +31,7 @@ class LLMEngine(m2_batching.LLMEngine):
 
     def build_scheduler(self) -> Scheduler:
         """Scheduling by blocks."""
-        num_blocks = self._num_kv_tokens() // self.config.block_size
+        num_blocks = self._num_kv_blocks()
         return Scheduler(self.config, self.max_model_len, num_blocks)
 
     def build_runner(self) -> ModelRunner:
@@ -40,6 +44,16 @@ class LLMEngine(m2_batching.LLMEngine):
             num_host_blocks=scheduler.host.pool.num_blocks,
         )
         return ModelRunner(self.model, cache)
+
+    def _num_kv_blocks(self) -> int:
+        """Blocks of KV memory. How much may be swapped to the host is settled with it."""
+        config = self.config
+        num_blocks = self._num_kv_tokens() // config.block_size
+        if config.preemption == "swap" and config.swap_space_tokens is None:
+            limit = SWAP_SPACE_BYTES // KVShape.of(self.model).bytes_per_token
+            num_tokens = min(num_blocks * config.block_size, limit)
+            self.config = replace(config, swap_space_tokens=num_tokens)
+        return num_blocks
 
     def _num_kv_tokens(self) -> int:
         """Tokens of KV memory: as configured, or as many as can be of use, if a GPU has them."""

@@ -19,7 +19,7 @@ class LLMEngine(m3_paged.LLMEngine):
 
     def build_scheduler(self) -> Scheduler:
         """Scheduling by blocks and by a token budget."""
-        num_blocks = self._num_kv_tokens() // self.config.block_size
+        num_blocks = self._num_kv_blocks()
         return Scheduler(self.config, self.max_model_len, num_blocks)
 
     def reset_prefix_cache(self) -> bool:

@@ -61,7 +61,7 @@ class LLMEngine(m4_prefix_chunked.LLMEngine):
             self.decoder = FusedDecoder.from_hf(
                 self.model, max_positions=self.max_model_len, consume=self._owns_model
             )
-        num_blocks = self._num_kv_tokens() // self.config.block_size
+        num_blocks = self._num_kv_blocks()
         return Scheduler(self.config, self.max_model_len, num_blocks)
 
     def build_runner(self) -> Any:

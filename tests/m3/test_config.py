@@ -6,6 +6,7 @@ import pytest
 
 import m3_paged
 from engine_helpers import tiny_model
+from m1_single.tiny_models import build_tiny_model
 from m3_paged import EngineConfig, LLMEngine
 
 
@@ -77,3 +78,13 @@ def test_defaults():
     config = EngineConfig()
     assert (config.block_size, config.preemption) == (16, "recompute")
     assert m3_paged.LLMEngine.config_class is EngineConfig
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(2**30, 96), (50 * 512, 48), (511, 0)])
+def test_unless_told_swapping_takes_as_much_as_kv_but_not_all_of_the_host(
+    monkeypatch, limit, expected
+):
+    monkeypatch.setattr(m3_paged.engine, "SWAP_SPACE_BYTES", limit)  # 512 bytes a token
+    fields = {"max_num_seqs": 2, "max_model_len": 48, "preemption": "swap"}
+    engine = LLMEngine(build_tiny_model("llama"), **fields)
+    assert engine.scheduler.host.pool.num_blocks * 16 == expected
