@@ -3,10 +3,11 @@
 Without --scenario this is the bench that every milestone has; --baseline m3 compares with M3.
 
   --scenario prefix   eight requests with one system prompt, caching on and off; and requests with
-                      nothing in common, to see what looking into the cache costs
+                      nothing in common, to see what looking into the cache costs, beside M3
   --scenario stall    a long prompt comes while others decode, under both prefill policies
 
-Contestants take turns in every round. Ratios are those of rounds, and their median counts.
+Contestants take turns in every round, and at every step where their steps are the same. Ratios are
+those of rounds, and their median counts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from typing import Any
 
 import torch
 
-import m3_paged
 from m1_single.bench import bench_parser, positive, run_bench
 from m1_single.bench_kit import Contestant, engine_contestant
 from m1_single.checkpoint import load_model
@@ -29,25 +29,16 @@ from m1_single.workloads import WorkItem
 from m2_batching.bench import BASELINES as M2_BASELINES
 
 from .bench_report import print_contest, write_markdown
-from .bench_scenarios import SCENARIOS
+from .bench_scenarios import SCENARIOS, m3_engine
 from .engine import LLMEngine
 
 
-def m3_engine(engine: LLMEngine, items: Sequence[WorkItem]) -> Contestant:
-    """M3 on the same model, under the same limits and with the same KV memory."""
-    config = engine.config
-    limits = ("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_tokens")
-    return engine_contestant(
-        m3_paged.LLMEngine(
-            engine.model,
-            tokenizer=engine.tokenizer,
-            max_model_len=engine.max_model_len,
-            **{name: getattr(config, name) for name in limits},
-        )
-    )
+def m3_contestant(engine: LLMEngine, items: Sequence[WorkItem]) -> Contestant:
+    """M3, beside the engine that is measured."""
+    return engine_contestant(m3_engine(engine))
 
 
-BASELINES = {**M2_BASELINES, "m3": m3_engine}
+BASELINES = {**M2_BASELINES, "m3": m3_contestant}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from m1_single.bench import config_fields
-from m1_single.bench_kit import Contestant, Progress, RunResult, measure
+from m1_single.bench_kit import Contestant, Progress, RunResult, measure, short_work
 from m1_single.bench_report import describe_work, environment
 from m1_single.checkpoint import LoadedModel
 from m1_single.cli import log_console
@@ -43,7 +43,8 @@ class Contest:
 
     title: str
     loaded: LoadedModel
-    engines: Mapping[str, LLMEngine]
+    engines: Mapping[str, Any]
+    """Of this milestone, or of one before it."""
     items: list[WorkItem]
     figures: FigureMaker
     columns: Mapping[str, str]
@@ -112,6 +113,84 @@ class Contest:
                 name: sum(map(list.__eq__, first, other)) for name, other in tokens.items()
             },
         }
+
+
+class LockstepContest(Contest):
+    """A contest of engines that plan the same steps: they take turns at every step of the work.
+
+    A slow moment of the machine, which a run may have and the next not, hits all of them. Their KV
+    caches go round, for where a tensor happens to lie may be worth more than what is measured.
+    """
+
+    def run(self, rounds: int) -> None:
+        """Warm up, then the rounds."""
+        self._round(0, short_work(self.items))
+        self.results = {name: [] for name in self.engines}
+        for number in range(1, rounds + 1):
+            for name, result in self._round(number, self.items).items():
+                self.results[name].append(result)
+            times = ", ".join(
+                f"{name} {runs[-1].seconds:.2f} s" for name, runs in self.results.items()
+            )
+            log_console.print(f"round {number}/{rounds}  {times}")
+
+    def _round(self, number: int, items: Sequence[WorkItem]) -> dict[str, RunResult]:
+        engines = list(self.engines.values())
+        runners = [engine.runner for engine in engines]
+        for engine, runner in zip(engines, runners[1:] + runners[:1], strict=True):
+            engine.runner, engine.tracer = runner, Tracer()
+        runs = [LockstepRun(engine, items) for engine in engines]
+        turn = number
+        while any(run.engine.has_unfinished_requests() for run in runs):
+            turn += 1
+            for index in range(len(runs)):
+                runs[(index + turn) % len(runs)].step()
+        return {
+            name: run.result(self.figures) for name, run in zip(self.engines, runs, strict=True)
+        }
+
+
+class LockstepRun:
+    """One engine's part of a round: its own clock runs only while it is its turn."""
+
+    def __init__(self, engine: Any, items: Sequence[WorkItem]) -> None:
+        if hasattr(engine, "reset_prefix_cache"):
+            engine.reset_prefix_cache()
+        self.engine = engine
+        self.ids = [engine.add_request(item.prompt, item.params) for item in items]
+        self.step_seconds: list[float] = []
+        self.cpu_seconds = 0.0
+        self.token_times: dict[str, list[float]] = {request_id: [] for request_id in self.ids}
+        self.outputs: dict[str, RequestOutput] = {}
+
+    def step(self) -> None:
+        """One step, timed."""
+        if not self.engine.has_unfinished_requests():
+            return
+        start, cpu_start = time.perf_counter(), time.process_time()
+        outputs = self.engine.step()
+        self.step_seconds.append(time.perf_counter() - start)
+        self.cpu_seconds += time.process_time() - cpu_start
+        now = sum(self.step_seconds)
+        for output in outputs:
+            self.outputs[output.request_id] = output
+            self.token_times[output.request_id].append(now)
+
+    def result(self, figures: FigureMaker) -> RunResult:
+        """What the engine did."""
+        outputs = [self.outputs[request_id] for request_id in self.ids]
+        records = self.engine.tracer.records
+        return RunResult(
+            seconds=sum(self.step_seconds),
+            token_ids=[output.token_ids for output in outputs],
+            token_times=[self.token_times[request_id] for request_id in self.ids],
+            facts={
+                "steps": len(records),
+                "step_p50": 1e3 * statistics.median(self.step_seconds),
+                **figures(outputs, records),
+            },
+            cpu_seconds=self.cpu_seconds,
+        )
 
 
 def build_engine(

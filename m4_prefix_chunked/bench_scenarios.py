@@ -7,7 +7,9 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
+import m3_paged
 from m1_single.bench import make_work
 from m1_single.checkpoint import LoadedModel
 from m1_single.request import RequestOutput
@@ -15,7 +17,7 @@ from m1_single.sampling_params import SamplingParams
 from m1_single.tracer import StepRecord
 from m1_single.workloads import WorkItem
 
-from .bench_contest import Contest, Figures, Target, build_engine
+from .bench_contest import Contest, Figures, LockstepContest, Target, build_engine
 from .engine import LLMEngine
 from .gaps import GapFigures
 
@@ -25,16 +27,24 @@ from .gaps import GapFigures
 def caching_on_and_off(
     args: argparse.Namespace, loaded: LoadedModel, items: Sequence[WorkItem]
 ) -> dict[str, LLMEngine]:
-    """Two engines that differ in `enable_prefix_caching`.
+    """Two engines that differ in `enable_prefix_caching`. Each run begins with an empty cache."""
+    return {
+        f"caching {name}": build_engine(args, loaded, items, enable_prefix_caching=is_on)
+        for name, is_on in (("on", True), ("off", False))
+    }
 
-    They share one runner and so one KV cache, for where its tensors happen to lie may be worth more
-    than what is measured. Each run begins with nothing in the prefix cache.
-    """
-    on, off = (
-        build_engine(args, loaded, items, enable_prefix_caching=is_on) for is_on in (True, False)
+
+def m3_engine(engine: LLMEngine) -> m3_paged.LLMEngine:
+    """M3 on the same model, under the same limits and with the same KV memory."""
+    config = engine.config
+    limits = ("max_num_seqs", "max_num_batched_tokens", "block_size")
+    return m3_paged.LLMEngine(
+        engine.model,
+        tokenizer=engine.tokenizer,
+        max_model_len=engine.max_model_len,
+        kv_cache_tokens=engine.scheduler.num_blocks * config.block_size,
+        **{name: getattr(config, name) for name in limits},
     )
-    off.runner = on.runner
-    return {"caching on": on, "caching off": off}
 
 
 def shared_prompt(args: argparse.Namespace, loaded: LoadedModel) -> Contest:
@@ -88,24 +98,27 @@ def shared_prompt(args: argparse.Namespace, loaded: LoadedModel) -> Contest:
 
 
 def nothing_shared(args: argparse.Namespace, loaded: LoadedModel) -> Contest:
-    """The chosen workload, in which no prompt begins like another."""
+    """The chosen workload, in which no prompt begins like another; with M3, which has no cache."""
     items = make_work(args, loaded.model.config.get_text_config().vocab_size)
+    engines: dict[str, Any] = dict(caching_on_and_off(args, loaded, items))
+    engines["m3_paged"] = m3_engine(engines["caching off"])
 
     def figures(outputs: Sequence[RequestOutput], records: Sequence[StepRecord]) -> Figures:
         steps = [record.schedule_ms + record.update_ms for record in records]
         saved = sum(output.metrics.num_cached_tokens for output in outputs)
         return {"bookkeeping": statistics.fmean(steps), "saved_tokens": saved}
 
-    return Contest(
+    return LockstepContest(
         title=f"nothing shared: {args.workload}, {len(items)} requests, 0 % hits",
         loaded=loaded,
-        engines=caching_on_and_off(args, loaded, items),
+        engines=engines,
         items=items,
         figures=figures,
         columns={
             "tok_s": "tok/s",
             "seconds": "seconds",
-            "bookkeeping": "schedule + update\nms a step",
+            "step_p50": "a step,\np50",
+            "bookkeeping": "schedule +\nupdate a step",
             "saved_tokens": "prompt tokens\nsaved",
         },
         targets=[
@@ -117,8 +130,10 @@ def nothing_shared(args: argparse.Namespace, loaded: LoadedModel) -> Contest:
                 1.02,
                 loses="hashes and lookups cost time, and here nothing comes of them",
             ),
-            Target("CPU time of all threads", "cpu_seconds", "caching on", "caching off"),
+            Target("a step, p50", "step_p50", "caching on", "caching off"),
             Target("schedule + update", "bookkeeping", "caching on", "caching off"),
+            Target("time for all", "seconds", "caching on", "m3_paged"),
+            Target("a step, p50", "step_p50", "caching on", "m3_paged"),
         ],
         seed=args.seed,
     )

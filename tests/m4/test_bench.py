@@ -53,8 +53,10 @@ def test_shared_prompts_are_found_and_others_are_not(bench: Any) -> None:
     assert all(nothing["rounds"][name][0]["saved_tokens"] == 0 for name in nothing["engines"])
     for contest in data["contests"]:
         assert set(contest["same_tokens"].values()) == {3}
-        switches = [config["enable_prefix_caching"] for config in contest["engines"].values()]
-        assert switches == [True, False]
+        switches = [config.get("enable_prefix_caching") for config in contest["engines"].values()]
+        assert switches[:2] == [True, False]
+    assert list(nothing["engines"]) == ["caching on", "caching off", "m3_paged"]
+    assert len({rounds[0]["steps"] for rounds in nothing["rounds"].values()}) == 1
     assert [target["at_most"] for target in shared["targets"]] == [0.25, None, None]
     assert nothing["targets"][0]["at_most"] == 1.02
     for word in ("seed 0", f"torch {torch.__version__}", "tiny-llama, float32", "target at most"):
