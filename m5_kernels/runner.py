@@ -112,13 +112,14 @@ class FusedRunner:
             return step.sampled
         if step.done is not None:
             step.done.synchronize()
-        sampled = {}
-        for request, token in zip(step.requests, step.tokens.tolist(), strict=False):
-            if request is not None:
-                if token < 0:
-                    raise ValueError(f"the logits of {request.request_id} are not finite")
-                sampled[request.request_id] = SampledToken(token)
-        return sampled
+        tokens = zip(step.requests, step.tokens.tolist(), strict=False)
+        sampled = {row.request_id: token for row, token in tokens if row is not None}
+        if broken := [request_id for request_id, token in sampled.items() if token < 0]:
+            raise ValueError(
+                f"no token can be sampled for {', '.join(broken)}: the logits hold a NaN or an "
+                "infinity"
+            )
+        return {request_id: SampledToken(token) for request_id, token in sampled.items()}
 
     def forget(self, request_id: str) -> None:
         """Give a request's row back. A step in flight may still use it; later ones come after."""

@@ -20,12 +20,13 @@ import m1_single
 import m2_batching
 import m3_paged
 import m4_prefix_chunked
+import m5_kernels
 from m1_single import RequestOutput, SamplingParams
 from m1_single.plan import StepPlan
 from m1_single.request import Request, SampledToken
 from m1_single.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, build_tiny_model
 
-PACKAGES: list[Any] = [m1_single, m2_batching, m3_paged, m4_prefix_chunked]
+PACKAGES: list[Any] = [m1_single, m2_batching, m3_paged, m4_prefix_chunked, m5_kernels]
 """Every milestone so far: `every_milestone` tests hold for all of them."""
 every_milestone = pytest.mark.parametrize(
     "package", PACKAGES, ids=[package.__name__ for package in PACKAGES]
