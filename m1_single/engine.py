@@ -6,6 +6,7 @@ scheduler and another runner; the loop stays.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -223,6 +224,8 @@ class LLMEngine:
             sampled = self.runner.execute(plan)
         except BaseException:  # Ctrl-C too: the KV cache is half written
             self._undelivered += self.scheduler.fail(plan)
+            with contextlib.suppress(Exception):  # on a broken device the first error is the one
+                self._recover()
             raise
         else:
             times.append(time.perf_counter())
@@ -232,6 +235,10 @@ class LLMEngine:
         finally:
             times += [time.perf_counter()] * (4 - len(times))
             self._close_step(plan, rows or self._trace_rows(plan, sampled), times)
+
+    def _recover(self) -> None:
+        """After a step that raised: what it left must not reach those who come after."""
+        self.runner.recover()
 
     def _note_first_scheduled(self, plan: StepPlan, now: float) -> None:
         for request in plan.admitted:

@@ -48,6 +48,10 @@ class ModelRunner:
         logits = output.logits[sampling_rows, -1]  # [num_sampling_rows, vocab_size]
         return sample(logits, [plan.rows[index].request for index in sampling_rows])
 
+    def recover(self) -> None:
+        """After a step that raised: drop what it left."""
+        self.past_key_values = None
+
     def _start_batch(self, plan: StepPlan) -> torch.Tensor:
         """A new cache, and the prompts as `[num_rows, longest_prompt]`, padded on the left."""
         width = max(row.num_new_tokens for row in plan.rows)

@@ -59,6 +59,10 @@ class ModelRunner:
             )
         return sample(output.logits[0], sampling_requests)
 
+    def recover(self) -> Any:
+        """After a step that raised: clean the cache. Returns what its `scrub` returns."""
+        return self.cache.scrub()
+
     def attention_metadata(self, rows: list[ScheduledRequest]) -> Any:
         """What the attention function must know of this step."""
         return attention.AttentionMetadata.build(rows, self.cache)

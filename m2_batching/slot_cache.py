@@ -69,3 +69,8 @@ class SlotCache:
         """
         self.keys[layer][slots, :, positions] = key
         self.values[layer][slots, :, positions] = value
+
+    def scrub(self) -> None:
+        """Put zeros for NaN and infinity: through the mask they would reach the next owner."""
+        for tensor in (*self.keys, *self.values):
+            tensor.nan_to_num_(0, 0, 0)

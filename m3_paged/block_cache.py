@@ -78,6 +78,19 @@ class BlockCache:
         for tensors in (self.keys, self.values):
             _move(tensors, tensors, copies)
 
+    def scrub(self) -> set[int]:
+        """Put zeros for NaN and infinity: through the mask they would reach the next owner.
+
+        Returns:
+            The blocks on the device that held any.
+        """
+        is_broken = torch.zeros(self.num_blocks, dtype=torch.bool, device=self.device)
+        for tensor in (*self.keys, *self.values):
+            is_broken |= ~tensor.isfinite().flatten(1).all(1)
+        for tensor in (*self.keys, *self.values, *self.host_keys, *self.host_values):
+            tensor.nan_to_num_(0, 0, 0)
+        return set(is_broken.nonzero().flatten().tolist())
+
     def swap_out(self, moves: list[tuple[int, int]]) -> None:
         """Copy (device block, host block) pairs to host memory."""
         _move(self.keys, self.host_keys, moves)

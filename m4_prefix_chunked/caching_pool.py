@@ -62,7 +62,8 @@ class CachingBlockPool(BlockPool):
         return True
 
     def forget(self, block: int) -> None:
-        """Make a block unfindable."""
+        """Make a block unfindable, be it in use or free."""
+        self.num_cached_free -= self.ref_counts[block] == 0
         del self.block_of[self.hash_of.pop(block)]
 
     def forget_all(self) -> None:

@@ -31,6 +31,10 @@ class LLMEngine(m3_paged.LLMEngine):
         """
         return not self.scheduler.host.owners and self.scheduler.kv.reset()
 
+    def _recover(self) -> None:
+        """As before; and nobody is to find a block whose content was no number."""
+        self.scheduler.kv.forget_blocks(self.runner.recover())
+
     def stats(self) -> dict[str, Any]:
         """As before, with `prefix_cache`: queries, hits, hit rate, tokens saved, evictions."""
         stats = super().stats()

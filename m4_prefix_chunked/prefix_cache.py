@@ -116,11 +116,14 @@ class PrefixCache(BlockManager):
                 self.pending.add(table[index])
 
     def forget_pending(self) -> None:
-        """The step that was to write these blocks failed: who knows what they hold now."""
-        for block in self.pending | self.rewritten:
-            if block in self.pool.hash_of:
-                self.pool.forget(block)
+        """The step that was to write these blocks failed."""
+        self.forget_blocks(self.pending | self.rewritten)
         self.begin_step()
+
+    def forget_blocks(self, blocks: set[int]) -> None:
+        """Nobody is to find these blocks; their owners keep them."""
+        for block in blocks & self.pool.hash_of.keys():
+            self.pool.forget(block)
 
     def forget_request(self, request_id: str) -> None:
         """A request is finished: drop its hashes (not its blocks, which others may find)."""

@@ -128,6 +128,10 @@ class FusedRunner:
             self.free_rows.append(row)
             del self._num_blocks_sent[request_id]
 
+    def recover(self) -> set[int]:
+        """After a step that raised: nothing to do, no kernel reads a slot beyond its context."""
+        return set()
+
     # -- what the device must be told ----------------------------------------------------------
 
     def _send(self, rows: list[ScheduledRequest], copied: set[int]) -> None:

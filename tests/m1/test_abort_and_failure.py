@@ -216,3 +216,25 @@ def test_logits_that_are_no_numbers_end_the_step_and_the_next_ones_work(package,
     assert_empty(engine)
     (output,) = engine.generate(PROMPTS[0], greedy(8))
     assert output.token_ids == EXPECTED[0]
+
+
+@every_milestone
+def test_kv_that_is_no_number_does_not_reach_those_who_come_after(package, monkeypatch):
+    """Masked positions still enter attention, times zero - and zero times NaN is NaN."""
+    engine = make_engine(package, max_num_seqs=2, max_model_len=32)
+    layer = engine.model.model.layers[0].self_attn
+    if package is m5_kernels:
+        weights = engine.decoder.layers[0].qkv
+        before = weights.clone()
+        weights[-1] = float("nan")
+    else:
+        forward = layer.v_proj.forward
+        monkeypatch.setattr(layer.v_proj, "forward", lambda x: forward(x) * float("nan"))
+    with pytest.raises(ValueError, match="NaN"):
+        engine.generate(random_prompts([25, 20]), greedy(2))
+    monkeypatch.undo()
+    if package is m5_kernels:
+        weights.copy_(before)
+    outputs = engine.generate(PROMPTS, greedy(8))
+    assert [output.token_ids for output in outputs] == EXPECTED
+    assert_empty(engine)

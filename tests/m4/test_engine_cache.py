@@ -249,3 +249,18 @@ def test_a_cached_block_that_a_step_was_rewriting_when_it_raised_is_not_found():
         engine.step()
     engine.step()
     check(engine, SYSTEM, 12)
+
+
+def test_cached_kv_that_was_no_number_is_not_found_again(monkeypatch):
+    """The first chunks raise nothing, for they sample nothing; their blocks are cached by then."""
+    (prompt,) = random_prompts([40])
+    engine = cached_engine(max_num_batched_tokens=16)
+    values = engine.model.model.layers[0].self_attn.v_proj
+    forward = values.forward
+    monkeypatch.setattr(values, "forward", lambda hidden: forward(hidden) * float("nan"))
+    with pytest.raises(ValueError, match="NaN"):
+        engine.generate([prompt], greedy(4))
+    monkeypatch.undo()
+    (output,) = engine.generate([prompt], greedy(4))
+    assert output.token_ids == hf_greedy("llama", prompt, 4)
+    assert output.metrics.num_cached_tokens == 0
