@@ -148,7 +148,8 @@ def test_in_bf16_logits_are_as_near_the_exact_ones_as_those_of_hugging_face(
 def test_starting_kernels_early_changes_no_bit(dtype: torch.dtype) -> None:
     model = build_tiny_model(WIDE[0], **WIDE[1]).to(dtype)
     ids = torch.randint(3, 199, (2, 40))
-    assert supports_pdl(torch.device("cuda"))
+    if not supports_pdl(torch.device("cuda")):
+        pytest.skip("this GPU does not start kernels early")
     early = logits_of_steps(model, ids, "cuda")
     with patch.object(decoder_file, "supports_pdl", lambda device: False):
         late = logits_of_steps(model, ids, "cuda")
