@@ -15,8 +15,8 @@ runs; `request.arrival` says who came first.
 
 from __future__ import annotations
 
-from m1_single.request import Request
 from m1_single.scheduler import Scheduler
+from milestone_llm.engine.request import Request
 
 
 class SortedScheduler(Scheduler):

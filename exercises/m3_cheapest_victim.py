@@ -13,8 +13,8 @@ one of ten. Choose the victim by what its preemption costs. Two conditions:
 
 from __future__ import annotations
 
-from m1_single.request import Request
 from m3_paged.scheduler import Scheduler
+from milestone_llm.engine.request import Request
 
 MAX_PREEMPTIONS = 4
 

@@ -13,7 +13,7 @@ nobody hits. Serve those together that share what is cached. Conditions:
 3. `peek` shows what the next `pop` gives.
 
 The scheduler uses `add`, `peek`, `pop`, `remove`, `len` and iteration, as in
-m2_batching/request_queue.py. To serve with it:
+milestone_llm/engine/request_queue.py. To serve with it:
 
     engine.scheduler.waiting = CacheAwareQueue(engine.scheduler.kv)
 
@@ -22,9 +22,9 @@ m2_batching/request_queue.py. To serve with it:
 
 from __future__ import annotations
 
-from m1_single.request import Request
-from m2_batching.request_queue import RequestQueue
 from m4_prefix_chunked.prefix_cache import PrefixCache
+from milestone_llm.engine.request import Request
+from milestone_llm.engine.request_queue import RequestQueue
 
 
 class CacheAwareQueue(RequestQueue):

@@ -12,7 +12,7 @@ in pairs, as in a tournament. What must the result carry, so that it can be merg
 
 from __future__ import annotations
 
-from m5_kernels.flash_decode_by_hand import Partial
+from m5_kernels.tools.flash_decode_by_hand import Partial
 
 
 def merge_two(left: Partial, right: Partial) -> Partial:

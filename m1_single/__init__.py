@@ -5,9 +5,13 @@ engine = LLMEngine("smollm2-135m")
 print(engine.generate("What is the capital of France?", chat=True)[0].text)
 """
 
-from .config import EngineConfig
-from .engine import LLMEngine
-from .request import RequestOutput
-from .sampling_params import SamplingParams
+from milestone_llm.engine.config import EngineConfig
+from milestone_llm.engine.engine import LLMEngine
+from milestone_llm.engine.request import RequestOutput
+from milestone_llm.engine.sampling_params import SamplingParams
 
 __all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]
+
+__path__.append(
+    f"{__path__[0]}/tools"
+)  # instruments run by short names: `python -m m1_single.timeline`

@@ -10,8 +10,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import LLMEngine, demo_kit
-from .cli import run_command
+from milestone_llm.cli import run_command
+from milestone_llm.demo import kit as demo_kit
+
+from . import LLMEngine
 
 
 def demo(args: argparse.Namespace) -> None:

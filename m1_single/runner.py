@@ -12,9 +12,9 @@ from __future__ import annotations
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from .plan import StepPlan
-from .request import SampledToken
-from .sampling import sample
+from milestone_llm.engine.plan import StepPlan
+from milestone_llm.engine.request import SampledToken
+from milestone_llm.engine.sampling import sample
 
 
 class ModelRunner:

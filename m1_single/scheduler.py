@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from .config import EngineConfig
-from .plan import ScheduledRequest, StepPlan
-from .request import Request, RequestOutput, RequestStatus, SampledToken
-from .tracer import KVEvent, KVUsage
+from milestone_llm.engine.config import EngineConfig
+from milestone_llm.engine.plan import ScheduledRequest, StepPlan
+from milestone_llm.engine.request import Request, RequestOutput, RequestStatus, SampledToken
+from milestone_llm.trace.tracer import KVEvent, KVUsage
 
 
 class Scheduler:

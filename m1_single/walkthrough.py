@@ -11,11 +11,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from .engine import LLMEngine
+from milestone_llm.engine.engine import LLMEngine
+from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.walkthrough.runner import Look, Stop, run_walkthrough
+
 from .runner import ModelRunner
-from .sampling_params import SamplingParams
 from .scheduler import Scheduler
-from .walkthrough_runner import Look, Stop, run_walkthrough
 
 TITLE = "M1: a static batch, step by step"
 INTRO = """

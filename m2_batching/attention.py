@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from m1_single.plan import ScheduledRequest
+from milestone_llm.engine.plan import ScheduledRequest
 
 from .slot_cache import SlotCache
 

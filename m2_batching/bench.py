@@ -15,11 +15,11 @@ from typing import Any
 
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from m1_single.bench import BASELINES as M1_BASELINES
-from m1_single.bench import Baselines, main
-from m1_single.bench_kit import Contestant, Progress, RunResult
-from m1_single.hf_baselines import plain_generation
-from m1_single.workloads import WorkItem
+from milestone_llm.bench.command import BASELINES as M1_BASELINES
+from milestone_llm.bench.command import Baselines, main
+from milestone_llm.bench.hf_baselines import plain_generation
+from milestone_llm.bench.measure import Contestant, Progress, RunResult
+from milestone_llm.bench.workloads import WorkItem
 
 from .engine import LLMEngine
 

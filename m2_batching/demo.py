@@ -26,13 +26,13 @@ from rich.table import Table
 from rich.text import Text
 
 import m1_single
-from m1_single import demo_kit
-from m1_single.bench import positive
-from m1_single.checkpoint import LoadedModel, load_model, max_position
-from m1_single.cli import console, run_command
-from m1_single.demo_kit import DemoRun
-from m1_single.inputs import encode_prompt
-from m1_single.workloads import WorkItem, with_poisson_arrivals
+from milestone_llm.bench.command import positive
+from milestone_llm.bench.workloads import WorkItem, with_poisson_arrivals
+from milestone_llm.cli import console, run_command
+from milestone_llm.demo import kit as demo_kit
+from milestone_llm.demo.kit import DemoRun
+from milestone_llm.engine.inputs import encode_prompt
+from milestone_llm.models.checkpoint import LoadedModel, load_model, max_position
 
 from .engine import LLMEngine
 

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from m1_single.plan import ScheduledRequest, StepPlan
-from m1_single.request import SampledToken
-from m1_single.sampling import sample
+from milestone_llm.engine.plan import ScheduledRequest, StepPlan
+from milestone_llm.engine.request import SampledToken
+from milestone_llm.engine.sampling import sample
+from milestone_llm.models.hf_model import attention_function, refuse_unsupported
 
 from . import attention
 from .cpu_linear import fast_for_few_rows
-from .hf_model import attention_function, refuse_unsupported
 
 
 class ModelRunner:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from m1_single.plan import ScheduledRequest, StepPlan
-from m1_single.request import Request, RequestStatus
 from m1_single.scheduler import Scheduler as StaticScheduler
-from m1_single.tracer import KVEvent, KVUsage
+from milestone_llm.engine.plan import ScheduledRequest, StepPlan
+from milestone_llm.engine.request import Request, RequestStatus
+from milestone_llm.engine.request_queue import RequestQueue
+from milestone_llm.trace.tracer import KVEvent, KVUsage
 
 from .config import EngineConfig
-from .request_queue import RequestQueue
 from .slot_manager import SlotManager
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 
-from m1_single.tracer import KVEvent
+from milestone_llm.trace.tracer import KVEvent
 
 
 class SlotManager:

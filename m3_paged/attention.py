@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from m1_single.plan import ScheduledRequest
 from m2_batching.attention import causal_attention
+from milestone_llm.engine.plan import ScheduledRequest
 
 from .block_cache import BlockCache
 

@@ -22,17 +22,17 @@ from typing import Any
 import torch
 
 import m2_batching
-from m1_single.bench import positive
-from m1_single.bench_kit import Contestant, Progress, RunResult, engine_contestant, measure
-from m1_single.bench_report import describe_work, environment
-from m1_single.checkpoint import DEFAULT_MODEL, LoadedModel, load_model
-from m1_single.cli import Formatter, console, log_console, run_command
-from m1_single.tracer import Tracer
-from m1_single.workloads import WorkItem, mixed
+from m3_paged.tools.layout_report import print_heading, print_report, round_figures, write_markdown
+from milestone_llm.bench.command import positive
+from milestone_llm.bench.measure import Contestant, Progress, RunResult, engine_contestant, measure
+from milestone_llm.bench.report import describe_work, environment
+from milestone_llm.bench.workloads import WorkItem, mixed
+from milestone_llm.cli import Formatter, console, log_console, run_command
+from milestone_llm.models.checkpoint import DEFAULT_MODEL, LoadedModel, load_model
+from milestone_llm.trace.kv_figures import KVFigures
+from milestone_llm.trace.tracer import Tracer
 
 from .engine import LLMEngine
-from .kv_figures import KVFigures
-from .layout_report import print_heading, print_report, round_figures, write_markdown
 
 
 def parser() -> argparse.ArgumentParser:

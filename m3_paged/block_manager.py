@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from m1_single.tracer import KVEvent
+from milestone_llm.trace.tracer import KVEvent
 
 from .block_pool import BlockPool
 

@@ -22,23 +22,23 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from m1_single import demo_kit
-from m1_single.bench import positive
-from m1_single.checkpoint import load_model, max_position
-from m1_single.cli import console, run_command
-from m1_single.demo_kit import DemoRun
-from m1_single.inputs import encode_prompt
-from m1_single.timeline_spans import arrival_order
-from m1_single.trace_console import ConsoleSink
-from m1_single.trace_text import plural
-from m1_single.tracer import StepRecord
-from m1_single.workloads import WorkItem
+from milestone_llm.bench.command import positive
+from milestone_llm.bench.workloads import WorkItem
+from milestone_llm.cli import console, run_command
+from milestone_llm.demo import kit as demo_kit
+from milestone_llm.demo.kit import DemoRun
+from milestone_llm.engine.inputs import encode_prompt
+from milestone_llm.models.checkpoint import load_model, max_position
+from milestone_llm.plots.block_history import block_history
+from milestone_llm.plots.block_map import print_block_map
+from milestone_llm.plots.kvmap import draw_kvmap
+from milestone_llm.plots.timeline_spans import arrival_order
+from milestone_llm.trace.console import ConsoleSink
+from milestone_llm.trace.kv_figures import KVFigures
+from milestone_llm.trace.text import plural
+from milestone_llm.trace.tracer import StepRecord
 
-from .block_history import block_history
-from .block_map import print_block_map
 from .engine import LLMEngine
-from .kv_figures import KVFigures
-from .kvmap import draw_kvmap
 
 PROMPTS = (
     "Name three fruits.",

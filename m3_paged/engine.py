@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import m2_batching
-from m1_single.request import Request
-from m1_single.sampling_params import SamplingParams
 from m2_batching.slot_cache import KVShape
+from milestone_llm.engine.request import Request
+from milestone_llm.engine.sampling_params import SamplingParams
 
 from .block_cache import BlockCache
 from .config import EngineConfig

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
-from m1_single.plan import ScheduledRequest
-from m1_single.request import Request
-from m1_single.sampling_params import SamplingParams
 from m2_batching.slot_cache import KVShape
+from milestone_llm.engine.plan import ScheduledRequest
+from milestone_llm.engine.request import Request
+from milestone_llm.engine.sampling_params import SamplingParams
 
 from .block_cache import BlockCache
 from .config import EngineConfig

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from m1_single.plan import ScheduledRequest, StepPlan
-from m1_single.request import SampledToken
 from m2_batching.runner import ModelRunner as FlatModelRunner
+from milestone_llm.engine.plan import ScheduledRequest, StepPlan
+from milestone_llm.engine.request import SampledToken
 
 from . import attention
 from .block_cache import BlockCache

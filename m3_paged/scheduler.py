@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from m1_single.plan import Preemption, ScheduledRequest, StepPlan
-from m1_single.request import Request, RequestOutput, RequestStatus, SampledToken
-from m1_single.tracer import KVEvent, KVUsage
 from m2_batching.scheduler import Scheduler as SlotScheduler
+from milestone_llm.engine.plan import Preemption, ScheduledRequest, StepPlan
+from milestone_llm.engine.request import Request, RequestOutput, RequestStatus, SampledToken
+from milestone_llm.trace.tracer import KVEvent, KVUsage
 
 from .block_manager import BlockManager
 from .config import EngineConfig

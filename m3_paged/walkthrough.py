@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from m1_single import SamplingParams
-from m1_single.walkthrough_runner import Look, Stop, run_walkthrough
+from milestone_llm.walkthrough.runner import Look, Stop, run_walkthrough
 
 from .attention import AttentionMetadata, DecodeGroup
 from .block_cache import BlockCache

@@ -11,3 +11,7 @@ from .config import EngineConfig
 from .engine import LLMEngine
 
 __all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]
+
+__path__.append(
+    f"{__path__[0]}/tools"
+)  # instruments run by short names: `python -m m4_prefix_chunked.stress`

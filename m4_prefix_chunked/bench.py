@@ -21,15 +21,15 @@ from typing import Any
 
 import torch
 
-from m1_single.bench import bench_parser, positive, run_bench
-from m1_single.bench_kit import Contestant, engine_contestant
-from m1_single.checkpoint import load_model
-from m1_single.cli import console, run_command
-from m1_single.workloads import WorkItem
 from m2_batching.bench import BASELINES as M2_BASELINES
+from m4_prefix_chunked.tools.bench_report import print_contest, write_markdown
+from m4_prefix_chunked.tools.bench_scenarios import SCENARIOS, m3_engine
+from milestone_llm.bench.command import bench_parser, positive, run_bench
+from milestone_llm.bench.measure import Contestant, engine_contestant
+from milestone_llm.bench.workloads import WorkItem
+from milestone_llm.cli import console, run_command
+from milestone_llm.models.checkpoint import load_model
 
-from .bench_report import print_contest, write_markdown
-from .bench_scenarios import SCENARIOS, m3_engine
 from .engine import LLMEngine
 
 

@@ -22,18 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from m1_single import demo_kit
-from m1_single.bench import positive
-from m1_single.checkpoint import LoadedModel, load_model
-from m1_single.cli import Formatter, console, run_command
-from m1_single.demo_kit import DemoRun
-from m1_single.request import Request
-from m1_single.sampling_params import SamplingParams
-from m1_single.timeline import draw_timeline
-from m1_single.tracer import StepRecord, Tracer
-from m1_single.workloads import WorkItem
-
-from .demo_report import (
+from m4_prefix_chunked.tools.demo_report import (
     headline,
     print_cache_counts,
     print_gaps,
@@ -41,9 +30,20 @@ from .demo_report import (
     print_savings,
     show_step,
 )
-from .demo_work import LongPromptWork, chat_work, long_prompt_work
+from m4_prefix_chunked.tools.demo_work import LongPromptWork, chat_work, long_prompt_work
+from m4_prefix_chunked.tools.prefix_tree import PrefixTree, print_prefix_tree
+from milestone_llm.bench.command import positive
+from milestone_llm.bench.workloads import WorkItem
+from milestone_llm.cli import Formatter, console, run_command
+from milestone_llm.demo import kit as demo_kit
+from milestone_llm.demo.kit import DemoRun
+from milestone_llm.engine.request import Request
+from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.models.checkpoint import LoadedModel, load_model
+from milestone_llm.plots.timeline import draw_timeline
+from milestone_llm.trace.tracer import StepRecord, Tracer
+
 from .engine import LLMEngine
-from .prefix_tree import PrefixTree, print_prefix_tree
 
 
 def parser() -> argparse.ArgumentParser:

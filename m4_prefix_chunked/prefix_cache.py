@@ -14,9 +14,9 @@ from __future__ import annotations
 import hashlib
 from array import array
 
-from m1_single.request import Request
-from m1_single.tracer import KVEvent
 from m3_paged.block_manager import BlockManager
+from milestone_llm.engine.request import Request
+from milestone_llm.trace.tracer import KVEvent
 
 from .caching_pool import CachingBlockPool
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from m1_single.plan import ScheduledRequest, StepPlan
-from m1_single.request import Request, RequestOutput, RequestStatus
-from m1_single.tracer import KVEvent, KVUsage
 from m3_paged.scheduler import PagedStepPlan
 from m3_paged.scheduler import Scheduler as PagedScheduler
+from milestone_llm.engine.plan import ScheduledRequest, StepPlan
+from milestone_llm.engine.request import Request, RequestOutput, RequestStatus
+from milestone_llm.trace.tracer import KVEvent, KVUsage
 
 from .config import EngineConfig
 from .prefix_cache import PrefixCache

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 
 from m1_single import SamplingParams
-from m1_single.walkthrough_runner import Look, Stop, run_walkthrough
 from m3_paged.runner import ModelRunner
+from milestone_llm.walkthrough.runner import Look, Stop, run_walkthrough
 
 from .caching_pool import CachingBlockPool
 from .engine import LLMEngine

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .kernels.flash_decode import DecodeWorkspace, flash_decode
-from .kernels.paged_prefill import paged_prefill
+from m5_kernels.kernels.flash_decode import DecodeWorkspace, flash_decode
+from m5_kernels.kernels.paged_prefill import paged_prefill
 
 
 @dataclass(frozen=True)

@@ -24,16 +24,9 @@ from typing import Any
 
 import torch
 
-from m1_single.bench import bench_parser, config_fields, make_work
-from m1_single.bench_kit import Contestant, Progress, RunResult, engine_contestant, measure
-from m1_single.bench_report import as_data, describe_work, print_heading, print_report
-from m1_single.checkpoint import DEFAULT_MODEL, load_model
-from m1_single.cli import console, log_console, run_command
-from m1_single.workloads import WorkItem
-
-from .bench_limits import RunLimit, limit_lines, limit_text
-from .bench_profile import print_profile, profile_steps
-from .bench_work import (
+from m5_kernels.tools.bench_limits import RunLimit, limit_lines, limit_text
+from m5_kernels.tools.bench_profile import print_profile, profile_steps
+from m5_kernels.tools.bench_work import (
     FIELDS,
     KERNELS,
     MILESTONES,
@@ -44,6 +37,13 @@ from .bench_work import (
     qwen3_shape,
     switched_off,
 )
+from milestone_llm.bench.command import bench_parser, config_fields, make_work
+from milestone_llm.bench.measure import Contestant, Progress, RunResult, engine_contestant, measure
+from milestone_llm.bench.report import as_data, describe_work, print_heading, print_report
+from milestone_llm.bench.workloads import WorkItem
+from milestone_llm.cli import console, log_console, run_command
+from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model
+
 from .engine import LLMEngine
 
 KERNEL_TABLES = ("decode", "split", "prefill", "elementwise", "sample")
@@ -246,7 +246,7 @@ def run_rounds(
 
 def report_limit(engine: Any, items: Sequence[WorkItem], data: dict[str, Any]) -> dict[str, Any]:
     """Print how near the main engine came to what this GPU could do at best."""
-    from .measure import Ceilings
+    from m5_kernels.tools.measure import Ceilings
 
     median = data["contestants"][engine.milestone]["median"]
     limit = RunLimit.of(engine.model, items, median["steps"])
@@ -265,9 +265,9 @@ def measure_kernels(table: str) -> None:
     """
     if not torch.cuda.is_available():
         raise ValueError("--kernel measures kernels on a GPU, and torch sees none here")
-    from .kernel_bench import BENCHES
-    from .measure import Ceilings
-    from .split_bench import bench_split
+    from m5_kernels.tools.kernel_bench import BENCHES
+    from m5_kernels.tools.measure import Ceilings
+    from m5_kernels.tools.split_bench import bench_split
 
     ceilings = Ceilings.measure()
     print(

@@ -22,13 +22,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from m5_kernels.kernels.backend import supports_pdl
+from m5_kernels.kernels.rms_norm import add_rms_norm, rms_norm
+from m5_kernels.kernels.rope_kv_write import rope_kv_write
+from m5_kernels.kernels.silu_mul import silu_mul
+from m5_kernels.kernels.skinny_linear import skinny_linear
+
 from .attention import AttentionMetadata, attend
 from .decoder_config import DecoderConfig, rope_table
-from .kernels.backend import supports_pdl
-from .kernels.rms_norm import add_rms_norm, rms_norm
-from .kernels.rope_kv_write import rope_kv_write
-from .kernels.silu_mul import silu_mul
-from .kernels.skinny_linear import skinny_linear
 
 KVCaches = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer: `[num_blocks, block_size, num_kv_heads, head_dim]`."""

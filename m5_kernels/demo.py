@@ -18,17 +18,17 @@ from typing import Any
 import torch
 
 import m4_prefix_chunked
-from m1_single import demo_kit
-from m1_single.checkpoint import LoadedModel, load_model, max_position
-from m1_single.cli import console, run_command
-from m1_single.inputs import encode_prompt
-from m1_single.sampling_params import SamplingParams
-from m1_single.tracer import Tracer
-from m1_single.workloads import WorkItem
+from m5_kernels.kernels.backend import HAS_TRITON, INTERPRETED
+from m5_kernels.tools.pipeline_log import Call, print_calls, record_calls
+from milestone_llm.bench.workloads import WorkItem
+from milestone_llm.cli import console, run_command
+from milestone_llm.demo import kit as demo_kit
+from milestone_llm.engine.inputs import encode_prompt
+from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.models.checkpoint import LoadedModel, load_model, max_position
+from milestone_llm.trace.tracer import Tracer
 
 from .engine import LLMEngine
-from .kernels.backend import HAS_TRITON, INTERPRETED
-from .pipeline_log import Call, print_calls, record_calls
 
 
 def parser() -> argparse.ArgumentParser:

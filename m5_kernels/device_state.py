@@ -16,10 +16,9 @@ from itertools import chain
 
 import torch
 
-from m1_single.request import Request
-
-from .kernels.backend import ceil_div
-from .kernels.step_metadata import RowState
+from m5_kernels.kernels.backend import ceil_div
+from m5_kernels.kernels.step_metadata import RowState
+from milestone_llm.engine.request import Request
 
 
 class DeviceState:

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 from transformers import PreTrainedModel
 
 import m4_prefix_chunked
-from m1_single.checkpoint import DEFAULT_MODEL
-from m1_single.plan import StepPlan
-from m1_single.request import Request, RequestOutput
-from m1_single.tracer import BatchRow
 from m3_paged.block_cache import BlockCache
 from m3_paged.scheduler import PagedStepPlan
+from milestone_llm.engine.plan import StepPlan
+from milestone_llm.engine.request import Request, RequestOutput
+from milestone_llm.models.checkpoint import DEFAULT_MODEL
+from milestone_llm.trace.tracer import BatchRow
 
 from .config import EngineConfig
 from .decoder import FusedDecoder

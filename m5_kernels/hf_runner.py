@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from m1_single.plan import ScheduledRequest
 from m3_paged.runner import ModelRunner as PagedRunner
+from m5_kernels.kernels.rope_kv_write import write_kv
+from milestone_llm.engine.plan import ScheduledRequest
 
 from .attention import AttentionMetadata, attend
-from .kernels.rope_kv_write import write_kv
 
 NAME = "flash_decoding"
 

@@ -12,19 +12,19 @@ from typing import Any
 
 import torch
 
-from m1_single.plan import ScheduledRequest
-from m1_single.request import Request, SampledToken
-from m1_single.sampling import sample as sample_on_host
 from m3_paged.block_cache import BlockCache
 from m3_paged.scheduler import PagedStepPlan
+from m5_kernels.kernels.flash_decode import DecodeWorkspace
+from m5_kernels.kernels.sample import sample
+from m5_kernels.kernels.step_metadata import StepMetadata, append_sampled, expand_step
+from milestone_llm.engine.plan import ScheduledRequest
+from milestone_llm.engine.request import Request, SampledToken
+from milestone_llm.engine.sampling import sample as sample_on_host
 
 from .attention import AttentionMetadata
 from .decode_graphs import DecodeGraphs
 from .decoder import FusedDecoder
 from .device_state import DeviceState
-from .kernels.flash_decode import DecodeWorkspace
-from .kernels.sample import sample
-from .kernels.step_metadata import StepMetadata, append_sampled, expand_step
 
 
 @dataclass

@@ -12,10 +12,10 @@ computes is dropped. One that reaches its length is known beforehand and gets no
 
 from __future__ import annotations
 
-from m1_single.plan import ScheduledRequest, StepPlan
-from m1_single.request import Request, RequestOutput, RequestStatus, SampledToken
 from m3_paged.scheduler import PagedStepPlan
 from m4_prefix_chunked.scheduler import Scheduler as ChunkedScheduler
+from milestone_llm.engine.plan import ScheduledRequest, StepPlan
+from milestone_llm.engine.request import Request, RequestOutput, RequestStatus, SampledToken
 
 PLACEHOLDER = -1
 """Stands last in `token_ids` for a token that is being sampled."""

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import m4_prefix_chunked
-from m1_single.sampling_params import SamplingParams
-from m1_single.tiny_models import build_tiny_model
-from m1_single.walkthrough_runner import Look, Stop, run_walkthrough
+from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.models.tiny_models import build_tiny_model
+from milestone_llm.walkthrough.runner import Look, Stop, run_walkthrough
 
 from .engine import LLMEngine
 from .runner import FusedRunner

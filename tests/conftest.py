@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from m1_single.checkpoint import DEFAULT_MODEL, LoadedModel, load_model
-from m1_single.gguf_cache import packaged_gguf
+from milestone_llm.models.checkpoint import DEFAULT_MODEL, LoadedModel, load_model
+from milestone_llm.models.gguf_cache import packaged_gguf
 
 IS_CI = bool(os.environ.get("CI"))
 

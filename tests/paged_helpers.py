@@ -11,11 +11,11 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from m1_single.plan import StepPlan
-from m1_single.request import Request, SampledToken
-from m1_single.sampling_params import SamplingParams
 from m3_paged import EngineConfig
 from m3_paged.scheduler import PagedStepPlan, Scheduler
+from milestone_llm.engine.plan import StepPlan
+from milestone_llm.engine.request import Request, SampledToken
+from milestone_llm.engine.sampling_params import SamplingParams
 
 VOCAB_SIZE = 1000
 

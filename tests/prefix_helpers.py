@@ -12,12 +12,12 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
-from m1_single.request import Request
-from m1_single.sampling_params import SamplingParams
 from m3_paged.scheduler import PagedStepPlan
 from m4_prefix_chunked import EngineConfig
 from m4_prefix_chunked.prefix_cache import PrefixCache
 from m4_prefix_chunked.scheduler import Scheduler
+from milestone_llm.engine.request import Request
+from milestone_llm.engine.sampling_params import SamplingParams
 from paged_helpers import VOCAB_SIZE, PagedDevice, expected_tokens, plan_line, step
 
 BLOCK_SIZE = 4

@@ -9,7 +9,7 @@ import time
 import torch
 from transformers import DynamicCache
 
-from m1_single.checkpoint import load_model
+from milestone_llm.models.checkpoint import load_model
 
 CONTEXT = 64
 

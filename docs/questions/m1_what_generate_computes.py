@@ -7,7 +7,7 @@ import textwrap
 
 import torch
 
-from m1_single.checkpoint import load_model, render_chat
+from milestone_llm.models.checkpoint import load_model, render_chat
 
 PROMPTS = ["Name a fruit.", "What is the capital of France?", "Write two sentences about the sea."]
 

@@ -4,8 +4,8 @@ import textwrap
 import time
 
 from m1_single import SamplingParams
-from m1_single.tiny_models import build_tiny_model
 from m2_batching import LLMEngine
+from milestone_llm.models.tiny_models import build_tiny_model
 
 model = build_tiny_model("llama", max_position_embeddings=16_384)
 LONG = [7] * 10_000

@@ -2,7 +2,7 @@
 
 import m5_kernels
 from m1_single import SamplingParams
-from m5_kernels.pipeline_log import record_calls
+from m5_kernels.tools.pipeline_log import record_calls
 
 for logprobs in (None, 2):
     engine = m5_kernels.LLMEngine("tiny-llama", device="cpu", max_model_len=64)

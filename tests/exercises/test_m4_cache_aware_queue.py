@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from m2_batching.request_queue import RequestQueue
+from milestone_llm.engine.request_queue import RequestQueue
 from prefix_helpers import Life, prompt, request_of
 
 EXERCISE = ("m4_cache_aware_queue.py", "CacheAwareQueue")

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from m5_kernels.flash_decode_by_hand import Partial, merge
+from m5_kernels.tools.flash_decode_by_hand import Partial, merge
 
 EXERCISE = ("m5_merge_two.py", "merge_two")
 

@@ -19,7 +19,7 @@ from engine_helpers import (
     word_tokenizer,
 )
 from m1_single import SamplingParams
-from m1_single.tiny_models import VOCAB_SIZE
+from milestone_llm.models.tiny_models import VOCAB_SIZE
 
 BAD_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "empty prompt": ({"prompt": []}, "0 tokens.* at least 1"),

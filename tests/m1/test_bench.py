@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from m1_single import LLMEngine, SamplingParams
-from m1_single.bench import main
-from m1_single.bench_kit import (
+from milestone_llm.bench.command import main
+from milestone_llm.bench.hf_baselines import hf_one_by_one, hf_static, plain_generation
+from milestone_llm.bench.measure import (
     Contestant,
     Progress,
     RunResult,
@@ -23,10 +24,9 @@ from m1_single.bench_kit import (
     short_work,
     speedups,
 )
-from m1_single.bench_report import remarks
-from m1_single.hf_baselines import hf_one_by_one, hf_static, plain_generation
-from m1_single.tiny_models import build_tiny_model
-from m1_single.workloads import WorkItem, mixed
+from milestone_llm.bench.report import remarks
+from milestone_llm.bench.workloads import WorkItem, mixed
+from milestone_llm.models.tiny_models import build_tiny_model
 
 SMALL = ["--model", "tiny-llama", "--num-requests", "5"]
 SMALL += ["--input-len", "3", "20", "--output-len", "2", "9"]

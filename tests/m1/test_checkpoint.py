@@ -16,8 +16,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from m1_single import gguf_cache
-from m1_single.checkpoint import (
+from milestone_llm.models import gguf_cache
+from milestone_llm.models.checkpoint import (
     TINY_FAMILIES,
     build_tiny_model,
     load_model,
@@ -25,7 +25,7 @@ from m1_single.checkpoint import (
     render_chat,
     stop_token_ids,
 )
-from m1_single.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
+from milestone_llm.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
 
 gguf = pytest.importorskip("gguf")
 

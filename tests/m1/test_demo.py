@@ -8,8 +8,8 @@ import pytest
 
 from m1_single import LLMEngine
 from m1_single.demo import main
-from m1_single.demo_kit import milliseconds
-from m1_single.tracer import read_jsonl
+from milestone_llm.demo.kit import milliseconds
+from milestone_llm.trace.tracer import read_jsonl
 
 PNG = b"\x89PNG\r\n"
 TINY = ["--model", "tiny-llama"]

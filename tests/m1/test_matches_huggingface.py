@@ -15,8 +15,8 @@ from engine_helpers import (
     tiny_model,
 )
 from m1_single import SamplingParams
-from m1_single.checkpoint import LoadedModel
-from m1_single.tiny_models import TINY_FAMILIES
+from milestone_llm.models.checkpoint import LoadedModel
+from milestone_llm.models.tiny_models import TINY_FAMILIES
 
 SLIDING_WINDOW = 24  # of tiny mistral and gemma3
 PROMPTS = random_prompts([1, SLIDING_WINDOW + 17, 5, SLIDING_WINDOW, 2, SLIDING_WINDOW - 6])

@@ -21,10 +21,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from m1_single.philox import gumbel_noise, seeds_to_tensor
-from m1_single.request import Request
-from m1_single.sampling import apply_penalties, filter_logits, sample
-from m1_single.sampling_params import SamplingParams
+from milestone_llm.engine.philox import gumbel_noise, seeds_to_tensor
+from milestone_llm.engine.request import Request
+from milestone_llm.engine.sampling import apply_penalties, filter_logits, sample
+from milestone_llm.engine.sampling_params import SamplingParams
 
 VOCAB_SIZE = 257  # no multiple of 4 or of a vector's width
 

@@ -19,8 +19,8 @@ from engine_helpers import (
     scripted_steps,
 )
 from m1_single import EngineConfig
-from m1_single.request import RequestStatus
 from m1_single.scheduler import Scheduler
+from milestone_llm.engine.request import RequestStatus
 
 
 def make_scheduler(max_model_len: int = 64, **fields: Any) -> Scheduler:

@@ -11,10 +11,16 @@ from typing import Any
 
 import pytest
 
-from m1_single import timeline
-from m1_single.timeline import draw_timeline, main, request_spans, step_extents, useful_share
-from m1_single.timeline_spans import Mark, Span, arrival_order, request_marks
-from m1_single.tracer import BatchRow, KVEvent, KVUsage, StepRecord
+from milestone_llm.plots import timeline
+from milestone_llm.plots.timeline import (
+    draw_timeline,
+    main,
+    request_spans,
+    step_extents,
+    useful_share,
+)
+from milestone_llm.plots.timeline_spans import Mark, Span, arrival_order, request_marks
+from milestone_llm.trace.tracer import BatchRow, KVEvent, KVUsage, StepRecord
 
 PNG_HEADER = b"\x89PNG\r\n\x1a\n"
 

@@ -18,15 +18,8 @@ from engine_helpers import (
     random_prompts,
     run_to_end,
 )
-from m1_single.plan import Preemption, ScheduledRequest, StepPlan
-from m1_single.tracer import (
-    KVEvent,
-    KVUsage,
-    StepRecord,
-    Tracer,
-    batch_rows,
-    read_jsonl,
-)
+from milestone_llm.engine.plan import Preemption, ScheduledRequest, StepPlan
+from milestone_llm.trace.tracer import KVEvent, KVUsage, StepRecord, Tracer, batch_rows, read_jsonl
 
 SCHEMA: dict[str, Any] = {
     "step": int,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from m1_single.walkthrough_card import plain_function
-from m1_single.walkthrough_runner import Look, Stop, run_walkthrough
+from milestone_llm.walkthrough.card import plain_function
+from milestone_llm.walkthrough.runner import Look, Stop, run_walkthrough
 
 ROOT = Path(__file__).parents[2]
 

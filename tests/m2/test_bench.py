@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from m1_single.bench import main
-from m1_single.bench_kit import check_work
-from m1_single.tiny_models import build_tiny_model
-from m1_single.workloads import mixed
 from m2_batching import LLMEngine
 from m2_batching.bench import BASELINES, hf_continuous
+from milestone_llm.bench.command import main
+from milestone_llm.bench.measure import check_work
+from milestone_llm.bench.workloads import mixed
+from milestone_llm.models.tiny_models import build_tiny_model
 
 SMALL = ["--model", "tiny-qwen3", "--num-requests", "4"]
 SMALL += ["--input-len", "3", "12", "--output-len", "2", "7"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from m1_single.tracer import read_jsonl
 from m2_batching.demo import main
+from milestone_llm.trace.tracer import read_jsonl
 
 PNG = b"\x89PNG\r\n"
 SHORT = ["--max-tokens", "6"]

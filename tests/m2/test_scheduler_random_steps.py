@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_helpers import FakeRunner, make_request
-from m1_single.plan import StepPlan
-from m1_single.request import Request, RequestStatus
 from m2_batching.config import EngineConfig
 from m2_batching.scheduler import Scheduler
+from milestone_llm.engine.plan import StepPlan
+from milestone_llm.engine.request import Request, RequestStatus
 
 
 def check_step(scheduler: Scheduler, plan: StepPlan, waiting_before: list[Request]) -> None:

@@ -13,9 +13,9 @@ from engine_helpers import (
     plan_lines,
     scripted_steps,
 )
-from m1_single.request import Request
 from m2_batching.config import EngineConfig
 from m2_batching.scheduler import Scheduler
+from milestone_llm.engine.request import Request
 
 
 def make_scheduler(max_model_len: int = 64, **fields: Any) -> Scheduler:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from m1_single.tracer import KVEvent
 from m2_batching.slot_manager import SlotManager
+from milestone_llm.trace.tracer import KVEvent
 
 
 def allocate(manager: SlotManager, name: str) -> int:

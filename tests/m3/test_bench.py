@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from m1_single.bench_kit import RunResult
 from m3_paged.bench import main
-from m3_paged.layout_report import medians, round_figures
+from m3_paged.tools.layout_report import medians, round_figures
+from milestone_llm.bench.measure import RunResult
 
 TINY = ["--model", "tiny-llama", "--num-prompts", "12", "--max-model-len", "128"]
 TINY += ["--max-input-len", "40", "--max-output-len", "30", "--device", "cpu"]

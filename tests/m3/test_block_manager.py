@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from m1_single.tracer import KVEvent
 from m3_paged.block_manager import BlockManager
+from milestone_llm.trace.tracer import KVEvent
 
 
 def filled(num_blocks: int, block_size: int, **num_tokens: int) -> BlockManager:

@@ -6,8 +6,8 @@ import pytest
 
 import m3_paged
 from engine_helpers import tiny_model
-from m1_single.tiny_models import build_tiny_model
 from m3_paged import EngineConfig, LLMEngine
+from milestone_llm.models.tiny_models import build_tiny_model
 
 
 @pytest.mark.parametrize(

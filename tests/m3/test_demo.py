@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from m1_single.tracer import read_jsonl
 from m3_paged import LLMEngine
 from m3_paged.demo import main
+from milestone_llm.trace.tracer import read_jsonl
 
 PNG = b"\x89PNG\r\n"
 
@@ -21,7 +21,7 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     def draw(traces: Any, *labels_and_path: Any) -> None:
         Path(labels_and_path[-1]).write_bytes(PNG)
 
-    monkeypatch.setattr("m1_single.demo_kit.draw_timeline", draw)
+    monkeypatch.setattr("milestone_llm.demo.kit.draw_timeline", draw)
     monkeypatch.setattr("m3_paged.demo.draw_kvmap", draw)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from m1_single.plan import Preemption, ScheduledRequest
-from m1_single.request import RequestStatus
 from m3_paged.scheduler import PagedStepPlan
+from milestone_llm.engine.plan import Preemption, ScheduledRequest
+from milestone_llm.engine.request import RequestStatus
 from paged_helpers import PagedDevice, add_all, make_requests, make_scheduler, run_to_end, step
 
 FIVE_EACH = [("a", 4, 5), ("b", 3, 5)]

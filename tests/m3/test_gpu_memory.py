@@ -9,9 +9,9 @@ import m3_paged
 import m4_prefix_chunked
 from engine_helpers import greedy, random_prompts, tiny_model
 from m1_single import SamplingParams
-from m1_single.tiny_models import build_tiny_model
 from m3_paged import EngineConfig
 from m3_paged.kv_memory import _largest_step, free_tokens_after_profiling
+from milestone_llm.models.tiny_models import build_tiny_model
 
 BYTES_PER_TOKEN = 1024  # tiny llama in float64
 MB = 2**20

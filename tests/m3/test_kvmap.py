@@ -16,11 +16,11 @@ import m1_single
 import m2_batching
 import m3_paged
 from m1_single import SamplingParams
-from m3_paged import kvmap
-from m3_paged.block_history import BlockState, block_history, block_runs
-from m3_paged.block_map import print_block_map
-from m3_paged.kv_figures import KVFigures
-from m3_paged.kvmap import draw_kvmap
+from milestone_llm.plots import kvmap
+from milestone_llm.plots.block_history import BlockState, block_history, block_runs
+from milestone_llm.plots.block_map import print_block_map
+from milestone_llm.plots.kvmap import draw_kvmap
+from milestone_llm.trace.kv_figures import KVFigures
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from m1_single.request import Request
 from m3_paged.scheduler import PagedStepPlan, Scheduler
+from milestone_llm.engine.request import Request
 from paged_helpers import PagedDevice, expected_tokens, make_requests, make_scheduler
 
 NUM_STEPS = 2_500  # in each of four modes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from m1_single.request import RequestStatus
 from m3_paged.scheduler import PagedStepPlan
+from milestone_llm.engine.request import RequestStatus
 from paged_helpers import (
     PagedDevice,
     add_all,

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from m4_prefix_chunked.bench import main
-from m4_prefix_chunked.bench_report import verdicts
-from m4_prefix_chunked.gaps import GapFigures
+from m4_prefix_chunked.tools.bench_report import verdicts
+from m4_prefix_chunked.tools.gaps import GapFigures
 
 TINY = ["--model", "tiny-llama", "--rounds", "1"]
 

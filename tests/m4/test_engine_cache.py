@@ -16,8 +16,8 @@ from engine_helpers import (
     run_to_end,
 )
 from m1_single import SamplingParams
-from m1_single.tiny_models import build_tiny_model
 from m3_paged.scheduler import PagedStepPlan
+from milestone_llm.models.tiny_models import build_tiny_model
 
 SYSTEM, TAIL, OTHER = random_prompts([16, 9, 18], seed=21)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from m1_single.plan import ScheduledRequest
 from m3_paged.scheduler import PagedStepPlan
+from milestone_llm.engine.plan import ScheduledRequest
 from prefix_helpers import Life, assert_tokens, prompt, request_of
 
 GOLDEN: dict[str, tuple[dict[str, Any], list[tuple[int, str, str, int]], list[str]]] = {

@@ -27,8 +27,8 @@ from engine_helpers import (
     tiny_model,
 )
 from m1_single import SamplingParams
-from m1_single.checkpoint import LoadedModel
-from m1_single.tiny_models import TINY_FAMILIES
+from milestone_llm.models.checkpoint import LoadedModel
+from milestone_llm.models.tiny_models import TINY_FAMILIES
 
 SYSTEM, TAIL, OTHER = random_prompts([32, 11, 27], seed=5)
 PROMPTS = [

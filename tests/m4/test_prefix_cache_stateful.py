@@ -13,8 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from m1_single.request import Request
 from m4_prefix_chunked.prefix_cache import PrefixCache, hash_block
+from milestone_llm.engine.request import Request
 from prefix_helpers import request_of
 
 

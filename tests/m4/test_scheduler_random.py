@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from m1_single.request import Request
 from m3_paged.scheduler import PagedStepPlan
+from milestone_llm.engine.request import Request
 from paged_helpers import VOCAB_SIZE, expected_tokens
 from prefix_helpers import Life, request_of
 

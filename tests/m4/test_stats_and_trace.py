@@ -9,7 +9,7 @@ import pytest
 
 import m4_prefix_chunked
 from engine_helpers import greedy, make_engine, run_to_end
-from m1_single.tracer import KVEvent, StepRecord
+from milestone_llm.trace.tracer import KVEvent, StepRecord
 from paged_helpers import PagedDevice
 from prefix_helpers import prompt as wide_prompt
 

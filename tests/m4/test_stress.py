@@ -12,9 +12,9 @@ import torch
 
 from m3_paged.block_pool import BlockPool
 from m4_prefix_chunked.prefix_cache import PrefixCache
-from m4_prefix_chunked.stress import main
-from m4_prefix_chunked.stress_report import MemoryTrend, resident_bytes
-from m4_prefix_chunked.stress_traffic import Traffic
+from m4_prefix_chunked.tools.stress import main
+from m4_prefix_chunked.tools.stress_report import MemoryTrend, resident_bytes
+from m4_prefix_chunked.tools.stress_traffic import Traffic
 
 PNG = b"\x89PNG\r\n"
 SMALL = ["--concurrency", "10", "--requests", "40", "--max-model-len", "112", "--rate", "3"]
@@ -69,7 +69,7 @@ def test_every_request_ends_and_every_block_comes_back(stress: Any, options: lis
 
 
 def test_a_seed_gives_the_same_traffic_again(stress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = "m4_prefix_chunked.stress.draw_stress"  # takes longer than the run
+    draw = "m4_prefix_chunked.tools.stress.draw_stress"  # takes longer than the run
     monkeypatch.setattr(draw, lambda report, path: path.write_bytes(PNG))
 
     def counts(*arguments: str) -> dict[str, Any]:

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from m1_single.bench_kit import RunResult
-from m1_single.sampling_params import SamplingParams
-from m1_single.tiny_models import build_tiny_model
-from m1_single.workloads import WorkItem, mixed
 from m5_kernels import LLMEngine, decoder
 from m5_kernels.bench import main
-from m5_kernels.bench_limits import RunLimit, limit_lines, limit_text
-from m5_kernels.bench_profile import profile_steps
-from m5_kernels.bench_work import KERNELS, capture_graphs, switched_off
-from m5_kernels.measure import Ceilings
+from m5_kernels.tools.bench_limits import RunLimit, limit_lines, limit_text
+from m5_kernels.tools.bench_profile import profile_steps
+from m5_kernels.tools.bench_work import KERNELS, capture_graphs, switched_off
+from m5_kernels.tools.measure import Ceilings
+from milestone_llm.bench.measure import RunResult
+from milestone_llm.bench.workloads import WorkItem, mixed
+from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.models.tiny_models import build_tiny_model
 
 SMALL = ["--model", "tiny-qwen3", "--num-requests", "4", "--device", "cpu", "--no-check"]
 SMALL += ["--input-len", "3", "12", "--output-len", "2", "7"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import m4_prefix_chunked
 import m5_kernels
 from m1_single import SamplingParams
-from m1_single.tiny_models import VOCAB_SIZE, build_tiny_model
+from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 
 MAX_MODEL_LEN = 112
 FUSED = ["llama", "mistral", "qwen2", "qwen3"]

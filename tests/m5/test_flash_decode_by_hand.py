@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from m5_kernels import flash_decode_by_hand as by_hand
 from m5_kernels.kernels.flash_decode import flash_decode_torch
+from m5_kernels.tools import flash_decode_by_hand as by_hand
 
 
 @pytest.mark.parametrize("num_programs", [1, 2, 3, 4, 7, 50])

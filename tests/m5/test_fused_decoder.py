@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from m1_single.tiny_models import build_tiny_model
 from m5_kernels import decoder as decoder_file
 from m5_kernels.attention import AttentionMetadata
 from m5_kernels.decoder import FusedDecoder
 from m5_kernels.decoder_config import DecoderConfig
 from m5_kernels.kernels.backend import supports_pdl
-from m5_kernels.measure import relative_error
+from m5_kernels.tools.measure import relative_error
+from milestone_llm.models.tiny_models import build_tiny_model
 
 BLOCK_SIZE = 4
 VARIANTS = {

@@ -11,8 +11,8 @@ import pytest
 
 import m5_kernels
 from m1_single import SamplingParams
-from m1_single.tiny_models import build_tiny_model
 from m5_kernels.scheduler import PLACEHOLDER
+from milestone_llm.models.tiny_models import build_tiny_model
 
 PROMPT = [5, 9, 33, 60, 7]
 

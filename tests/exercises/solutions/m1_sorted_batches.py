@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from m1_single.request import Request
 from m1_single.scheduler import Scheduler
+from milestone_llm.engine.request import Request
 
 
 class SortedScheduler(Scheduler):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from m1_single.request import Request
-from m2_batching.request_queue import RequestQueue
+from milestone_llm.engine.request import Request
+from milestone_llm.engine.request_queue import RequestQueue
 
 
 class FairQueue(RequestQueue):

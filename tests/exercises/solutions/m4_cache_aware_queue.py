@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from m1_single.request import Request
-from m2_batching.request_queue import RequestQueue
 from m4_prefix_chunked.prefix_cache import PrefixCache
+from milestone_llm.engine.request import Request
+from milestone_llm.engine.request_queue import RequestQueue
 
 
 class CacheAwareQueue(RequestQueue):

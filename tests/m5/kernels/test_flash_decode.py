@@ -9,7 +9,7 @@ import torch
 
 from m5_kernels.kernels.flash_decode import DecodeWorkspace, flash_decode, flash_decode_torch
 from m5_kernels.kernels.tiles import DecodeTile
-from m5_kernels.measure import PagedBatch, relative_error
+from m5_kernels.tools.measure import PagedBatch, relative_error
 
 MAX_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 

@@ -7,7 +7,7 @@ import torch
 
 from m5_kernels.kernels.paged_prefill import paged_prefill, paged_prefill_torch
 from m5_kernels.kernels.tiles import PrefillTile
-from m5_kernels.measure import PagedBatch, relative_error
+from m5_kernels.tools.measure import PagedBatch, relative_error
 
 MAX_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 SMALL = PrefillTile(16, 16, 2, 2)

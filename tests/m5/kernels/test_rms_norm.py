@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from m5_kernels.kernels.rms_norm import (
-    add_rms_norm,
-    add_rms_norm_torch,
-    rms_norm,
-    rms_norm_torch,
-)
+from m5_kernels.kernels.rms_norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from m5_kernels.kernels.silu_mul import silu_mul, silu_mul_torch
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}

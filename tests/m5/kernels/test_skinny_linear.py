@@ -7,7 +7,7 @@ import torch
 
 from m5_kernels.kernels.skinny_linear import skinny_linear, skinny_linear_torch
 from m5_kernels.kernels.tiles import LinearTile
-from m5_kernels.measure import relative_error
+from m5_kernels.tools.measure import relative_error
 
 MAX_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 

@@ -1,0 +1,1 @@
+"""Instruments: programs that draw a trace. `python -m m1_single.NAME` runs them; no step does."""

@@ -1,0 +1,33 @@
+"""The pauses between one token and the next: what a user sees stutter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from milestone_llm.bench.measure import percentile
+from milestone_llm.engine.request import RequestOutput
+
+
+@dataclass(frozen=True)
+class GapFigures:
+    """Inter-token gaps of some requests, in seconds."""
+
+    num_gaps: int
+    p50: float
+    p99: float
+    longest: float
+
+    @classmethod
+    def of(cls, outputs: Sequence[RequestOutput]) -> GapFigures:
+        """All gaps of these requests' first completions taken together."""
+        return cls.of_times([output.metrics.token_times for output in outputs])
+
+    @classmethod
+    def of_times(cls, token_times: Sequence[Sequence[float]]) -> GapFigures:
+        """From the times, in seconds, at which each request's tokens were known."""
+        gaps = [after - before for times in token_times for before, after in pairwise(times)]
+        if not gaps:
+            return cls(0, 0.0, 0.0, 0.0)
+        return cls(len(gaps), percentile(gaps, 50), percentile(gaps, 99), max(gaps))

@@ -1,0 +1,90 @@
+"""What a run would take if reading memory and multiplying matrices were all there is to it.
+
+A decode step reads every weight once, whatever the batch, and the KV of every row; computing
+hardly counts. A prompt is the other way round. Both counts are lower bounds: writes, norms,
+sampling and everything between the kernels are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from m2_batching.slot_cache import KVShape
+from milestone_llm.bench.workloads import WorkItem
+
+from .measure import Ceilings
+
+
+@dataclass(frozen=True)
+class RunLimit:
+    """Bytes and operations of a workload, and the seconds that they take at best."""
+
+    weight_bytes: float
+    """Weights, read once a step."""
+    kv_bytes: float
+    """Keys and values, read once for each output token after its first."""
+    prefill_flop: float
+
+    @classmethod
+    def of(cls, model: Any, items: Sequence[WorkItem], num_steps: float) -> RunLimit:
+        """The limit of serving `items` in `num_steps` steps."""
+        parameters = {p.data_ptr(): p for p in model.parameters()}.values()  # tied ones once
+        num_weights = sum(p.numel() for p in parameters)
+        config = model.config.get_text_config()
+        if not config.tie_word_embeddings:  # only looked up, not read
+            num_weights -= config.vocab_size * config.hidden_size
+        # The head is computed for a prompt's last token only, so this counts it as the rest.
+        per_token = num_weights - config.vocab_size * config.hidden_size
+        contexts = sum(sum(_contexts(item)) for item in items)
+        prompts = [len(item.prompt) for item in items]
+        heads = config.num_attention_heads * KVShape.of(model).head_dim
+        scores = sum(2 * n * n for n in prompts) * heads * config.num_hidden_layers  # causal: half
+        return cls(
+            weight_bytes=num_weights * model.dtype.itemsize * num_steps,
+            kv_bytes=contexts * KVShape.of(model).bytes_per_token,
+            prefill_flop=2 * per_token * sum(prompts) + scores,
+        )
+
+    def seconds(self, ceilings: Ceilings) -> dict[str, float]:
+        """Seconds of weights, KV and prompts at the ceilings measured here."""
+        return {
+            "weights": self.weight_bytes / ceilings.read_gbps / 1e9,
+            "kv": self.kv_bytes / ceilings.read_gbps / 1e9,
+            "prefill": self.prefill_flop / ceilings.matmul_tflops / 1e12,
+        }
+
+
+def _contexts(item: WorkItem) -> range:
+    """Context of each decode row: all outputs but the first, which the prompt's row gives."""
+    first = len(item.prompt) + 1
+    return range(first, first + item.params.max_tokens - 1)
+
+
+def limit_lines(
+    limit: RunLimit, ceilings: Ceilings, seconds: float, num_tokens: int
+) -> dict[str, Any]:
+    """The limit and how near a run of `seconds` came, for JSON and for `print`."""
+    parts = limit.seconds(ceilings)
+    total = sum(parts.values())
+    return {
+        "read_gbps": ceilings.read_gbps,
+        "matmul_tflops": ceilings.matmul_tflops,
+        "seconds_at_best": parts,
+        "tok_s_at_best": num_tokens / total,
+        "share_of_limit": total / seconds,
+        "share_of_bandwidth": (parts["weights"] + parts["kv"]) / seconds,
+    }
+
+
+def limit_text(data: dict[str, Any]) -> str:
+    """`limit_lines` in words."""
+    best = data["seconds_at_best"]
+    return (
+        f"At best, with reads at {data['read_gbps']:,.0f} GB/s and products at "
+        f"{data['matmul_tflops']:,.0f} TFLOP/s: {best['kv']:.2f} s for KV, {best['weights']:.2f} s "
+        f"for weights, {best['prefill']:.2f} s for prompts, {data['tok_s_at_best']:,.0f} tok/s.\n"
+        f"This run reached {data['share_of_limit']:.0%} of that; for "
+        f"{data['share_of_bandwidth']:.0%} of its time memory was surely being read."
+    )

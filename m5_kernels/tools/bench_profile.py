@@ -1,0 +1,166 @@
+"""Where a step's time goes: on the host, in each kernel, between kernels.
+
+The host's parts are timed without a profiler, which would slow them down; kernels with
+`torch.profiler`, over other steps of the same run. On a CPU the "kernels" are torch's operators.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.profiler import ProfilerActivity, profile
+
+from milestone_llm.bench.workloads import WorkItem
+
+HOST_PARTS = {
+    "schedule": "decide what the next step computes",
+    "launch": "send what changed, start the kernels",
+    "collect": "wait for the tokens of the step before",
+    "settle": "take its tokens in",
+}
+
+
+@dataclass
+class StepProfile:
+    """Averages over some consecutive steps, in microseconds a step."""
+
+    num_steps: int
+    num_rows: float
+    wall_us: float
+    host_us: dict[str, float]
+    """By part; "other" is what remains of the wall clock."""
+    kernels: list[tuple[str, float, float]]
+    """Name, launches a step, microseconds a step; the costliest first."""
+    busy_us: float
+    """Time in which the device computed; what is missing to `profiled_wall_us` are gaps."""
+    profiled_wall_us: float
+
+
+def profile_steps(engine: Any, items: Sequence[WorkItem], num_steps: int = 20) -> StepProfile:
+    """Serve `items` up to their middle; then time `num_steps` steps and profile as many.
+
+    Raises:
+        ValueError: the workload ends before that.
+    """
+    ids = [engine.add_request(item.prompt, item.params) for item in items]
+    try:
+        half = max(item.params.max_tokens for item in items) // 2
+        for _ in range(half):
+            engine.step()
+        before = engine.stats()
+        host, wall_us = _host_parts(engine, num_steps)
+        after = engine.stats()
+        if not engine.has_unfinished_requests():
+            raise ValueError(f"the requests ended before step {half + num_steps}: give longer ones")
+        kernels, busy_us, profiled_us = _kernels(engine, num_steps)
+    finally:
+        for request_id in ids:
+            engine.abort(request_id)
+    return StepProfile(
+        num_steps=num_steps,
+        num_rows=(after["rows"] - before["rows"]) / max(1, after["steps"] - before["steps"]),
+        wall_us=wall_us,
+        host_us={**host, "other": wall_us - sum(host.values())},
+        kernels=kernels,
+        busy_us=busy_us,
+        profiled_wall_us=profiled_us,
+    )
+
+
+def _host_parts(engine: Any, num_steps: int) -> tuple[dict[str, float], float]:
+    """Microseconds a step of each of `HOST_PARTS`, and of a whole step."""
+    spent = dict.fromkeys(HOST_PARTS, 0.0)
+    owners = {
+        "schedule": engine.scheduler,
+        "launch": engine.runner,
+        "collect": engine.runner,
+        "settle": engine.scheduler,
+    }
+
+    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args)
+            finally:
+                spent[name] += time.perf_counter() - start
+
+        return run
+
+    for name, owner in owners.items():
+        setattr(owner, name, timed(name, getattr(owner, name)))
+    try:
+        start = time.perf_counter()
+        for _ in range(num_steps):
+            engine.step()
+        wall = time.perf_counter() - start
+    finally:
+        for name, owner in owners.items():
+            delattr(owner, name)  # the method of the class is back
+    return {name: 1e6 * seconds / num_steps for name, seconds in spent.items()}, (
+        1e6 * wall / num_steps
+    )
+
+
+def _kernels(engine: Any, num_steps: int) -> tuple[list[tuple[str, float, float]], float, float]:
+    """What runs on the device (or as an operator of the CPU), a step; busy and wall time."""
+    is_cuda = torch.cuda.is_available() and engine.model.device.type == "cuda"
+    activity = ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU
+    with profile(activities=[activity], acc_events=True) as profiler:
+        if is_cuda:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(num_steps):
+            engine.step()
+        if is_cuda:
+            torch.cuda.synchronize()
+        wall = time.perf_counter() - start
+    counts: Counter[str] = Counter()
+    times: Counter[str] = Counter()
+    for event in profiler.events():
+        spent = event.device_time if is_cuda else event.self_cpu_time_total
+        if spent and "ynchronize" not in event.name:
+            counts[event.name] += 1
+            times[event.name] += spent
+    kernels = [
+        (name, counts[name] / num_steps, spent / num_steps) for name, spent in times.most_common()
+    ]
+    return kernels, sum(times.values()) / num_steps, 1e6 * wall / num_steps
+
+
+def print_profile(console: Console, result: StepProfile, num_kernels: int = 14) -> None:
+    """The host's parts, then the costliest kernels and the gaps."""
+    console.print()
+    console.print(
+        f"A step, average of {result.num_steps} with {result.num_rows:.0f} rows: "
+        f"{result.wall_us:,.0f} us",
+        style="bold",
+    )
+    host = Table("on the host", box=None, header_style="bold")
+    host.add_column("us", justify="right")
+    host.add_column("")
+    for name, spent in result.host_us.items():
+        host.add_row(name, f"{spent:,.0f}", HOST_PARTS.get(name, "outputs, counts, Python between"))
+    console.print(host)
+    console.print()
+    kernels = Table(box=None, header_style="bold")
+    kernels.add_column("in kernels (profiled steps)", no_wrap=True, max_width=46)
+    for column in ("launches", "us", "share"):
+        kernels.add_column(column, justify="right")
+    shown, rest = result.kernels[:num_kernels], result.kernels[num_kernels:]
+    if rest:
+        total = (sum(count for _, count, _ in rest), sum(spent for _, _, spent in rest))
+        shown = [*shown, (f"{len(rest)} others", *total)]
+    for name, count, spent in shown:
+        share = spent / result.profiled_wall_us
+        kernels.add_row(name, f"{count:,.1f}", f"{spent:,.1f}", f"{share:.1%}")
+    gaps = max(0.0, result.profiled_wall_us - result.busy_us)
+    kernels.add_row("gaps", "", f"{gaps:,.1f}", f"{gaps / result.profiled_wall_us:.1%}")
+    console.print(kernels)

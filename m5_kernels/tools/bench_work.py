@@ -1,0 +1,158 @@
+"""What the bench runs: a model of Qwen3-0.6B's shape, engines of all milestones, M5 with parts off.
+
+On a GPU nothing needs to be downloaded: speed depends on shapes, not on what the weights say, so
+the model is filled with random numbers on the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import m4_prefix_chunked
+from m5_kernels import decoder
+from m5_kernels.engine import LLMEngine
+from m5_kernels.kernels import rope_kv_write as rope_file
+from m5_kernels.kernels.rms_norm import add_rms_norm_torch
+from m5_kernels.kernels.rope_kv_write import write_kv_torch
+from m5_kernels.kernels.silu_mul import silu_mul_torch
+from m5_kernels.kernels.skinny_linear import skinny_linear_torch
+from milestone_llm.bench.workloads import random_tokens
+from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.models.checkpoint import LoadedModel
+from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
+
+MILESTONES = {
+    "m1": "m1_single",
+    "m2": "m2_batching",
+    "m3": "m3_paged",
+    "m4": "m4_prefix_chunked",
+    "m5": "m5_kernels",
+}
+FIELDS: dict[str, dict[str, Any]] = {
+    "graphs": {"enforce_eager": True},  # without graphs there is no pipelining either
+    "pipelining": {"async_scheduling": False},
+    "prefix-cache": {"enable_prefix_caching": False},
+    "chunks": {"enable_chunked_prefill": False},
+}
+"""What `--without` can switch off by a field of the configuration."""
+KERNELS = ("add-norm", "rope-kv", "silu-mul", "skinny-linear", "pdl")
+"""What it can switch off in the decoder: kernels, for PyTorch's own, and their early start."""
+
+
+def qwen3_shape(device: str) -> LoadedModel:
+    """A Hugging Face model of Qwen3-0.6B's shape, bf16, random weights, built on `device`."""
+    config = AutoConfig.for_model(
+        "qwen3",
+        vocab_size=151_936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40_960,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+    )
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return LoadedModel(
+        model.eval().requires_grad_(False), None, "Qwen3-0.6B's shape, random weights"
+    )
+
+
+def engine_class(milestone: str) -> type[Any]:
+    """`LLMEngine` of "m1" to "m5"."""
+    engine: type[Any] = importlib.import_module(MILESTONES[milestone]).LLMEngine
+    return engine
+
+
+def fields_of(kind: type[Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Those of `fields` that an engine's configuration has: earlier milestones have fewer."""
+    known = kind.config_class.__dataclass_fields__
+    return {name: value for name, value in fields.items() if name in known}
+
+
+@contextlib.contextmanager
+def switched_off(names: set[str]) -> Iterator[None]:
+    """While it lasts, M5's decoder does without these parts: PyTorch's kernels take their place."""
+    twins: dict[str, Any] = {
+        "add-norm": ("add_rms_norm", add_rms_norm_torch),
+        "rope-kv": ("rope_kv_write", rope_file.rope_kv_write_torch),
+        "silu-mul": ("silu_mul", silu_mul_torch),
+        "skinny-linear": ("skinny_linear", skinny_linear_torch),
+        "pdl": ("supports_pdl", lambda device: False),
+    }
+    with contextlib.ExitStack() as stack:
+        for name in names & twins.keys():
+            stack.enter_context(patch.object(decoder, *twins[name]))
+        if "rope-kv" in names:
+            stack.enter_context(patch.object(rope_file, "write_kv_torch", _write_kv))
+        yield
+
+
+def _write_kv(key: torch.Tensor, *others: torch.Tensor) -> None:
+    """On a GPU the twin waits for the host, which no graph can; the kernel does not."""
+    (rope_file.write_kv if key.is_cuda else write_kv_torch)(key, *others)
+
+
+@torch.inference_mode()
+def capture_graphs(engine: Any) -> int:
+    """Capture the decode graph of every batch size now, and not in the middle of a measurement.
+
+    Returns:
+        How many there are; 0 for an engine without graphs.
+    """
+    graphs = getattr(getattr(engine, "runner", None), "graphs", None)
+    if graphs is None:
+        return 0
+    graphs.step_rows.fill_(-1)  # nobody: no state changes
+    for bucket in reversed(graphs.buckets):  # the largest first, the others share its memory
+        graphs.replay(bucket, has_filters=False)
+    torch.cuda.synchronize()
+    return len(graphs.buckets)
+
+
+def check_against_m4(device: str) -> str:
+    """Serve a small mixed load in fp32 with M4 and with M5 on this device; the tokens must agree.
+
+    Half of the requests are greedy, half seeded; memory is short, so that some are preempted.
+
+    Raises:
+        RuntimeError: they do not; no speed is worth reporting then.
+    """
+    model = build_tiny_model("qwen3").to(device)
+    items = random_tokens(12, (3, 60), (4, 24), vocab_size=VOCAB_SIZE, seed=7)
+    prompts = [item.prompt for item in items]
+    params = [
+        SamplingParams(
+            temperature=0.8 * (index % 2),
+            seed=index,
+            max_tokens=item.params.max_tokens,
+            ignore_eos=True,
+        )
+        for index, item in enumerate(items)
+    ]
+    limits: dict[str, Any] = {"max_num_seqs": 6, "max_model_len": 96, "max_num_batched_tokens": 48}
+    limits |= {"kv_cache_tokens": 192}
+    alone = m4_prefix_chunked.LLMEngine(model, **{**limits, "max_num_seqs": 1})
+    expected = [output.token_ids for output in alone.generate(prompts, params)]
+    for name, kind, fields in (
+        ("M4", m4_prefix_chunked.LLMEngine, {}),
+        ("M5", LLMEngine, {}),
+        ("M5, eager", LLMEngine, {"enforce_eager": True}),
+    ):
+        outputs = kind(model, **limits, **fields).generate(prompts, params)
+        if [output.token_ids for output in outputs] != expected:
+            raise RuntimeError(f"{name} does not give the tokens of M4 with one request at a time")
+    return (
+        f"{len(items)} requests (fp32, tiny-qwen3, half of them sampled): M4 alone and batched, "
+        "M5 pipelined and eager give the same tokens"
+    )

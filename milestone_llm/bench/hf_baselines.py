@@ -1,0 +1,122 @@
+"""What the engines are measured against: Hugging Face's own `generate`, doing the same work.
+
+Fair to both sides: the same model object, the same prompts and output lengths, EOS ignored, an
+attention mask always passed, the same sampling, and tokens counted as they reach the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+
+from milestone_llm.engine.sampling_params import SamplingParams
+
+from .measure import Contestant, Progress, RunResult
+from .workloads import WorkItem
+
+
+def hf_one_by_one(model: PreTrainedModel) -> Contestant:
+    """HF `generate` on one request after the other."""
+
+    def run(items: Sequence[WorkItem], progress: Progress) -> RunResult:
+        return _run_batches(model, [[item] for item in items], progress)
+
+    return Contestant("HF one by one", run)
+
+
+def hf_static(model: PreTrainedModel, max_num_seqs: int) -> Contestant:
+    """HF `generate` on left-padded batches of up to `max_num_seqs` requests."""
+
+    def run(items: Sequence[WorkItem], progress: Progress) -> RunResult:
+        starts = range(0, len(items), max_num_seqs)
+        batches = [items[start : start + max_num_seqs] for start in starts]
+        return _run_batches(model, batches, progress)
+
+    return Contestant("HF static batch", run)
+
+
+def _run_batches(
+    model: PreTrainedModel, batches: Sequence[Sequence[WorkItem]], progress: Progress
+) -> RunResult:
+    start = time.perf_counter()
+    token_ids: list[list[int]] = []
+    token_times: list[list[float]] = []
+    for batch in batches:
+        lengths = [item.params.max_tokens for item in batch]
+        clock = _Clock(lengths, progress)
+        input_ids, attention_mask = left_padded([item.prompt for item in batch])
+        with plain_generation(model, batch[0].params) as options:
+            output = model.generate(
+                input_ids.to(model.device),
+                attention_mask=attention_mask.to(model.device),
+                max_new_tokens=max(lengths),
+                streamer=clock,
+                **options,
+            )
+        new_tokens = output[:, input_ids.shape[1] :].tolist()
+        # Useful are each row's own tokens; the rest was computed for nobody.
+        token_ids += [row[:length] for row, length in zip(new_tokens, lengths, strict=True)]
+        token_times += [[at - start for at in clock.times[:length]] for length in lengths]
+    return RunResult(time.perf_counter() - start, token_ids, token_times)
+
+
+def left_padded(prompts: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask, both `[num_prompts, longest]`, ragged on the left."""
+    longest = max(map(len, prompts))
+    input_ids = torch.zeros(len(prompts), longest, dtype=torch.long)
+    attention_mask = torch.zeros_like(input_ids)
+    for row, prompt in enumerate(prompts):
+        input_ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+        attention_mask[row, longest - len(prompt) :] = 1
+    return input_ids, attention_mask
+
+
+@contextlib.contextmanager
+def plain_generation(model: PreTrainedModel, params: SamplingParams) -> Iterator[dict[str, Any]]:
+    """Take away the model's own generation config for a while: `generate` fills in from it
+    whatever it is not told, its EOS too.
+
+    Yields:
+        The sampling of `params` as keywords of `generate`.
+    """
+    own = model.generation_config
+    model.generation_config = GenerationConfig(pad_token_id=0)
+    options: dict[str, Any] = {"do_sample": False}
+    if not params.is_greedy:
+        options = {
+            "do_sample": True,
+            "temperature": params.temperature,
+            "top_k": max(params.top_k, 0),
+            "top_p": params.top_p,
+        }
+    try:
+        yield options
+    finally:
+        model.generation_config = own
+
+
+class _Clock(BaseStreamer):
+    """A streamer that notes when each token of a batch came."""
+
+    def __init__(self, lengths: Sequence[int], progress: Progress) -> None:
+        self.times: list[float] = []
+        self._lengths = lengths
+        self._progress = progress
+        self._is_prompt = True
+
+    def put(self, value: torch.Tensor) -> None:
+        """One new token of every row; the first call brings the prompts."""
+        if self._is_prompt:
+            self._is_prompt = False
+            return
+        self.times.append(time.perf_counter())
+        self._progress(sum(length >= len(self.times) for length in self._lengths))
+
+    def end(self) -> None:
+        """Nothing is left to do."""

@@ -1,0 +1,1 @@
+"""Requests, plans, the step loop, sampling: what every milestone runs on."""

@@ -1,0 +1,101 @@
+"""From what a user passes to checked token ids. Bad input ends here, with number and limit."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, TypeAlias
+
+from milestone_llm.models.checkpoint import render_chat
+
+from .sampling_params import SamplingParams
+
+Prompt: TypeAlias = str | list[int] | list[dict[str, str]]
+"""Text, token ids, or chat messages (`{"role": ..., "content": ...}`)."""
+
+
+def is_one_prompt(prompts: Any) -> bool:
+    """Whether the argument of `generate` is a single prompt rather than a list of them."""
+    if isinstance(prompts, str | dict) or not hasattr(prompts, "__getitem__"):
+        return True  # what is no prompt at all is told so when it is encoded
+    return len(prompts) > 0 and not isinstance(prompts[0], str | list | tuple)
+
+
+def encode_prompt(tokenizer: Any, prompt: Any, chat: bool) -> list[int]:
+    """Token ids of a prompt of any kind.
+
+    Raises:
+        ValueError: it is no prompt, or text for an engine without a tokenizer.
+    """
+    is_text = isinstance(prompt, str)
+    try:
+        is_messages = not is_text and len(prompt) > 0 and isinstance(prompt[0], dict)
+        if not is_text and not is_messages:
+            return [operator.index(token) for token in prompt]
+    except (TypeError, KeyError) as error:
+        raise ValueError(
+            f"a prompt is text, a list of token ids or a list of messages, got {prompt!r}"
+        ) from error
+    if tokenizer is None:
+        raise ValueError("the engine has no tokenizer: give the prompt as token ids")
+    if is_text and not chat:
+        return list(tokenizer(prompt)["input_ids"])
+    messages = [{"role": "user", "content": prompt}] if is_text else prompt
+    return render_chat(tokenizer, messages)
+
+
+def check_prompt(token_ids: list[int], vocab_size: int, max_model_len: int) -> None:
+    """Refuse token ids that no model step could take.
+
+    Raises:
+        ValueError: no token, a token outside the vocabulary, or no room for one output token.
+    """
+    if not token_ids:
+        raise ValueError("the prompt is empty: it has 0 tokens and needs at least 1")
+    _check_vocabulary("the prompt", token_ids, vocab_size)
+    if len(token_ids) >= max_model_len:
+        raise ValueError(
+            f"the prompt has {len(token_ids)} tokens, but max_model_len={max_model_len} leaves "
+            f"room for at most {max_model_len - 1} and one token of output"
+        )
+
+
+def check_params(
+    params: SamplingParams, vocab_size: int, tokenizer: Any, eos_token_ids: frozenset[int]
+) -> None:
+    """Refuse sampling parameters that do not fit the model.
+
+    Raises:
+        ValueError: a stop token outside the vocabulary, more logprobs than tokens, stop strings
+            without a tokenizer, or `min_tokens` when every token of the vocabulary stops.
+    """
+    _check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
+    if params.logprobs is not None and params.logprobs > vocab_size:
+        raise ValueError(
+            f"logprobs={params.logprobs} exceeds the vocabulary of {vocab_size} tokens"
+        )
+    stop_token_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else eos_token_ids)
+    if params.min_tokens and len(stop_token_ids) >= vocab_size:
+        raise ValueError(
+            f"min_tokens={params.min_tokens} forbids stop tokens, and all {vocab_size} tokens of "
+            "the vocabulary are stop tokens: there is nothing to sample"
+        )
+    if params.stop and tokenizer is None:
+        raise ValueError(f"stop={params.stop!r} needs a tokenizer, and the engine has none")
+
+
+def check_priority(priority: Any) -> None:
+    """Refuse a priority that a queue could not put in order.
+
+    Raises:
+        ValueError: it is not a whole number.
+    """
+    if not isinstance(priority, int):
+        raise ValueError(f"priority must be a whole number, got {priority!r}")
+
+
+def _check_vocabulary(what: str, token_ids: list[int], vocab_size: int) -> None:
+    for token in token_ids:
+        if not 0 <= token < vocab_size:
+            raise ValueError(
+                f"{what} holds token id {token}, but the vocabulary ends at {vocab_size - 1}"
+            )

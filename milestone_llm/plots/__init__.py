@@ -1,0 +1,1 @@
+"""Pictures of traces: timelines and maps of KV memory."""

@@ -1,0 +1,1 @@
+"""A debugger session that carries its own guide, on pdb."""
