@@ -1,4 +1,4 @@
-"""M1: static batching on an unchanged Hugging Face model, and the step loop all milestones share.
+"""M1: static batching on an unchanged Hugging Face model.
 
 from m1_single import LLMEngine, SamplingParams
 engine = LLMEngine("smollm2-135m")
@@ -6,12 +6,10 @@ print(engine.generate("What is the capital of France?", chat=True)[0].text)
 """
 
 from milestone_llm.engine.config import EngineConfig
-from milestone_llm.engine.engine import LLMEngine
-from milestone_llm.engine.request import RequestOutput
+from milestone_llm.engine.outputs import RequestOutput
 from milestone_llm.engine.sampling_params import SamplingParams
 
-__all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]
+from .engine import LLMEngine
 
-__path__.append(
-    f"{__path__[0]}/tools"
-)  # instruments run by short names: `python -m m1_single.timeline`
+__all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]
+__path__.append(f"{__path__[0]}/tools")  # instruments: `python -m m1_single.timeline`

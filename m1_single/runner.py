@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from milestone_llm.engine.plan import StepPlan
+from milestone_llm.engine.plan import LaunchedStep, StepPlan
 from milestone_llm.engine.request import SampledToken
 from milestone_llm.engine.sampling import sample
 
@@ -27,12 +27,8 @@ class ModelRunner:
         self.attention_mask = torch.empty(0, 0, dtype=torch.long, device=self.device)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> dict[str, SampledToken]:
-        """Compute one step.
-
-        Returns:
-            A token for each row that samples, by request id.
-        """
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Compute one step. Its tokens are there when this returns."""
         is_new_batch = bool(plan.admitted)
         input_ids = self._start_batch(plan) if is_new_batch else self._extend_batch(plan)
         position_ids = (self.attention_mask.cumsum(-1) - 1).clamp(min=0)
@@ -46,10 +42,15 @@ class ModelRunner:
         )
         sampling_rows = [index for index, row in enumerate(plan.rows) if row.samples]
         logits = output.logits[sampling_rows, -1]  # [num_sampling_rows, vocab_size]
-        return sample(logits, [plan.rows[index].request for index in sampling_rows])
+        sampled = sample(logits, [plan.rows[index].request for index in sampling_rows])
+        return LaunchedStep(lambda: sampled)
 
-    def recover(self) -> None:
-        """After a step that raised: drop what it left."""
+    def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
+        """A token for each row that samples, by request id."""
+        return launched.wait()
+
+    def reset(self) -> None:
+        """Drop the batch and its keys and values."""
         self.past_key_values = None
 
     def _start_batch(self, plan: StepPlan) -> torch.Tensor:

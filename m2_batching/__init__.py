@@ -1,10 +1,11 @@
 """M2: continuous batching. Who runs is decided at every step; prefill and decode share it.
 
 What changes from M1: the scheduler (iteration-level, Orca section 3.1), the runner and the
-attention function (selective batching, section 3.2), and KV memory (one contiguous slot a request).
+attention function (selective batching, section 3.2), and KV memory (a contiguous region a request).
 """
 
-from m1_single import RequestOutput, SamplingParams
+from milestone_llm.engine.outputs import RequestOutput
+from milestone_llm.engine.sampling_params import SamplingParams
 
 from .config import EngineConfig
 from .engine import LLMEngine

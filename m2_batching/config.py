@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import m1_single
+from milestone_llm.engine import config as base
 
 
 @dataclass(frozen=True)
-class EngineConfig(m1_single.EngineConfig):
+class EngineConfig(base.EngineConfig):
     """Limits and switches of a continuously batching engine."""
 
     policy: str = "fcfs"

@@ -1,22 +1,23 @@
-"""M2's engine: the loop of M1 with another scheduler and another runner."""
+"""M2's engine: the step loop over continuous batching."""
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-import m1_single
+from milestone_llm.engine.engine import BaseEngine
+from milestone_llm.trace.tracer import Tracer
 
 from .config import EngineConfig
+from .region_cache import RegionCache
 from .runner import ModelRunner
 from .scheduler import Scheduler
-from .slot_cache import SlotCache
 
 
-class LLMEngine(m1_single.LLMEngine):
-    """Continuous batching over one contiguous KV slot a request."""
+class LLMEngine(BaseEngine):
+    """Continuous batching over one contiguous KV region a request."""
 
-    milestone: ClassVar[str] = "m2_batching"
-    config_class: ClassVar[type[m1_single.EngineConfig]] = EngineConfig
+    milestone = "m2_batching"
+    config_class = EngineConfig
+    open_trace = staticmethod(Tracer.from_option)
+    config: EngineConfig
 
     def build_scheduler(self) -> Scheduler:
         """Iteration-level scheduling."""
@@ -24,5 +25,5 @@ class LLMEngine(m1_single.LLMEngine):
 
     def build_runner(self) -> ModelRunner:
         """Selective batching."""
-        cache = SlotCache(self.model, self.config.max_num_seqs, self.max_model_len)
+        cache = RegionCache(self.model, self.config.max_num_seqs, self.max_model_len)
         return ModelRunner(self.model, cache)

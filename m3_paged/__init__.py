@@ -5,13 +5,11 @@ function (it reads through block tables), and the scheduler, which may now admit
 grow to full length, and preempts when memory runs out. Completions of one prompt share its blocks.
 """
 
-from m1_single import RequestOutput, SamplingParams
+from milestone_llm.engine.outputs import RequestOutput
+from milestone_llm.engine.sampling_params import SamplingParams
 
 from .config import EngineConfig
 from .engine import LLMEngine
 
 __all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]
-
-__path__.append(
-    f"{__path__[0]}/tools"
-)  # instruments run by short names: `python -m m3_paged.kvmap`
+__path__.append(f"{__path__[0]}/tools")  # instruments: `python -m m3_paged.kvmap`

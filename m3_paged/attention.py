@@ -4,8 +4,8 @@ Plain torch has no kernel that follows a table, so the blocks are first gathered
 then attended to as if they had been contiguous:
 
     table of row 0   [7, 2, 5]   ->  | block 7 | block 2 | block 5 |   mask: the first
-    table of row 1   [1, 4, 0]   ->  | block 1 | block 4 |  (0)    |   context_len positions
-                                      padded with block 0, masked out
+    table of row 1   [1, 4, 1]   ->  | block 1 | block 4 |  (1)    |   context_len positions
+                                      padded with its first block, masked out
 
 That copy of the whole context, at every step and layer, is the price. To keep it low, rows of
 similar length are taken together, a few at a time. M5's kernel reads the blocks where they lie.
@@ -39,7 +39,7 @@ class DecodeGroup:
     rows: torch.Tensor
     """Which of the step's tokens they are, `[num_rows]`."""
     block_tables: torch.Tensor
-    """Padded with block 0, `[num_rows, max_blocks]`."""
+    """Padded with a row's first block, `[num_rows, max_blocks]`."""
     context_lens: torch.Tensor
     """Tokens each row attends to, itself included, `[num_rows]`."""
     _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
@@ -129,7 +129,11 @@ def _decode_groups(rows: list[ScheduledRequest], cache: BlockCache) -> list[Deco
         width = len(rows[order[first]].blocks)
         own = order[first : first + max(1, max_blocks // width)]
         first += len(own)
-        tables = [rows[index].blocks + [0] * (width - len(rows[index].blocks)) for index in own]
+        # Padded with a row's own first block: what others store may hold a NaN, masked or not.
+        tables = [
+            blocks + blocks[:1] * (width - len(blocks))
+            for blocks in (rows[index].blocks for index in own)
+        ]
         groups.append(
             DecodeGroup(
                 rows=torch.tensor(own, device=cache.device),

@@ -7,7 +7,8 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from m2_batching.slot_cache import KVShape
+from milestone_llm.engine.plan import ScheduledRequest, StepPlan
+from milestone_llm.models.kv_shape import KVShape
 
 
 class BlockCache:
@@ -73,33 +74,27 @@ class BlockCache:
         rows = space.view(2, num_rows, -1, self.shape.num_kv_heads, self.shape.head_dim)
         return rows[0].transpose(1, 2), rows[1].transpose(1, 2)
 
-    def copy(self, copies: list[tuple[int, int]]) -> None:
-        """Copy blocks on the device: (from, to) pairs, all read before any is written."""
-        for tensors in (self.keys, self.values):
-            _move(tensors, tensors, copies)
+    def clear_last_blocks(self, rows: list[ScheduledRequest]) -> None:
+        """Put zeros into blocks that a row begins and does not fill.
 
-    def scrub(self) -> set[int]:
-        """Put zeros for NaN and infinity: through the mask they would reach the next owner.
-
-        Returns:
-            The blocks on the device that held any.
+        Attention reads whole blocks and masks what lies beyond a row's context. A masked position
+        still enters as 0 * value, so it must not hold a NaN that an earlier owner left there.
         """
-        is_broken = torch.zeros(self.num_blocks, dtype=torch.bool, device=self.device)
-        for tensor in (*self.keys, *self.values):
-            is_broken |= ~tensor.isfinite().flatten(1).all(1)
-        for tensor in (*self.keys, *self.values, *self.host_keys, *self.host_values):
-            tensor.nan_to_num_(0, 0, 0)
-        return set(is_broken.nonzero().flatten().tolist())
+        begun = []
+        for row in rows:
+            last = (row.end - 1) // self.block_size
+            if row.start <= last * self.block_size and row.end % self.block_size:
+                begun.append(row.blocks[last])
+        if begun:
+            blocks = torch.tensor(begun, device=self.device)
+            for tensor in (*self.keys, *self.values):
+                tensor.index_fill_(0, blocks, 0)
 
-    def swap_out(self, moves: list[tuple[int, int]]) -> None:
-        """Copy (device block, host block) pairs to host memory."""
-        _move(self.keys, self.host_keys, moves)
-        _move(self.values, self.host_values, moves)
-
-    def swap_in(self, moves: list[tuple[int, int]]) -> None:
-        """Copy (host block, device block) pairs back to the device."""
-        _move(self.host_keys, self.keys, moves)
-        _move(self.host_values, self.values, moves)
+    def move_blocks(self, plan: StepPlan) -> None:
+        """Swap out, swap in and copy, in this order: what a plan asks for before its forward."""
+        _move(self.keys + self.values, self.host_keys + self.host_values, plan.swap_outs)
+        _move(self.host_keys + self.host_values, self.keys + self.values, plan.swap_ins)
+        _move(self.keys + self.values, self.keys + self.values, plan.copies)
 
 
 def _move(

@@ -14,22 +14,58 @@ block first gets a copy of it (copy-on-write).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sized
+from typing import Protocol
 
-from milestone_llm.trace.tracer import KVEvent
+from milestone_llm.engine.kv import KVEvent
 
-from .block_pool import BlockPool
+
+class FreeBlocks(Sized, Iterable[int], Protocol):
+    """Blocks that no table holds."""
+
+
+class Pool(Protocol):
+    """The physical blocks: `BlockPool`, or from m4_prefix_chunked on one that remembers content."""
+
+    num_blocks: int
+    ref_counts: list[int]
+    watermark: int
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no table holds."""
+
+    @property
+    def free_blocks(self) -> FreeBlocks:
+        """Those blocks."""
+
+    def allocate(self) -> int:
+        """Take a free block; its reference count becomes 1."""
+
+    def share(self, block: int) -> None:
+        """One more table holds the block."""
+
+    def free(self, block: int) -> None:
+        """One table fewer holds the block."""
+
+    def reset(self) -> None:
+        """All blocks are free."""
 
 
 class BlockManager:
-    """Maps requests to block tables over one `BlockPool`."""
+    """Maps requests to block tables over a pool.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    Args:
+        events: what happens to blocks is appended here.
+    """
+
+    def __init__(self, pool: Pool, block_size: int, events: list[KVEvent]) -> None:
+        self.pool = pool
         self.block_size = block_size
-        self.pool = BlockPool(num_blocks)
-        self.owners: dict[str, list[int]] = {}
-        """Block table of each request that has one."""
+        self.events = events
+        self.block_tables: dict[str, list[int]] = {}
+        """Block table of each request that has one: a list that grows with the request."""
         self.num_copies = 0
-        self.events: list[KVEvent] = []
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens."""
@@ -44,18 +80,22 @@ class BlockManager:
         wanted = self.num_blocks_for(num_tokens)
         return f"{num_tokens} tokens need {wanted} blocks, {self.pool.num_free} are free"
 
-    def blocks_of(self, request_id: str) -> list[int]:
-        """A request's block table: the list itself, which grows with the request."""
-        return self.owners[request_id]
-
     def allocate(self, request_id: str, num_tokens: int) -> None:
         """Give a request a table with room for its first `num_tokens` tokens."""
-        self.owners[request_id] = []
+        self.block_tables[request_id] = []
         self._grow(request_id, num_tokens)
+
+    def adopt(self, request_id: str, blocks: list[int]) -> None:
+        """Give a request a table that begins with blocks whose content it shares."""
+        for block in blocks:
+            self.pool.share(block)
+        self.block_tables[request_id] = list(blocks)
+        if blocks:
+            self.events.append(KVEvent("share", request_id, list(blocks)))
 
     def can_append(self, request_id: str, start: int, end: int) -> bool:
         """Whether tokens `start .. end - 1` can be written, growing and copying as needed."""
-        table = self.owners[request_id]
+        table = self.block_tables[request_id]
         num_new = max(0, self.num_blocks_for(end) - len(table))
         return num_new + len(self._shared_indices(table, start, end)) <= self.pool.num_free
 
@@ -65,7 +105,7 @@ class BlockManager:
         Returns:
             Copies to make before the write, as (from block, to block).
         """
-        table = self.owners[request_id]
+        table = self.block_tables[request_id]
         copies = []
         for index in self._shared_indices(table, start, end):
             shared, own = table[index], self.pool.allocate()
@@ -79,21 +119,24 @@ class BlockManager:
 
     def fork(self, parent_id: str, child_id: str) -> None:
         """Give a child the same table as its parent: same blocks, one more reference each."""
-        table = self.owners[parent_id]
-        for block in table:
-            self.pool.share(block)
-        self.owners[child_id] = list(table)
-        self.events.append(KVEvent("share", child_id, list(table)))
+        self.adopt(child_id, self.block_tables[parent_id])
 
     def free(self, request_id: str) -> None:
         """Drop a request's table, last block first."""
-        table = self.owners.pop(request_id)
+        table = self.block_tables.pop(request_id)
         for block in reversed(table):
             self.pool.free(block)
         self.events.append(KVEvent("free", request_id, table))
 
+    def reset(self) -> None:
+        """Drop all tables, in whatever state the books are."""
+        for request_id, table in self.block_tables.items():
+            self.events.append(KVEvent("free", request_id, table))
+        self.block_tables = {}
+        self.pool.reset()
+
     def _grow(self, request_id: str, num_tokens: int) -> None:
-        table = self.owners[request_id]
+        table = self.block_tables[request_id]
         num_new = self.num_blocks_for(num_tokens) - len(table)
         if num_new > 0:
             new = [self.pool.allocate() for _ in range(num_new)]
@@ -101,13 +144,13 @@ class BlockManager:
             self.events.append(KVEvent("alloc", request_id, new))
 
     def _shared_indices(self, table: list[int], start: int, end: int) -> list[int]:
-        """Which blocks that `start .. end - 1` would write into have other owners too."""
+        """Which blocks that `start .. end - 1` would write into are in other tables too."""
         touched = range(start // self.block_size, min(self.num_blocks_for(end), len(table)))
-        return [index for index in touched if self.pool.is_shared(table[index])]
+        return [index for index in touched if self.pool.ref_counts[table[index]] > 1]
 
     def check_invariants(self) -> None:
         """Assert that reference counts equal table entries, and that free + owned == total."""
-        held = Counter(block for table in self.owners.values() for block in table)
+        held = Counter(block for table in self.block_tables.values() for block in table)
         for block, count in enumerate(self.pool.ref_counts):
             assert held[block] == count, f"block {block}: {held[block]} tables, count {count}"
         free = self.pool.free_blocks

@@ -10,10 +10,14 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.free_blocks = OrderedDict.fromkeys(range(num_blocks))
-        """Free blocks, longest free first; a dict, so that one can be taken from the middle."""
-        self.ref_counts = [0] * num_blocks
         self.watermark = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """All blocks are free, lowest first."""
+        self.free_blocks = OrderedDict.fromkeys(range(self.num_blocks))
+        """Free blocks, longest free first; a dict, so that one can be taken from the middle."""
+        self.ref_counts = [0] * self.num_blocks
 
     @property
     def num_free(self) -> int:
@@ -44,7 +48,3 @@ class BlockPool:
         self.ref_counts[block] -= 1
         if self.ref_counts[block] == 0:
             self.free_blocks[block] = None
-
-    def is_shared(self, block: int) -> bool:
-        """Whether more than one table holds the block, so that nobody may write into it."""
-        return self.ref_counts[block] > 1

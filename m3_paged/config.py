@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import m2_batching
+import m2_batching.config
 
 
 @dataclass(frozen=True)
-class EngineConfig(m2_batching.EngineConfig):
+class EngineConfig(m2_batching.config.EngineConfig):
     """Limits and switches of an engine with paged KV memory. Lengths are in tokens."""
 
     block_size: int = 16

@@ -35,8 +35,8 @@ from milestone_llm.plots.kvmap import draw_kvmap
 from milestone_llm.plots.timeline_spans import arrival_order
 from milestone_llm.trace.console import ConsoleSink
 from milestone_llm.trace.kv_figures import KVFigures
+from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.text import plural
-from milestone_llm.trace.tracer import StepRecord
 
 from .engine import LLMEngine
 

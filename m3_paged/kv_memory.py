@@ -1,33 +1,75 @@
-"""How much KV memory a GPU has room for: run the largest step once and see what is left."""
+"""How much KV memory an engine gets: as configured, or what is of use and fits."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
-from m2_batching.slot_cache import KVShape
-from milestone_llm.engine.plan import ScheduledRequest
+from milestone_llm.engine.plan import ScheduledRequest, StepPlan
 from milestone_llm.engine.request import Request
 from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.models.kv_shape import KVShape
 
 from .block_cache import BlockCache
 from .config import EngineConfig
-from .scheduler import PagedStepPlan
+
+SWAP_SPACE_BYTES = 4 * 2**30
+"""Host memory for swapped KV at most, where nothing is configured: on CUDA it is pinned."""
+
+AnyConfig = TypeVar("AnyConfig", bound=EngineConfig)
+RunOnce = Callable[[BlockCache, StepPlan], object]
+"""Computes a plan over a cache, as the engine's runner will."""
 
 
-def free_tokens_after_profiling(
+def num_kv_blocks(
     model: PreTrainedModel,
     config: EngineConfig,
     max_model_len: int,
-    run: Callable[[BlockCache, PagedStepPlan], object],
+    run_once: RunOnce,
+    useful_kv: int = 1,
+) -> int:
+    """Blocks of KV memory: as configured, or as many as can be of use, if a GPU has them.
+
+    Args:
+        useful_kv: how often the KV of `max_num_seqs` full requests is worth having.
+
+    Raises:
+        ValueError: not even one request of `max_model_len` would fit.
+    """
+    if config.kv_cache_tokens is not None:
+        return config.kv_cache_tokens // config.block_size
+    # Whole blocks a request, so that every request can grow to its full length.
+    num_blocks = config.max_num_seqs * -(-max_model_len // config.block_size)
+    if model.device.type != "cuda":
+        return num_blocks
+    with torch.cuda.device(model.device):
+        num_free = _free_tokens_after_profiling(model, config, max_model_len, run_once)
+    return min(num_free // config.block_size, num_blocks * useful_kv)
+
+
+def with_swap_space(config: AnyConfig, model: PreTrainedModel, num_blocks: int) -> AnyConfig:
+    """The configuration with its swap space settled: as much as the device's KV, at most 4 GiB."""
+    if config.preemption != "swap" or config.swap_space_tokens is not None:
+        return config
+    limit = SWAP_SPACE_BYTES // KVShape.of(model).bytes_per_token
+    return replace(config, swap_space_tokens=min(num_blocks * config.block_size, limit))
+
+
+def _free_tokens_after_profiling(
+    model: PreTrainedModel,
+    config: EngineConfig,
+    max_model_len: int,
+    run_once: RunOnce,
 ) -> int:
     """Tokens of KV that fit into `gpu_memory_utilization` of the GPU beside model and activations.
 
     Args:
-        run: computes a plan over a cache, as the engine's runner will.
+        run_once: computes a plan over a cache, as the engine's runner will.
 
     Raises:
         ValueError: not even one request of `max_model_len` would fit.
@@ -37,7 +79,7 @@ def free_tokens_after_profiling(
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     plan, num_blocks = _largest_step(config, max_model_len)
-    run(BlockCache(model, num_blocks, config.block_size), plan)
+    run_once(BlockCache(model, num_blocks, config.block_size), plan)
     torch.cuda.synchronize()
     bytes_per_token = KVShape.of(model).bytes_per_token
     own_cache = num_blocks * config.block_size * bytes_per_token
@@ -55,9 +97,9 @@ def free_tokens_after_profiling(
     return num_tokens
 
 
-def _largest_step(config: EngineConfig, max_model_len: int) -> tuple[PagedStepPlan, int]:
+def _largest_step(config: EngineConfig, max_model_len: int) -> tuple[StepPlan, int]:
     """A step of `max_num_batched_tokens` prompt tokens, and the blocks that it needs."""
-    plan, num_blocks, budget = PagedStepPlan(), 0, config.max_num_batched_tokens
+    plan, num_blocks, budget = StepPlan(), 0, config.max_num_batched_tokens
     while budget > 0 and len(plan.rows) < config.max_num_seqs:
         num_tokens = min(budget, max_model_len)
         num_own_blocks = -(-num_tokens // config.block_size)

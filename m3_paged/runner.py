@@ -1,33 +1,42 @@
-"""M3's runner: moves blocks as the plan says, then runs M2's flat forward with paged attention."""
+"""M3's runner: moves blocks as the plan says, then M2's flat forward with paged attention."""
 
 from __future__ import annotations
 
 import torch
+from transformers import PreTrainedModel
 
-from m2_batching.runner import ModelRunner as FlatModelRunner
-from milestone_llm.engine.plan import ScheduledRequest, StepPlan
+from m2_batching.runner import decode_rows_first, flat_forward
+from milestone_llm.engine.plan import LaunchedStep, StepPlan
 from milestone_llm.engine.request import SampledToken
+from milestone_llm.models.hf_model import refuse_unsupported
 
 from . import attention
 from .block_cache import BlockCache
-from .scheduler import PagedStepPlan
 
 
-class ModelRunner(FlatModelRunner):
-    """Turns a `PagedStepPlan` into sampled tokens."""
+class ModelRunner:
+    """Turns a `StepPlan` into sampled tokens on a Hugging Face model with our attention."""
 
-    attention_name = attention.NAME
-    cache: BlockCache
+    def __init__(self, model: PreTrainedModel, cache: BlockCache) -> None:
+        refuse_unsupported(model)
+        self.model = model
+        self.cache = cache
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> dict[str, SampledToken]:
-        """Swap and copy blocks, then compute the step."""
-        assert isinstance(plan, PagedStepPlan)
-        self.cache.swap_out(plan.swap_outs)
-        self.cache.swap_in(plan.swap_ins)
-        self.cache.copy(plan.copies)
-        return super().execute(plan)
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Move blocks and compute one step. Its tokens are there when this returns."""
+        self.cache.move_blocks(plan)
+        rows = decode_rows_first(plan)
+        if not rows:
+            return LaunchedStep(dict)
+        self.cache.clear_last_blocks(rows)
+        metadata = attention.AttentionMetadata.build(rows, self.cache)
+        sampled = flat_forward(self.model, rows, attention.NAME, metadata)
+        return LaunchedStep(lambda: sampled)
 
-    def attention_metadata(self, rows: list[ScheduledRequest]) -> attention.AttentionMetadata:
-        """Slots, block tables and lengths of this step."""
-        return attention.AttentionMetadata.build(rows, self.cache)
+    def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
+        """A token for each request that samples, by id."""
+        return launched.wait()
+
+    def reset(self) -> None:
+        """Nothing to do: whoever gets a block next clears what it does not write itself."""

@@ -1,114 +1,64 @@
 """Scheduling when memory is given out block by block: growth, preemption, resumption.
 
 A request is admitted when the blocks for its known tokens are free, and grows as it generates. When
-a running request needs a block and none is free, the most recently admitted one is preempted. Its
-blocks are freed and it is recomputed later, or its KV moves to host memory and back (PagedAttention
-section 4.5): the price of admitting more requests than could all grow to full length.
+a running request needs a block and none is free, the most recently admitted one is preempted: the
+price of admitting more requests than could all grow to full length (PagedAttention, section 4.5).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Any
 
-from m2_batching.scheduler import Scheduler as SlotScheduler
-from milestone_llm.engine.plan import Preemption, ScheduledRequest, StepPlan
-from milestone_llm.engine.request import Request, RequestOutput, RequestStatus, SampledToken
-from milestone_llm.trace.tracer import KVEvent, KVUsage
+from milestone_llm.engine.kv import KVUsage
+from milestone_llm.engine.plan import ScheduledRequest, StepPlan
+from milestone_llm.engine.request import Request, RequestStatus
+from milestone_llm.engine.scheduler import (
+    BaseScheduler,
+    check_completions_fit,
+    check_prompt_fits_step,
+)
 
 from .block_manager import BlockManager
+from .block_pool import BlockPool
 from .config import EngineConfig
+from .kv_usage import check_tables, kv_stats, paged_kv_usage
+from .preemption import Preempter
 
 
-@dataclass
-class PagedStepPlan(StepPlan):
-    """A `StepPlan` with the block moves that come before its forward, in this order."""
-
-    swap_outs: list[tuple[int, int]] = field(default_factory=list)
-    """(device block, host block)"""
-    swap_ins: list[tuple[int, int]] = field(default_factory=list)
-    """(host block, device block)"""
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    """Copy-on-write: (device block, device block)"""
-
-
-class Scheduler(SlotScheduler):
-    """Replaces how running requests get their memory; admission is that of M2."""
-
-    config: EngineConfig
-    kv: BlockManager
+class Scheduler(BaseScheduler):
+    """Running requests first, each with the block it needs; then waiting ones if memory is left."""
 
     def __init__(self, config: EngineConfig, max_model_len: int, num_blocks: int) -> None:
         config.check_holds_one_request(max_model_len, num_blocks)
+        super().__init__(max_model_len, config.policy)
+        self.config = config
         self.num_blocks = num_blocks
-        super().__init__(config, max_model_len)
-        self.host = BlockManager(config.num_host_blocks(num_blocks), config.block_size)
-        """Block tables of swapped requests, in host memory."""
-        self.num_preemptions = 0
-
-    def build_kv_manager(self) -> BlockManager:
-        """Block tables over a pool."""
-        return BlockManager(self.num_blocks, self.config.block_size)
+        self.num_host_blocks = config.num_host_blocks(num_blocks)
+        self.kv = BlockManager(BlockPool(num_blocks), config.block_size, self.events)
+        self.preempter = Preempter(self.kv, self.num_host_blocks)
 
     def validate(self, request: Request) -> None:
-        """Refuse also more completions than may run at once.
-
-        Raises:
-            ValueError: the prompt is larger than a step, or n larger than `max_num_seqs`.
-        """
-        super().validate(request)
-        self.check_n(request)
-
-    def check_n(self, request: Request) -> None:
-        """Completions of a prompt fork from it all at once.
-
-        Raises:
-            ValueError: they are more than may run.
-        """
-        if request.sampling_params.n > self.config.max_num_seqs:
-            raise ValueError(
-                f"n={request.sampling_params.n} completions start together, but "
-                f"max_num_seqs={self.config.max_num_seqs}"
-            )
-
-    def abort(self, request: Request) -> None:
-        """End a request in whatever state it is, also one that was not yet forked."""
-        if request.leader is not None and request in request.leader.forks:
-            request.leader.forks.remove(request)
-            request.finish("abort")
-            self.ended.append(request)
-        else:
-            super().abort(request)
+        """Refuse a prompt that is larger than a step, and completions that could not all run."""
+        check_prompt_fits_step(request, self.config)
+        check_completions_fit(request, self.config)
 
     # -- a step ------------------------------------------------------------------------------
 
-    def schedule(self) -> PagedStepPlan:
-        """Plan the next step: grow the running requests, preempting if need be, then admit."""
-        plan = PagedStepPlan()
-        self._grow_running(plan)
-        if not plan.preempted:  # memory is short: newcomers would only be preempted next
-            self._admit(plan, budget=self.config.max_num_batched_tokens - len(plan.rows))
-        return plan
-
-    def _grow_running(self, plan: PagedStepPlan) -> None:
-        """A row for each running request, the last to be preempted first."""
+    def schedule(self) -> StepPlan:
+        """Plan the next step."""
+        plan = StepPlan()
         for request in self.by_seniority():
-            if request.status is RequestStatus.RUNNING and self._make_room(request, plan):
-                plan.rows.append(self._row(request))
-
-    def _make_room(self, request: Request, plan: PagedStepPlan) -> bool:
-        """Get the blocks for a running request's next token, preempting as long as it takes.
-
-        Returns:
-            False if the request had to go itself.
-        """
-        start, end = request.num_computed_tokens, request.num_tokens
-        while not self.kv.can_append(request.request_id, start, end):
-            victim = self.by_seniority()[-1]
-            self._preempt(victim, plan, f"no free block for {request.request_id}")
-            if victim is request:
-                return False
-        plan.copies += self.kv.append(request.request_id, start, end)
-        return True
+            is_running = request.status is RequestStatus.RUNNING  # not preempted for a senior one
+            if is_running and self._make_room(request, plan):
+                self._add_row(request, plan)
+        if plan.preempted:  # memory is short: newcomers would only be preempted next
+            return plan
+        budget = self.config.max_num_batched_tokens - len(plan.rows)
+        while self.waiting and self.reason_to_wait(self.waiting.peek(), budget) is None:
+            request = self.waiting.pop()
+            budget -= request.num_uncomputed_tokens
+            self._admit(request, plan)
+        return plan
 
     def by_seniority(self) -> list[Request]:
         """Running requests; the last is the victim when memory runs out.
@@ -120,121 +70,88 @@ class Scheduler(SlotScheduler):
             return sorted(self.running, key=self.waiting.key)
         return list(self.running)
 
-    def _preempt(self, victim: Request, plan: PagedStepPlan, reason: str) -> None:
-        """Take a running request's blocks; it goes back to the queue and keeps its tokens."""
-        plan.preempted.append(Preemption(victim, reason))
-        self.num_preemptions += 1
-        victim.metrics.num_preemptions += 1
-        self.running.remove(victim)
-        num_tokens = victim.num_computed_tokens
-        if self.config.preemption == "swap" and self.host.can_allocate(num_tokens):
-            self._swap_out(victim, plan)
-        else:
-            victim.status = RequestStatus.WAITING
-            victim.num_computed_tokens = 0
-        self.kv.free(victim.request_id)
-        self.waiting.add(victim)
+    def _make_room(self, request: Request, plan: StepPlan) -> bool:
+        """Get the blocks for a running request's next token, preempting as long as it takes.
 
-    def _swap_out(self, request: Request, plan: PagedStepPlan) -> None:
-        request.status = RequestStatus.SWAPPED
-        self.host.allocate(request.request_id, request.num_computed_tokens)
-        blocks = self.kv.blocks_of(request.request_id)
-        # A prompt that is computed in chunks (from M4 on) also has blocks that are still empty.
-        moves = list(zip(blocks, self.host.blocks_of(request.request_id), strict=False))
-        plan.swap_outs += moves
-        self.kv.events.append(KVEvent("swap_out", request.request_id, [b for b, _ in moves]))
-
-    def _start(self, request: Request, plan: StepPlan) -> ScheduledRequest:
-        """Admit a new request, or resume a preempted one."""
-        assert isinstance(plan, PagedStepPlan)
-        is_swapped = request.status is RequestStatus.SWAPPED
-        row = super()._start(request, plan)
-        if is_swapped:
-            # The table has room for the next token too; only what was swapped out comes back.
-            moves = list(zip(self.host.blocks_of(request.request_id), row.blocks, strict=False))
-            plan.swap_ins += moves
-            self.host.free(request.request_id)
-            self.kv.events.append(KVEvent("swap_in", request.request_id, [b for _, b in moves]))
-        if request.metrics.num_preemptions:
-            plan.resumed.append(plan.admitted.pop())
-        else:
-            plan.admitted += request.forks
-        return row
+        Returns:
+            False if the request had to go itself.
+        """
+        start, end = request.num_computed_tokens, request.num_tokens
+        while not self.kv.can_append(request.request_id, start, end):
+            victim = self.by_seniority()[-1]
+            self.preempter.preempt(victim, plan, f"no free block for {request.request_id}")
+            self.running.remove(victim)
+            self.waiting.add(victim)
+            if victim is request:
+                return False
+        plan.copies += self.kv.append(request.request_id, start, end)
+        return True
 
     def reason_to_wait(self, request: Request, budget: int) -> str | None:
-        """Why a request and its forks cannot join a step; None if they can."""
-        return self.no_seat_reason(request) or super().reason_to_wait(request, budget)
-
-    def no_seat_reason(self, request: Request) -> str | None:
-        """Why too many run already for a request and its forks to start; None if they can."""
+        """Why a request and its forks cannot join a step that has `budget` tokens left."""
         num_running = len(self.running) + sum(len(running.forks) for running in self.running)
         if num_running + len(request.forks) >= self.config.max_num_seqs:
             return f"max_num_seqs={self.config.max_num_seqs}, {num_running} are running"
+        num_new_tokens = request.num_uncomputed_tokens
+        if num_new_tokens > budget:
+            return f"it needs {num_new_tokens} tokens, the step has {budget} left"
+        if not self.kv.can_allocate(request.num_tokens):
+            return f"no KV memory: {self.kv.describe(request.num_tokens)}"
         return None
 
-    def update(self, plan: StepPlan, sampled: dict[str, SampledToken]) -> list[RequestOutput]:
-        """As before; and where a prompt is complete, its further completions fork from it."""
-        leaders = [row.request for row in plan.rows if row.samples and row.request.forks]
-        for leader in leaders:
-            for fork in leader.forks:
-                self.kv.fork(leader.request_id, fork.request_id)
-                fork.status = RequestStatus.RUNNING
-                fork.num_computed_tokens = leader.num_tokens
-                self.running.append(fork)
-        outputs = super().update(plan, sampled)
-        for leader in leaders:
-            leader.forks = []
-        return outputs
+    def _admit(self, request: Request, plan: StepPlan) -> None:
+        """Give a new or preempted request blocks for all its tokens, and a row."""
+        is_new = not request.metrics.num_preemptions
+        self.kv.allocate(request.request_id, request.num_tokens)
+        if request.status is RequestStatus.SWAPPED:
+            self.preempter.swap_in(request, plan)
+        request.status = RequestStatus.RUNNING
+        self.running.append(request)
+        if is_new:
+            plan.admitted.append(request)
+        else:
+            plan.resumed.append(request)
+        self._add_row(request, plan)
 
-    def fail(self, plan: StepPlan) -> list[RequestOutput]:
-        """As before; and whoever was swapped out in this step is recomputed: the copy is void."""
-        for preemption in plan.preempted:
-            request = preemption.request
-            if request.status is RequestStatus.SWAPPED:
-                self.host.free(request.request_id)
-                request.status = RequestStatus.WAITING
-                request.num_computed_tokens = 0
-        return super().fail(plan)
+    def _add_row(self, request: Request, plan: StepPlan) -> None:
+        """All known tokens of a request whose KV is not there yet: its prompt, or the last one."""
+        row = ScheduledRequest(
+            request,
+            start=request.num_computed_tokens,
+            num_new_tokens=request.num_uncomputed_tokens,
+            blocks=self.kv.block_tables[request.request_id],
+        )
+        plan.rows.append(row)
+        # The prompt is complete with this step: its further completions start from its KV.
+        for fork in request.forks:
+            self.kv.fork(request.request_id, fork.request_id)
+            fork.status = RequestStatus.RUNNING
+            self.running.append(fork)
+            plan.admitted.append(fork)
+        request.forks = []
 
-    def _release(self, finished: list[Request]) -> None:
-        """Free the blocks of requests that are done, on the device or in host memory."""
-        super()._release(finished)
-        for request in finished:
-            if request.request_id in self.host.owners:
-                self.host.free(request.request_id)
+    # -- KV memory ---------------------------------------------------------------------------
 
-    # -- what the tracer asks ----------------------------------------------------------------
+    def free_memory(self, request: Request) -> None:
+        """Give back a request's blocks, on the device or in host memory."""
+        if request.request_id in self.kv.block_tables:
+            self.kv.free(request.request_id)
+        self.preempter.free(request.request_id)
 
-    def drain_events(self) -> list[KVEvent]:
-        """Events of device blocks; those of host blocks show as swaps."""
-        self.host.events.clear()
-        return super().drain_events()
+    def reset_memory(self) -> None:
+        """Give back all blocks."""
+        self.kv.reset()
+        self.preempter.reset()
 
     def kv_usage(self) -> KVUsage:
         """KV memory in blocks. Waste is at most one partly filled block a request."""
-        pool = self.kv.pool
-        return KVUsage(
-            unit="block",
-            total=pool.num_blocks,
-            used=pool.num_used,
-            watermark=pool.watermark,
-            reserved_tokens=pool.num_used * self.config.block_size,
-            stored_tokens=sum(self.block_fill().values()),
-        )
+        return paged_kv_usage(self.kv, self.running)
 
-    def block_fill(self) -> dict[int, int]:
-        """Tokens stored in each used block; a shared block counts once."""
-        fill: dict[int, int] = {}
-        size = self.config.block_size
-        for request in self.running:
-            for index, block in enumerate(self.kv.blocks_of(request.request_id)):
-                stored = min(size, max(0, request.num_computed_tokens - index * size))
-                fill[block] = max(stored, fill.get(block, 0))
-        return fill
+    def stats(self) -> dict[str, Any]:
+        """Preemptions, copies, and what blocks reserve beyond what they store."""
+        return kv_stats(self.kv, self.preempter, self.running)
 
     def check_invariants(self) -> None:
-        """Assert that no block is lost, on the device or in host memory."""
-        super().check_invariants()
-        self.host.check_invariants()
-        swapped = {r.request_id for r in self.waiting if r.status is RequestStatus.SWAPPED}
-        assert swapped == set(self.host.owners), "host blocks belong to swapped requests"
+        """Assert that no block is lost and that tables belong to running or swapped requests."""
+        check_tables(self.kv, self.preempter, self.running, self.waiting)
+        assert len(self.running) <= self.config.max_num_seqs

@@ -5,13 +5,11 @@ the scheduler divides a budget of tokens among rows, so that a long prompt is co
 beside the decode rows of others. The runner and attention are M3's.
 """
 
-from m1_single import RequestOutput, SamplingParams
+from milestone_llm.engine.outputs import RequestOutput
+from milestone_llm.engine.sampling_params import SamplingParams
 
 from .config import EngineConfig
 from .engine import LLMEngine
 
 __all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]
-
-__path__.append(
-    f"{__path__[0]}/tools"
-)  # instruments run by short names: `python -m m4_prefix_chunked.stress`
+__path__.append(f"{__path__[0]}/tools")  # instruments: `python -m m4_prefix_chunked.stress`

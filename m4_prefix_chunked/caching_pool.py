@@ -8,46 +8,79 @@ h(c) -> 9   free, cached           a hit on h(b) takes 2 off the list, from wher
 
 from __future__ import annotations
 
-from m3_paged.block_pool import BlockPool
+from collections import OrderedDict
+
+from milestone_llm.engine.kv import KVEvent
 
 
-class CachingBlockPool(BlockPool):
-    """Blocks with reference counts and content hashes. Every operation takes O(1)."""
+class CachingBlockPool:
+    """Blocks 0 .. num_blocks - 1 with reference counts and content hashes. All in O(1).
 
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks)
+    Args:
+        events: evictions are appended here.
+    """
+
+    def __init__(self, num_blocks: int, events: list[KVEvent]) -> None:
+        self.num_blocks = num_blocks
+        self.events = events
+        self.watermark = 0
+        self.num_evictions = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """All blocks are free, lowest first, and what they hold is forgotten."""
+        self.free_blocks = OrderedDict.fromkeys(range(self.num_blocks))
+        """Free blocks, longest free first; a dict, so that one can be taken from the middle."""
+        self.ref_counts = [0] * self.num_blocks
         self.block_of: dict[bytes, int] = {}
         self.hash_of: dict[int, bytes] = {}
         self.num_cached_free = 0
         """Free blocks whose content can still be found."""
-        self.evicted: list[int] = []
-        """Blocks that lost their content to an allocation since the manager last asked."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no table holds."""
+        return len(self.free_blocks)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that at least one table holds."""
+        return self.num_blocks - self.num_free
 
     def allocate(self) -> int:
         """Take the block that has been free the longest; what it cached is forgotten."""
-        block = super().allocate()
+        block, _ = self.free_blocks.popitem(last=False)
+        assert self.ref_counts[block] == 0, f"block {block} is free and has owners"
         if block in self.hash_of:
-            self.num_cached_free -= 1
+            self.num_evictions += 1
             self.forget(block)
-            self.evicted.append(block)
+            self.events.append(KVEvent("evict", None, [block]))
+        self._take(block)
         return block
 
     def share(self, block: int) -> None:
         """One more table holds the block; a free one comes off the free list."""
-        if self.ref_counts[block] == 0:
-            assert block in self.hash_of, f"block {block} is free and its content forgotten"
-            del self.free_blocks[block]
-            self.num_cached_free -= 1
-            self.ref_counts[block] = 1
-            self.watermark = max(self.watermark, self.num_used)
-        else:
-            super().share(block)
+        if self.ref_counts[block]:
+            self.ref_counts[block] += 1
+            return
+        assert block in self.hash_of, f"block {block} is free and its content forgotten"
+        del self.free_blocks[block]
+        self.num_cached_free -= 1
+        self._take(block)
+
+    def _take(self, block: int) -> None:
+        self.ref_counts[block] = 1
+        self.watermark = max(self.watermark, self.num_used)
 
     def free(self, block: int) -> None:
         """One table fewer holds the block; after the last it is free, its content kept."""
-        super().free(block)
-        if self.ref_counts[block] == 0 and block in self.hash_of:
-            self.num_cached_free += 1
+        assert self.ref_counts[block] > 0, f"block {block} is freed twice"
+        self.ref_counts[block] -= 1
+        if self.ref_counts[block] == 0:
+            self.free_blocks[block] = None
+            self.num_cached_free += block in self.hash_of
+
+    # -- content -----------------------------------------------------------------------------
 
     def remember(self, block: int, block_hash: bytes) -> bool:
         """Make a used block findable, unless another block has the same content already.
@@ -66,8 +99,8 @@ class CachingBlockPool(BlockPool):
         self.num_cached_free -= self.ref_counts[block] == 0
         del self.block_of[self.hash_of.pop(block)]
 
-    def forget_all(self) -> None:
-        """Make every block unfindable. The caller has made sure that none is in use."""
-        self.block_of.clear()
-        self.hash_of.clear()
-        self.num_cached_free = 0
+    def check_invariants(self) -> None:
+        """Assert that hashes and blocks map one to one and cached free blocks are counted."""
+        assert {block: h for h, block in self.block_of.items()} == self.hash_of
+        num_cached_free = sum(block in self.hash_of for block in self.free_blocks)
+        assert num_cached_free == self.num_cached_free, "cached free blocks miscounted"

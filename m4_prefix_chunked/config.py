@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import m3_paged
+import m3_paged.config
 
 
 @dataclass(frozen=True)
-class EngineConfig(m3_paged.EngineConfig):
+class EngineConfig(m3_paged.config.EngineConfig):
     """Limits and switches of an engine with prefix caching and chunked prefill."""
 
     enable_prefix_caching: bool = True

@@ -41,7 +41,8 @@ from milestone_llm.engine.request import Request
 from milestone_llm.engine.sampling_params import SamplingParams
 from milestone_llm.models.checkpoint import LoadedModel, load_model
 from milestone_llm.plots.timeline import draw_timeline
-from milestone_llm.trace.tracer import StepRecord, Tracer
+from milestone_llm.trace.records import StepRecord
+from milestone_llm.trace.tracer import Tracer
 
 from .engine import LLMEngine
 

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
-import m3_paged
+from m3_paged.block_cache import BlockCache
+from m3_paged.kv_memory import num_kv_blocks, with_swap_space
+from m3_paged.runner import ModelRunner
+from milestone_llm.engine.engine import BaseEngine
+from milestone_llm.engine.plan import StepPlan
+from milestone_llm.trace.tracer import Tracer
 
 from .config import EngineConfig
 from .scheduler import Scheduler
 
+USEFUL_KV = 16
+"""KV memory worth having, in full batches: what running requests leave free remembers prefixes."""
 
-class LLMEngine(m3_paged.LLMEngine):
+
+class LLMEngine(BaseEngine):
     """Prefix caching and chunked prefill over KV blocks."""
 
-    milestone: ClassVar[str] = "m4_prefix_chunked"
-    config_class: ClassVar[type[m3_paged.EngineConfig]] = EngineConfig
-    useful_kv: ClassVar[int] = 16  # what running requests leave free remembers earlier prefixes
+    milestone = "m4_prefix_chunked"
+    config_class = EngineConfig
+    open_trace = staticmethod(Tracer.from_option)
+    config: EngineConfig
+    scheduler: Scheduler
 
     def build_scheduler(self) -> Scheduler:
         """Scheduling by blocks and by a token budget."""
-        num_blocks = self._num_kv_blocks()
+        num_blocks = num_kv_blocks(
+            self.model, self.config, self.max_model_len, self._run_once, USEFUL_KV
+        )
+        self.config = with_swap_space(self.config, self.model, num_blocks)
         return Scheduler(self.config, self.max_model_len, num_blocks)
+
+    def build_runner(self) -> ModelRunner:
+        """Paged attention."""
+        num_blocks, num_host_blocks = self.scheduler.num_blocks, self.scheduler.num_host_blocks
+        cache = BlockCache(self.model, num_blocks, self.config.block_size, num_host_blocks)
+        return ModelRunner(self.model, cache)
+
+    def _run_once(self, cache: BlockCache, plan: StepPlan) -> None:
+        """Compute a plan over some cache, to see how much memory that takes."""
+        ModelRunner(self.model, cache).launch(plan)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached KV, for instance after the weights changed.
@@ -29,17 +50,4 @@ class LLMEngine(m3_paged.LLMEngine):
             False, with nothing done, while blocks are in use, on the device or by swapped requests
             in host memory: finish or abort the requests first.
         """
-        return not self.scheduler.host.owners and self.scheduler.kv.reset()
-
-    def _recover(self) -> None:
-        """As before; and nobody is to find a block whose content was no number."""
-        self.scheduler.kv.forget_blocks(self.runner.recover())
-
-    def stats(self) -> dict[str, Any]:
-        """As before, with `prefix_cache`: queries, hits, hit rate, tokens saved, evictions."""
-        stats = super().stats()
-        counts = self.scheduler.kv.counts
-        queried = counts["queried_tokens"]
-        hit_rate = counts["saved_tokens"] / queried if queried else 0.0
-        stats["prefix_cache"] = {**counts, "hit_rate": hit_rate}
-        return stats
+        return self.scheduler.reset_prefix_cache()

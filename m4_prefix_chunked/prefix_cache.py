@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from dataclasses import dataclass
 
 from m3_paged.block_manager import BlockManager
 from milestone_llm.engine.request import Request
-from milestone_llm.trace.tracer import KVEvent
 
 from .caching_pool import CachingBlockPool
 
@@ -26,115 +26,120 @@ def hash_block(parent: bytes, token_ids: list[int]) -> bytes:
     return hashlib.sha256(parent + array("q", token_ids).tobytes()).digest()
 
 
-class PrefixCache(BlockManager):
-    """Block tables over a pool that remembers content.
+@dataclass(frozen=True)
+class PrefixHit:
+    """What is cached of a request's known tokens."""
+
+    blocks: list[int]
+    num_tokens: int
+    """Tokens that the blocks save: all but one if everything is cached, since the last token's
+    logits are wanted and so it is computed."""
+
+
+class PrefixCache:
+    """Finds blocks by content, and remembers the content of blocks that fill up.
 
     A block becomes findable when the step that completes it is *planned*: rows of the same step
     may share it, since every layer writes the keys and values of all rows before any row attends.
+
+    Args:
+        kv: the block tables; its pool is `pool`.
     """
 
-    pool: CachingBlockPool
-
-    def __init__(self, num_blocks: int, block_size: int, is_enabled: bool = True) -> None:
-        super().__init__(num_blocks, block_size)
-        self.pool = CachingBlockPool(num_blocks)
+    def __init__(self, kv: BlockManager, pool: CachingBlockPool, is_enabled: bool = True) -> None:
+        self.kv = kv
+        self.pool = pool
         self.is_enabled = is_enabled
+        self.counts = dict.fromkeys(("queries", "hits", "queried_tokens", "saved_tokens"), 0)
+        self.reset_requests()
+
+    def reset_requests(self) -> None:
+        """No request is known any more."""
         self.hashes: dict[str, list[bytes]] = {}
         """Per request, hashes of its full blocks as far as they were needed."""
+        self.num_findable: dict[str, int] = {}
+        """Per request with a block table, how many of its blocks have been made findable."""
         self.pending: set[int] = set()
         """Blocks that the step being planned completes: findable, but not yet written."""
-        self.rewritten: set[int] = set()
-        """Findable blocks whose last token the step being planned computes again, in place."""
-        self.counts = dict.fromkeys(
-            ("queries", "hits", "queried_tokens", "saved_tokens", "evictions"), 0
-        )
 
     def begin_step(self) -> None:
         """The blocks of the step before have been written."""
         self.pending.clear()
-        self.rewritten.clear()
 
-    def find_prefix(self, request: Request) -> tuple[list[int], int]:
-        """The longest cached prefix of a request's known tokens.
-
-        Returns:
-            Its blocks, and the tokens that they save: all but one if everything is cached, since
-            the last token's logits are wanted and so it is computed.
-        """
+    def find(self, request: Request) -> PrefixHit:
+        """The longest cached prefix of a request's known tokens."""
         blocks: list[int] = []
         if not self.is_enabled:
-            return blocks, 0
-        for index in range(request.num_tokens // self.block_size):
+            return PrefixHit(blocks, 0)
+        num_known, size = len(request.token_ids), self.kv.block_size
+        for index in range(num_known // size):
             block = self.pool.block_of.get(self._hash(request, index))
             if block is None:
                 break
             blocks.append(block)
-        num_cached = len(blocks) * self.block_size
-        if num_cached == request.num_tokens:
+        num_tokens = len(blocks) * size
+        if num_tokens == num_known:
             if blocks[-1] in self.pending:  # it must be copied before this step's forward: too soon
-                return blocks[:-1], num_cached - self.block_size
-            num_cached -= 1
-        return blocks, num_cached
+                return PrefixHit(blocks[:-1], num_tokens - size)
+            num_tokens -= 1
+        return PrefixHit(blocks, num_tokens)
 
-    def can_allocate_with_prefix(self, request: Request) -> bool:
+    def can_allocate(self, request: Request, hit: PrefixHit) -> bool:
         """Whether a table for all known tokens fits, given what is cached of them."""
-        blocks, num_cached = self.find_prefix(request)
-        num_new = self.num_blocks_for(request.num_tokens) - len(blocks)
-        if num_cached < len(blocks) * self.block_size:  # the last block will be written into
-            num_new += self.pool.ref_counts[blocks[-1]] > 0
-        num_revived = sum(self.pool.ref_counts[block] == 0 for block in blocks)
+        num_new = self.kv.num_blocks_for(request.num_tokens) - len(hit.blocks)
+        if hit.num_tokens < len(hit.blocks) * self.kv.block_size:  # the last one is written into
+            num_new += self.pool.ref_counts[hit.blocks[-1]] > 0
+        num_revived = sum(self.pool.ref_counts[block] == 0 for block in hit.blocks)
         return num_new + num_revived <= self.pool.num_free
 
-    def allocate_with_prefix(self, request: Request) -> tuple[int, list[tuple[int, int]]]:
-        """Give a request a table for all known tokens that begins with what is cached of them.
+    def allocate(self, request: Request, hit: PrefixHit) -> list[tuple[int, int]]:
+        """Give a request a table for all known tokens that begins with the hit's blocks.
 
         Returns:
-            Tokens saved, and copies to make before the forward, as (from block, to block).
+            Copies to make before the forward, as (from block, to block).
         """
-        blocks, num_cached = self.find_prefix(request)
         self.counts["queries"] += self.is_enabled
-        self.counts["hits"] += num_cached > 0
+        self.counts["hits"] += hit.num_tokens > 0
         self.counts["queried_tokens"] += request.num_tokens * self.is_enabled
-        self.counts["saved_tokens"] += num_cached
-        for block in blocks:  # before anything is allocated, which could evict them
-            self.pool.share(block)
-        self.owners[request.request_id] = list(blocks)
-        if blocks:
-            self.events.append(KVEvent("share", request.request_id, list(blocks)))
-        copies = self.append(request.request_id, num_cached, request.num_tokens)
-        if num_cached < len(blocks) * self.block_size and not copies:
-            self.rewritten.add(blocks[-1])
-        return num_cached, copies
+        self.counts["saved_tokens"] += hit.num_tokens
+        # Shared before anything is allocated, which could evict them.
+        self.kv.adopt(request.request_id, hit.blocks)
+        self.num_findable[request.request_id] = len(hit.blocks)
+        return self.kv.append(request.request_id, hit.num_tokens, request.num_tokens)
 
-    def cache_full_blocks(self, request: Request, start: int, end: int) -> None:
-        """Make the blocks findable that a row computing tokens `start .. end - 1` completes."""
+    def make_findable(self, request: Request, end: int) -> None:
+        """Make the blocks findable that tokens `.. end - 1` fill, as far as the tokens are known.
+
+        A block is found by its tokens. One whose last token is still being sampled has to wait
+        until the next call.
+        """
         if not self.is_enabled:
             return
-        table = self.owners[request.request_id]
-        for index in range(start // self.block_size, end // self.block_size):
+        table = self.kv.block_tables[request.request_id]
+        first = self.num_findable.get(request.request_id, 0)
+        num_full = min(end, len(request.token_ids)) // self.kv.block_size
+        for index in range(first, num_full):
             if self.pool.remember(table[index], self._hash(request, index)):
                 self.pending.add(table[index])
+        self.num_findable[request.request_id] = max(first, num_full)
 
-    def forget_pending(self) -> None:
-        """The step that was to write these blocks failed."""
-        self.forget_blocks(self.pending | self.rewritten)
-        self.begin_step()
+    def forget_blocks(self, request: Request) -> None:
+        """Nobody is to find the blocks of a request that went wrong; their owners keep them."""
+        for block in self.kv.block_tables[request.request_id]:
+            if block in self.pool.hash_of:
+                self.pool.forget(block)
 
-    def forget_blocks(self, blocks: set[int]) -> None:
-        """Nobody is to find these blocks; their owners keep them."""
-        for block in blocks & self.pool.hash_of.keys():
-            self.pool.forget(block)
+    def release(self, request: Request) -> None:
+        """A request's table is about to go. Its blocks stay findable."""
+        self.num_findable.pop(request.request_id, None)
+        if request.is_finished:
+            self.hashes.pop(request.request_id, None)
 
-    def forget_request(self, request_id: str) -> None:
-        """A request is finished: drop its hashes (not its blocks, which others may find)."""
-        self.hashes.pop(request_id, None)
-
-    def reset(self) -> bool:
-        """Forget all cached content. Refused (False) while any block is in use."""
-        if self.pool.num_used:
-            return False
-        self.pool.forget_all()
-        return True
+    def stats(self) -> dict[str, float]:
+        """Queries, hits, hit rate, tokens asked for and saved, blocks evicted."""
+        queried, saved = self.counts["queried_tokens"], self.counts["saved_tokens"]
+        hit_rate = saved / queried if queried else 0.0
+        return {**self.counts, "evictions": self.pool.num_evictions, "hit_rate": hit_rate}
 
     def _hash(self, request: Request, index: int) -> bytes:
         """Hash of a request's full block; each is computed once."""
@@ -142,20 +147,7 @@ class PrefixCache(BlockManager):
         while len(hashes) <= index:
             salt = request.sampling_params.cache_salt.encode("utf-8", "surrogatepass")
             parent = hashes[-1] if hashes else hashlib.sha256(salt).digest()
-            first = len(hashes) * self.block_size
-            hashes.append(hash_block(parent, request.token_ids[first : first + self.block_size]))
+            first = len(hashes) * self.kv.block_size
+            tokens = request.token_ids[first : first + self.kv.block_size]
+            hashes.append(hash_block(parent, tokens))
         return hashes[index]
-
-    def take_evictions(self) -> list[int]:
-        """Blocks whose content was given up since the last call."""
-        evicted, self.pool.evicted = self.pool.evicted, []
-        self.counts["evictions"] += len(evicted)
-        return evicted
-
-    def check_invariants(self) -> None:
-        """Assert also that hashes and blocks map one to one and cached free blocks are counted."""
-        super().check_invariants()
-        pool = self.pool
-        assert {block: h for h, block in pool.block_of.items()} == pool.hash_of
-        num_cached_free = sum(block in pool.hash_of for block in pool.free_blocks)
-        assert num_cached_free == pool.num_cached_free, "cached free blocks miscounted"

@@ -3,47 +3,59 @@
 A step has a budget of tokens. Decode rows take one each, so that nobody's next token waits for
 somebody's prompt; what is left goes to prompts in order, as large a chunk of each as fits. A chunk
 that does not reach the last known token samples nothing.
+
+    budget 8   | d d d | P P P P P |     three decode rows, five tokens of a prompt of twelve
+    budget 8   | d d d | P P P P P |
+    budget 8   | d d d | P P | Q Q Q |   its last two sample a token; the next prompt begins
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
-from m3_paged.scheduler import PagedStepPlan
-from m3_paged.scheduler import Scheduler as PagedScheduler
+from m3_paged.block_manager import BlockManager
+from m3_paged.kv_usage import check_tables, kv_stats, paged_kv_usage
+from m3_paged.preemption import Preempter
+from milestone_llm.engine.kv import KVUsage
 from milestone_llm.engine.plan import ScheduledRequest, StepPlan
-from milestone_llm.engine.request import Request, RequestOutput, RequestStatus
-from milestone_llm.trace.tracer import KVEvent, KVUsage
+from milestone_llm.engine.request import Request, RequestStatus
+from milestone_llm.engine.scheduler import (
+    BaseScheduler,
+    check_completions_fit,
+    check_prompt_fits_step,
+)
 
+from .caching_pool import CachingBlockPool
 from .config import EngineConfig
-from .prefix_cache import PrefixCache
+from .prefix_cache import PrefixCache, PrefixHit
 
 
-class Scheduler(PagedScheduler):
-    """Replaces how the token budget is divided, and what an admitted request must compute."""
+class Scheduler(BaseScheduler):
+    """Decode rows first, then prompts under way, then waiting requests, within a token budget."""
 
-    config: EngineConfig
-    kv: PrefixCache
-
-    def build_kv_manager(self) -> PrefixCache:
-        """Block tables over a pool that remembers content."""
-        return PrefixCache(
-            self.num_blocks, self.config.block_size, self.config.enable_prefix_caching
-        )
+    def __init__(self, config: EngineConfig, max_model_len: int, num_blocks: int) -> None:
+        config.check_holds_one_request(max_model_len, num_blocks)
+        super().__init__(max_model_len, config.policy)
+        self.config = config
+        self.num_blocks = num_blocks
+        self.num_host_blocks = config.num_host_blocks(num_blocks)
+        pool = CachingBlockPool(num_blocks, self.events)
+        self.kv = BlockManager(pool, config.block_size, self.events)
+        self.prefix_cache = PrefixCache(self.kv, pool, config.enable_prefix_caching)
+        self.preempter = Preempter(self.kv, self.num_host_blocks)
 
     def validate(self, request: Request) -> None:
-        """With chunked prefill a prompt may be longer than a step."""
-        if self.config.enable_chunked_prefill:
-            self.check_n(request)
-        else:
-            super().validate(request)
+        """Refuse completions that could not all run, and a prompt that no chunks can carry."""
+        check_completions_fit(request, self.config)
+        if not self.config.enable_chunked_prefill:
+            check_prompt_fits_step(request, self.config)
 
     # -- a step ------------------------------------------------------------------------------
 
-    def schedule(self) -> PagedStepPlan:
-        """Plan the next step: decode rows, chunks already begun, then waiting requests."""
-        plan, budget = PagedStepPlan(), self.config.max_num_batched_tokens
-        self.kv.begin_step()
+    def schedule(self) -> StepPlan:
+        """Plan the next step."""
+        plan, budget = StepPlan(), self.config.max_num_batched_tokens
+        self.prefix_cache.begin_step()
         if self.config.prefill_policy == "prefill_first":
             self._prefill(plan, budget)
             if not plan.rows:
@@ -53,93 +65,146 @@ class Scheduler(PagedScheduler):
             self._prefill(plan, budget)
         return plan
 
-    def _decode(self, plan: PagedStepPlan, budget: int) -> int:
+    def _decode(self, plan: StepPlan, budget: int) -> int:
         """A row for each running request that lacks only its last token. Returns what is left."""
         for request in self.by_seniority():
             is_running = request.status is RequestStatus.RUNNING  # not preempted for a senior one
-            if not budget or not is_running or not self.is_decoding(request):
+            if not budget or not is_running or request.num_uncomputed_tokens != 1:
                 continue
             if self._make_room(request, plan):
-                budget -= self._add_row(plan, self._row(request), budget)
+                budget -= self._add_row(request, plan, budget)
         return budget
 
-    def _prefill(self, plan: PagedStepPlan, budget: int) -> None:
+    def _prefill(self, plan: StepPlan, budget: int) -> None:
         """The next chunk of each prompt that is under way, then new prompts."""
         for request in self.by_seniority():
-            if budget and self.is_prefilling(request):  # its blocks were reserved at admission
-                budget -= self._add_row(plan, self._row(request), budget)
-        if not plan.preempted:
-            self._admit(plan, budget)
+            if budget and request.num_uncomputed_tokens > 1:  # it got its blocks when admitted
+                budget -= self._add_row(request, plan, budget)
+        if plan.preempted:  # memory is short: newcomers would only be preempted next
+            return
+        while self.waiting and self.reason_to_wait(self.waiting.peek(), budget) is None:
+            request = self.waiting.pop()
+            num_cached = self._admit(request, plan)
+            budget -= self._add_row(request, plan, budget, num_cached)
 
-    def is_prefilling(self, request: Request) -> bool:
-        """Whether more than the last known token has yet to be computed."""
-        return request.num_tokens - request.num_computed_tokens > 1
+    def by_seniority(self) -> list[Request]:
+        """Running requests; the last is the victim when memory runs out.
 
-    def is_decoding(self, request: Request) -> bool:
-        """Whether just the last known token has yet to be computed."""
-        return request.num_tokens - request.num_computed_tokens == 1
+        Senior is who was admitted earlier, or who has the lower (priority, arrival). A step serves
+        seniors first, so a victim has no row in it yet.
+        """
+        if self.config.policy == "priority":
+            return sorted(self.running, key=self.waiting.key)
+        return list(self.running)
 
-    def _add_row(self, plan: StepPlan, row: ScheduledRequest, budget: int) -> int:
-        """Cut a row to the budget; what it completes can be found from now on."""
+    def _make_room(self, request: Request, plan: StepPlan) -> bool:
+        """Get the blocks for a running request's next token, preempting as long as it takes.
+
+        Returns:
+            False if the request had to go itself.
+        """
+        start, end = request.num_computed_tokens, request.num_tokens
+        while not self.kv.can_append(request.request_id, start, end):
+            victim = self.by_seniority()[-1]
+            self.prefix_cache.make_findable(victim, victim.num_computed_tokens)
+            self.preempter.preempt(victim, plan, f"no free block for {request.request_id}")
+            self.prefix_cache.release(victim)
+            self.running.remove(victim)
+            self.waiting.add(victim)
+            if victim is request:
+                return False
+        plan.copies += self.kv.append(request.request_id, start, end)
+        return True
+
+    def _add_row(self, request: Request, plan: StepPlan, budget: int, num_cached: int = 0) -> int:
+        """A row of as many tokens as the budget allows. Returns how many it takes."""
+        num_new_tokens = request.num_uncomputed_tokens
         if self.config.enable_chunked_prefill:
-            row.num_new_tokens = min(row.num_new_tokens, self.config.max_row_tokens(budget))
-        self._cache_row(row)
-        return super()._add_row(plan, row, budget)
-
-    def _cache_row(self, row: ScheduledRequest) -> None:
-        """Make the blocks findable that a row completes."""
-        self.kv.cache_full_blocks(row.request, row.start, row.end)
+            num_new_tokens = min(num_new_tokens, self.config.max_row_tokens(budget))
+        start, blocks = request.num_computed_tokens, self.kv.block_tables[request.request_id]
+        row = ScheduledRequest(request, start, num_new_tokens, False, blocks, num_cached)
+        plan.rows.append(row)
+        self.prefix_cache.make_findable(request, row.end)
+        if row.samples:  # the prompt is complete: its further completions start from its KV
+            for fork in request.forks:
+                self.kv.fork(request.request_id, fork.request_id)
+                fork.status = RequestStatus.RUNNING
+                self.running.append(fork)
+                plan.admitted.append(fork)
+            request.forks = []
+        return num_new_tokens
 
     def reason_to_wait(self, request: Request, budget: int) -> str | None:
-        """Why a request cannot join a step, its cached prefix considered; None if it can."""
-        if reason := self.no_seat_reason(request):
-            return reason
-        is_swapped = request.status is RequestStatus.SWAPPED
-        num_cached = request.num_computed_tokens if is_swapped else self.kv.find_prefix(request)[1]
-        num_new_tokens = request.num_tokens - num_cached
+        """Why a request and its forks cannot join a step that has `budget` tokens left."""
+        num_running = len(self.running) + sum(len(running.forks) for running in self.running)
+        if num_running + len(request.forks) >= self.config.max_num_seqs:
+            return f"max_num_seqs={self.config.max_num_seqs}, {num_running} are running"
+        if request.status is RequestStatus.SWAPPED:  # what was swapped out comes back
+            hit = PrefixHit([], request.num_computed_tokens)
+        else:
+            hit = self.prefix_cache.find(request)
+        num_new_tokens = request.num_tokens - hit.num_tokens
         if budget < (1 if self.config.enable_chunked_prefill else num_new_tokens):
             return f"it needs {num_new_tokens} tokens, the step has {budget} left"
-        if is_swapped:
-            has_room = self.kv.can_allocate(request.num_tokens)
-        else:
-            has_room = self.kv.can_allocate_with_prefix(request)
-        return None if has_room else f"no KV memory: {self.kv.describe(request.num_tokens)}"
+        if not self.prefix_cache.can_allocate(request, hit):
+            return f"no KV memory: {self.kv.describe(request.num_tokens)}"
+        return None
 
-    def _allocate(self, request: Request, plan: StepPlan) -> None:
-        """Reserve blocks for all known tokens; those found in the cache are computed already."""
+    def _admit(self, request: Request, plan: StepPlan) -> int:
+        """Give a new or preempted request blocks for all its tokens. Returns those found cached."""
+        is_new, num_cached = not request.metrics.num_preemptions, 0
         if request.status is RequestStatus.SWAPPED:
-            return super()._allocate(request, plan)
-        assert isinstance(plan, PagedStepPlan)
-        num_cached, copies = self.kv.allocate_with_prefix(request)
-        plan.copies += copies
-        request.num_computed_tokens = num_cached
-        if not request.metrics.num_preemptions:
-            request.metrics.num_cached_tokens = num_cached
+            self.kv.allocate(request.request_id, request.num_tokens)
+            self.preempter.swap_in(request, plan)
+        else:
+            hit = self.prefix_cache.find(request)
+            plan.copies += self.prefix_cache.allocate(request, hit)
+            request.num_computed_tokens = num_cached = hit.num_tokens
+            if is_new:
+                request.metrics.num_cached_tokens = num_cached
+        request.status = RequestStatus.RUNNING
+        self.running.append(request)
+        (plan.admitted if is_new else plan.resumed).append(request)
+        return num_cached
 
-    def _start(self, request: Request, plan: StepPlan) -> ScheduledRequest:
-        """Admit or resume; the row says how much the cache saved."""
-        is_swapped = request.status is RequestStatus.SWAPPED
-        row = super()._start(request, plan)
-        row.num_cached_tokens = 0 if is_swapped else row.start
-        return row
+    # -- KV memory ---------------------------------------------------------------------------
 
-    def fail(self, plan: StepPlan) -> list[RequestOutput]:
-        """As before; and blocks that the step was to fill hold nothing worth finding."""
-        self.kv.forget_pending()
-        return super().fail(plan)
+    def free_memory(self, request: Request) -> None:
+        """Give back a request's blocks. Full ones can still be found by their content."""
+        if request.request_id in self.kv.block_tables:
+            if request.finish_reason == "error":
+                self.prefix_cache.forget_blocks(request)
+            else:
+                self.prefix_cache.make_findable(request, request.num_computed_tokens)
+            self.kv.free(request.request_id)
+        self.prefix_cache.release(request)
+        self.preempter.free(request.request_id)
 
-    def _end(self, finished: list[Request]) -> None:
-        super()._end(finished)
-        for request in finished:
-            self.kv.forget_request(request.request_id)
+    def reset_memory(self) -> None:
+        """Give back all blocks and forget what they hold."""
+        self.kv.reset()
+        self.prefix_cache.reset_requests()
+        self.preempter.reset()
 
-    # -- what the tracer asks ----------------------------------------------------------------
-
-    def drain_events(self) -> list[KVEvent]:
-        """As before, with evictions."""
-        evictions = [KVEvent("evict", None, [block]) for block in self.kv.take_evictions()]
-        return evictions + super().drain_events()
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached KV. Refused (False) while blocks are in use."""
+        if self.kv.block_tables or self.preempter.host.block_tables:
+            return False
+        self.kv.pool.reset()
+        return True
 
     def kv_usage(self) -> KVUsage:
-        """As before, with the free blocks that can still be found."""
-        return replace(super().kv_usage(), cached=self.kv.pool.num_cached_free)
+        """KV memory in blocks, and how many free ones can still be found."""
+        cached = self.prefix_cache.pool.num_cached_free
+        return paged_kv_usage(self.kv, self.running, cached)
+
+    def stats(self) -> dict[str, Any]:
+        """M3's figures, and those of the prefix cache."""
+        figures = kv_stats(self.kv, self.preempter, self.running)
+        return {**figures, "prefix_cache": self.prefix_cache.stats()}
+
+    def check_invariants(self) -> None:
+        """Assert that no block is lost and that tables belong to running or swapped requests."""
+        self.prefix_cache.pool.check_invariants()
+        check_tables(self.kv, self.preempter, self.running, self.waiting)
+        assert len(self.running) <= self.config.max_num_seqs

@@ -5,13 +5,11 @@ graph from metadata to sampled token, and the host plans a step while the one be
 Schedule, cache and tokens are M4's.
 """
 
-from m1_single import RequestOutput, SamplingParams
+from milestone_llm.engine.outputs import RequestOutput
+from milestone_llm.engine.sampling_params import SamplingParams
 
 from .config import EngineConfig
 from .engine import LLMEngine
 
 __all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]
-
-__path__.append(
-    f"{__path__[0]}/tools"
-)  # instruments run by short names: `python -m m5_kernels.tune`
+__path__.append(f"{__path__[0]}/tools")  # instruments: `python -m m5_kernels.tune`

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import m4_prefix_chunked
+import m4_prefix_chunked.config
 
 
 @dataclass(frozen=True)
-class EngineConfig(m4_prefix_chunked.EngineConfig):
+class EngineConfig(m4_prefix_chunked.config.EngineConfig):
     """Limits and switches of the engine with its own kernels."""
 
     enforce_eager: bool = False

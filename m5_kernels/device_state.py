@@ -68,9 +68,13 @@ class DeviceState:
         self.step_rows = views["step_rows"]
         self.step_new_tokens = views["step_new_tokens"]
         self.step_samples = views["step_samples"]
+        self.reset()
+
+    def reset(self) -> None:
+        """Nobody is in the step, and no change is to be sent."""
         self.step_rows.fill_(-1)
         # What the device has been told of the step: by place, (row, new tokens, samples).
-        self._step: list[tuple[int, int, int]] = [(-1, 0, 0)] * num_rows
+        self._step: list[tuple[int, int, int]] = [(-1, 0, 0)] * self.num_rows
         self._num_places = 0
         self._places: list[range] = []
         self._values: list[list[int]] = []
@@ -109,13 +113,13 @@ class DeviceState:
         """Send all changes: one transfer, one scatter."""
         if not self._places:
             return
+        places, values, self._places, self._values = self._places, self._values, [], []
         pairs = torch.tensor(
-            [list(chain.from_iterable(self._places)), list(chain.from_iterable(self._values))],
+            [list(chain.from_iterable(places)), list(chain.from_iterable(values))],
             dtype=torch.int64,
             pin_memory=self._arena.is_cuda,
         ).to(self._arena.device, non_blocking=True)
         self._arena[pairs[0]] = pairs[1].int()
-        self._places, self._values = [], []
 
 
 def _bits(number: float) -> int:

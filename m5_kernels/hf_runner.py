@@ -5,23 +5,48 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
-from m3_paged.runner import ModelRunner as PagedRunner
-from m5_kernels.kernels.rope_kv_write import write_kv
-from milestone_llm.engine.plan import ScheduledRequest
+from m2_batching.runner import decode_rows_first, flat_forward
+from m3_paged.block_cache import BlockCache
+from milestone_llm.engine.plan import LaunchedStep, ScheduledRequest, StepPlan
+from milestone_llm.engine.request import SampledToken
+from milestone_llm.models.hf_model import refuse_unsupported
 
 from .attention import AttentionMetadata, attend
+from .kernels.rope_kv_write import write_kv
 
 NAME = "flash_decoding"
 
+CachesAndMetadata = tuple[list[torch.Tensor], list[torch.Tensor], AttentionMetadata]
 
-class HFRunner(PagedRunner):
-    """M3's runner; only the attention function is another."""
 
-    attention_name = NAME
+class HFRunner:
+    """Turns a `StepPlan` into sampled tokens; only the attention function differs from M3's."""
 
-    def attention_metadata(self, rows: list[ScheduledRequest]) -> Any:
+    def __init__(self, model: PreTrainedModel, cache: BlockCache) -> None:
+        refuse_unsupported(model)
+        self.model = model
+        self.cache = cache
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Move blocks and compute one step. Its tokens are there when this returns."""
+        self.cache.move_blocks(plan)
+        rows = decode_rows_first(plan)
+        if not rows:
+            return LaunchedStep(dict)
+        sampled = flat_forward(self.model, rows, NAME, self._metadata(rows))
+        return LaunchedStep(lambda: sampled)
+
+    def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
+        """A token for each request that samples, by id."""
+        return launched.wait()
+
+    def reset(self) -> None:
+        """Nothing to do: no kernel reads a slot beyond its context."""
+
+    def _metadata(self, rows: list[ScheduledRequest]) -> CachesAndMetadata:
         """Caches and metadata of this step, for `flash_decoding`."""
         size, device = self.cache.block_size, self.cache.device
         num_decode = sum(row.phase == "decode" for row in rows)
@@ -55,7 +80,7 @@ def flash_decoding(
     attention_mask: torch.Tensor | None,
     *,
     scaling: float,
-    attention_metadata: tuple[list[torch.Tensor], list[torch.Tensor], AttentionMetadata],
+    attention_metadata: CachesAndMetadata,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:

@@ -7,44 +7,31 @@ one launch instead of some three hundred. A step with prompts is launched kernel
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from m3_paged.block_cache import BlockCache
-from m3_paged.scheduler import PagedStepPlan
-from m5_kernels.kernels.flash_decode import DecodeWorkspace
-from m5_kernels.kernels.sample import sample
-from m5_kernels.kernels.step_metadata import StepMetadata, append_sampled, expand_step
-from milestone_llm.engine.plan import ScheduledRequest
-from milestone_llm.engine.request import Request, SampledToken
+from milestone_llm.engine.plan import LaunchedStep, ScheduledRequest, StepPlan
+from milestone_llm.engine.request import Request, RequestStatus, SampledToken
 from milestone_llm.engine.sampling import sample as sample_on_host
 
 from .attention import AttentionMetadata
+from .config import EngineConfig
 from .decode_graphs import DecodeGraphs
 from .decoder import FusedDecoder
 from .device_state import DeviceState
-
-
-@dataclass
-class LaunchedStep:
-    """A step on its way: who gets a token, and where the tokens will be."""
-
-    requests: list[Request | None]
-    """By place in the step; None where a row samples nothing."""
-    tokens: torch.Tensor
-    """int32, in host memory; valid after `done`."""
-    done: torch.cuda.Event | None = None
-    sampled: dict[str, SampledToken] | None = None
-    """Set at once where the host had to sample."""
+from .kernels.flash_decode import DecodeWorkspace
+from .kernels.sample import sample
+from .kernels.step_metadata import StepMetadata, append_sampled, expand_step
 
 
 class FusedRunner:
-    """Turns plans into tokens; rows of device state belong to requests from launch to `forget`."""
+    """Turns plans into tokens. A row of device state is a request's while it runs."""
 
     def __init__(
-        self, decoder: FusedDecoder, cache: BlockCache, config: Any, max_model_len: int
+        self, decoder: FusedDecoder, cache: BlockCache, config: EngineConfig, max_model_len: int
     ) -> None:
         device = decoder.embedding.device
         shape = decoder.config
@@ -68,31 +55,26 @@ class FusedRunner:
             if device.type == "cuda"
             else None
         )
-        self.row_of: dict[str, int] = {}
+        self.rows: dict[str, tuple[int, Request]] = {}
+        """Row of device state of each running request."""
         self.free_rows = list(range(config.max_num_seqs))[::-1]
         self._num_blocks_sent: dict[str, int] = {}
         has_graphs = device.type == "cuda" and not config.enforce_eager
         self.graphs = DecodeGraphs(self.state.step_rows, self._decode) if has_graphs else None
 
-    def execute(self, plan: PagedStepPlan) -> dict[str, SampledToken]:
-        """Compute a step and wait for its tokens."""
-        return self.collect(self.launch(plan))
-
     @torch.inference_mode()
-    def launch(self, plan: PagedStepPlan) -> LaunchedStep:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start a step; returns while it runs."""
-        self.cache.swap_out(plan.swap_outs)
-        self.cache.swap_in(plan.swap_ins)
-        self.cache.copy(plan.copies)
-        for preemption in plan.preempted:
-            self.forget(preemption.request.request_id)
+        self.cache.move_blocks(plan)
+        self._release_rows()
         rows = sorted(plan.rows, key=lambda row: row.num_new_tokens > 1)  # single tokens first
-        self._send(rows, copied={block for _, block in plan.copies})
-        requests = [row.request if row.samples else None for row in rows]
         if not rows:
-            return LaunchedStep([], torch.empty(0, dtype=torch.int32))
-        if any(needs_host_sampling(row.request) for row in rows):
-            return self._sample_on_host(rows)
+            return LaunchedStep(dict)
+        self._send(rows, copied={block for _, block in plan.copies})
+        if any(needs_host_sampling(row) for row in rows):
+            sampled = self._sample_on_host(rows)
+            return LaunchedStep(lambda: sampled)
+        requests = [row.request if row.samples else None for row in rows]
         has_filters = any(_has_filters(row.request) for row in rows)
         if rows[-1].num_new_tokens > 1 or not all(requests):
             tokens = self._mixed(rows, has_filters)
@@ -100,37 +82,30 @@ class FusedRunner:
             tokens = self.graphs.replay(len(rows), has_filters)
         else:
             tokens = self._decode(len(rows), has_filters)
-        return self._fetch(requests, tokens)
+        return LaunchedStep(self._fetch(requests, tokens))
 
-    def collect(self, step: LaunchedStep) -> dict[str, SampledToken]:
-        """Wait for a step's tokens.
+    def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
+        """Wait for a step's tokens, by request id; -1 where the logits were not finite."""
+        return launched.wait()
 
-        Raises:
-            ValueError: a row's logits were not finite.
+    def reset(self) -> None:
+        """Forget all requests, after an exception."""
+        if self.cache.device.type == "cuda":
+            torch.cuda.synchronize(self.cache.device)
+        self.rows.clear()
+        self._num_blocks_sent.clear()
+        self.free_rows = list(range(self.state.num_rows))[::-1]
+        self.state.reset()
+
+    def _release_rows(self) -> None:
+        """Take back the rows of requests that no longer run.
+
+        A step in flight may still use them; those that come later are launched after it.
         """
-        if step.sampled is not None:
-            return step.sampled
-        if step.done is not None:
-            step.done.synchronize()
-        tokens = zip(step.requests, step.tokens.tolist(), strict=False)
-        sampled = {row.request_id: token for row, token in tokens if row is not None}
-        if broken := [request_id for request_id, token in sampled.items() if token < 0]:
-            raise ValueError(
-                f"no token can be sampled for {', '.join(broken)}: the logits hold a NaN or an "
-                "infinity"
-            )
-        return {request_id: SampledToken(token) for request_id, token in sampled.items()}
-
-    def forget(self, request_id: str) -> None:
-        """Give a request's row back. A step in flight may still use it; later ones come after."""
-        row = self.row_of.pop(request_id, None)
-        if row is not None:
-            self.free_rows.append(row)
-            del self._num_blocks_sent[request_id]
-
-    def recover(self) -> set[int]:
-        """After a step that raised: nothing to do, no kernel reads a slot beyond its context."""
-        return set()
+        for request_id, (row, request) in list(self.rows.items()):
+            if request.status is not RequestStatus.RUNNING:
+                del self.rows[request_id], self._num_blocks_sent[request_id]
+                self.free_rows.append(row)
 
     # -- what the device must be told ----------------------------------------------------------
 
@@ -139,11 +114,11 @@ class FusedRunner:
         state, step = self.state, []
         for row in rows:
             request_id = row.request.request_id
-            if request_id not in self.row_of:
-                self.row_of[request_id] = self.free_rows.pop()
+            if request_id not in self.rows:
+                self.rows[request_id] = (self.free_rows.pop(), row.request)
                 self._num_blocks_sent[request_id] = 0
-                state.add_request(self.row_of[request_id], row.request, row.start)
-            index, num_sent = self.row_of[request_id], self._num_blocks_sent[request_id]
+                state.add_request(self.rows[request_id][0], row.request, row.start)
+            index, num_sent = self.rows[request_id][0], self._num_blocks_sent[request_id]
             if copied and not copied.isdisjoint(row.blocks):
                 num_sent = 0
             if num_sent < len(row.blocks):
@@ -175,7 +150,7 @@ class FusedRunner:
         append_sampled(state.rows, step_rows, state.step_new_tokens[:num_rows], tokens)
         return tokens
 
-    def _sample_on_host(self, rows: list[ScheduledRequest]) -> LaunchedStep:
+    def _sample_on_host(self, rows: list[ScheduledRequest]) -> dict[str, SampledToken]:
         """A step with parameters that no kernel knows (penalties, logprobs): M1's sampler."""
         num_rows = len(rows)
         hidden, _ = self._last_hidden(rows)
@@ -186,7 +161,7 @@ class FusedRunner:
         tokens = torch.tensor(ids, dtype=torch.int32).to(hidden.device)
         new_tokens = self.state.step_new_tokens[:num_rows]
         append_sampled(self.state.rows, self.state.step_rows[:num_rows], new_tokens, tokens)
-        return LaunchedStep([], tokens, sampled=sampled)
+        return sampled
 
     def _last_hidden(self, rows: list[ScheduledRequest]) -> tuple[torch.Tensor, StepMetadata]:
         """Hidden states of each row's last new token, `[num_rows, hidden_size]`."""
@@ -236,19 +211,41 @@ class FusedRunner:
             full.block_table[:num_seqs],
         )
 
-    def _fetch(self, requests: list[Request | None], tokens: torch.Tensor) -> LaunchedStep:
-        """Start the tokens' way to the host."""
+    def _fetch(
+        self, requests: Sequence[Request | None], tokens: torch.Tensor
+    ) -> partial[dict[str, SampledToken]]:
+        """Start the tokens' way to the host; what is returned waits for them."""
         if not tokens.is_cuda:
-            return LaunchedStep(requests, tokens)
+            return partial(_read_tokens, requests, tokens, None)
         on_host = torch.empty(len(requests), dtype=torch.int32, pin_memory=True)
         on_host.copy_(tokens[: len(requests)], non_blocking=True)
         done = torch.cuda.Event()
         done.record()
-        return LaunchedStep(requests, on_host, done)
+        return partial(_read_tokens, requests, on_host, done)
 
 
-def needs_host_sampling(request: Request) -> bool:
-    """Whether a request asks for what only M1's sampler does."""
+def _read_tokens(
+    requests: Sequence[Request | None], tokens: torch.Tensor, done: torch.cuda.Event | None
+) -> dict[str, SampledToken]:
+    """Tokens by request id.
+
+    Args:
+        requests: by place in the step; None where a row samples nothing.
+        tokens: int32 `[num_places]` in host memory, valid after `done`.
+    """
+    if done is not None:
+        done.synchronize()
+    tokens_of_rows = zip(requests, tokens.tolist(), strict=False)
+    return {row.request_id: SampledToken(token) for row, token in tokens_of_rows if row is not None}
+
+
+def needs_host_sampling(row: ScheduledRequest) -> bool:
+    """Whether a row asks for what only the host's sampler does."""
+    return len(row.sampling_requests) > 1 or is_host_paced(row.request)
+
+
+def is_host_paced(request: Request) -> bool:
+    """Whether a request's tokens must be known on the host before its next step is launched."""
     params = request.sampling_params
     return (
         params.repetition_penalty != 1.0

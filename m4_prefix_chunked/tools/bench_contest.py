@@ -15,9 +15,10 @@ from milestone_llm.bench.measure import Contestant, Progress, RunResult, measure
 from milestone_llm.bench.report import describe_work, environment
 from milestone_llm.bench.workloads import WorkItem, serve
 from milestone_llm.cli import log_console
-from milestone_llm.engine.request import RequestOutput
+from milestone_llm.engine.outputs import RequestOutput
 from milestone_llm.models.checkpoint import LoadedModel
-from milestone_llm.trace.tracer import StepRecord, Tracer
+from milestone_llm.trace.records import StepRecord
+from milestone_llm.trace.tracer import Tracer
 
 Figures = dict[str, float]
 FigureMaker = Callable[[Sequence[RequestOutput], Sequence[StepRecord]], Figures]

@@ -13,10 +13,10 @@ import m3_paged
 from m4_prefix_chunked.engine import LLMEngine
 from milestone_llm.bench.command import make_work
 from milestone_llm.bench.workloads import WorkItem
-from milestone_llm.engine.request import RequestOutput
+from milestone_llm.engine.outputs import RequestOutput
 from milestone_llm.engine.sampling_params import SamplingParams
 from milestone_llm.models.checkpoint import LoadedModel
-from milestone_llm.trace.tracer import StepRecord
+from milestone_llm.trace.records import StepRecord
 
 from .bench_contest import Contest, Figures, LockstepContest, Target, build_engine
 from .gaps import GapFigures

@@ -10,7 +10,7 @@ from m4_prefix_chunked.engine import LLMEngine
 from milestone_llm.cli import console
 from milestone_llm.demo.kit import DemoRun, milliseconds
 from milestone_llm.trace.console import ConsoleSink
-from milestone_llm.trace.tracer import StepRecord
+from milestone_llm.trace.records import StepRecord
 
 from .demo_work import LongPromptWork
 from .gaps import GapFigures

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from milestone_llm.bench.measure import percentile
-from milestone_llm.engine.request import RequestOutput
+from milestone_llm.engine.outputs import RequestOutput
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from pathlib import Path
 from m4_prefix_chunked.engine import LLMEngine
 from milestone_llm.bench.command import config_fields, positive
 from milestone_llm.cli import Formatter, console, progress_bar, run_command
-from milestone_llm.engine.request import RequestOutput
+from milestone_llm.engine.outputs import RequestOutput
 
 from .stress_plot import draw_stress
 from .stress_report import Sample, StressReport, print_report, resident_bytes

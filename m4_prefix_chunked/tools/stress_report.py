@@ -19,7 +19,7 @@ from m4_prefix_chunked.engine import LLMEngine
 from milestone_llm.bench.measure import percentile
 from milestone_llm.bench.report import environment
 from milestone_llm.cli import console
-from milestone_llm.engine.request import RequestOutput
+from milestone_llm.engine.outputs import RequestOutput
 
 WARM_UP_SHARE = 0.2
 """The first steps fill allocators and caches: growth is counted from there on."""

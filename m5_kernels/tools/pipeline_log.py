@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from milestone_llm.engine.plan import StepPlan
-from milestone_llm.trace.tracer import StepRecord
+from milestone_llm.trace.records import StepRecord
 
 
 @dataclass(frozen=True)

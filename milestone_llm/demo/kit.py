@@ -17,11 +17,12 @@ from rich.text import Text
 from milestone_llm.bench.command import positive
 from milestone_llm.bench.workloads import CLASSIC_PROMPTS, WorkItem, classic, serve
 from milestone_llm.cli import Formatter, console, progress_bar
-from milestone_llm.engine.request import RequestOutput
+from milestone_llm.engine.outputs import RequestOutput
 from milestone_llm.models.checkpoint import DEFAULT_MODEL
 from milestone_llm.plots.timeline import draw_timeline
 from milestone_llm.trace.console import print_telling
-from milestone_llm.trace.tracer import StepRecord, Tracer
+from milestone_llm.trace.records import StepRecord
+from milestone_llm.trace.tracer import Tracer
 
 
 @dataclass

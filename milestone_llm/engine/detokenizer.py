@@ -45,7 +45,9 @@ class Detokenizer:
         self._settled = ""
         self._pending = ""  # text of the window's other tokens, as they decode now
         self._num_searched = 0  # characters in which no stop string ends (or none was wanted)
-        self._num_shown = 0
+        self.num_shown = 0
+        """Characters that can be shown."""
+        self._num_begun = self._num_taken = 0  # tokens; they differ if `append` was interrupted
 
     @property
     def text(self) -> str:
@@ -53,7 +55,7 @@ class Detokenizer:
 
         (A stop string that appeared while `look_for_stop` was False is ordinary text.)
         """
-        return (self._settled + self._pending)[: self._num_shown]
+        return (self._settled + self._pending)[: self.num_shown]
 
     def append(self, token_id: int, look_for_stop: bool) -> bool:
         """Take the next output token.
@@ -64,6 +66,20 @@ class Detokenizer:
         Returns:
             Whether a stop string has appeared; `text` is then complete.
         """
+        self._num_begun += 1
+        is_stopped = self._append(token_id, look_for_stop)
+        self._num_taken += 1
+        return is_stopped
+
+    def has_taken(self, num_tokens: int) -> bool:
+        """Whether this many tokens have been taken, the last one whole."""
+        return self._num_begun == self._num_taken == num_tokens
+
+    def fresh_copy(self) -> Detokenizer:
+        """A new one with the same tokenizer and stop strings."""
+        return Detokenizer(self.tokenizer, self.stop)
+
+    def _append(self, token_id: int, look_for_stop: bool) -> bool:
         token = self.tokenizer.convert_ids_to_tokens(token_id)
         if self.is_stopped or token is None:  # models may have more ids than their tokenizer
             return self.is_stopped
@@ -87,7 +103,7 @@ class Detokenizer:
             elif len(self._window) > _MAX_UNSETTLED_TOKENS:
                 self._settle_part()
         certain = self._settled + ("" if is_byte_run else self._pending.rstrip("\ufffd"))
-        self._num_shown = max(self._num_shown, len(certain) - self._num_held_back(certain))
+        self.num_shown = max(self.num_shown, len(certain) - self._num_held_back(certain))
         return False
 
     def flush(self) -> None:
@@ -95,7 +111,7 @@ class Detokenizer:
 
         An unfinished character comes out as the tokenizer decodes it, U+FFFD.
         """
-        self._num_shown = len(self._settled) + len(self._pending)
+        self.num_shown = len(self._settled) + len(self._pending)
 
     def _decode(self, token_ids: list[int]) -> str:
         return self.tokenizer.decode(
@@ -140,7 +156,7 @@ class Detokenizer:
         if found:
             self.is_stopped = True
             self._settled, self._pending = known[: min(found)[1]], ""
-            self._num_shown = len(self._settled)
+            self.num_shown = len(self._settled)
         return self.is_stopped
 
     def _num_held_back(self, text: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from milestone_llm.models.checkpoint import render_chat
@@ -91,6 +92,21 @@ def check_priority(priority: Any) -> None:
     """
     if not isinstance(priority, int):
         raise ValueError(f"priority must be a whole number, got {priority!r}")
+
+
+def check_request_id(request_id: Any, is_taken: Callable[[str], bool]) -> None:
+    """Refuse an id that would not name one request.
+
+    Raises:
+        ValueError: it is no string, or belongs to another request.
+    """
+    if not isinstance(request_id, str):
+        raise ValueError(f"request_id must be a string, got {request_id!r}")
+    if is_taken(request_id):
+        raise ValueError(
+            f"request_id {request_id!r} belongs to an unfinished request, or to one whose last "
+            "output has not been taken yet"
+        )
 
 
 def _check_vocabulary(what: str, token_ids: list[int], vocab_size: int) -> None:

@@ -1,56 +1,83 @@
-"""From a prompt to a queued request: encoded, checked, numbered, seeded. A part of the engine."""
+"""From a prompt to a request: encoded, checked, numbered, seeded."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from .detokenizer import Detokenizer
-from .inputs import Prompt, check_params, check_priority, check_prompt, encode_prompt, is_one_prompt
+from .inputs import (
+    Prompt,
+    check_params,
+    check_priority,
+    check_prompt,
+    check_request_id,
+    encode_prompt,
+    is_one_prompt,
+)
 from .request import Request
 from .sampling_params import SamplingParams
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-class RequestIntake:
-    """What `LLMEngine` does with input, before any step."""
 
-    milestone: ClassVar[str]
-    can_share_kv: ClassVar[bool]
-    config: Any
-    tokenizer: Any
-    scheduler: Any
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: frozenset[int]
-    requests: dict[str, Request]
-    _num_arrivals: int
+class Intake:
+    """Makes requests of prompts.
 
-    def _submit(
+    Args:
+        seed: seeds the requests that bring no seed of their own.
+        is_taken: whether an id belongs to a request that is unfinished or undelivered.
+        validate: the scheduler's word on whether a request could ever be computed.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase | None,
+        vocab_size: int,
+        max_model_len: int,
+        eos_token_ids: frozenset[int],
+        seed: int,
+        is_taken: Callable[[str], bool],
+        validate: Callable[[Request], None],
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.eos_token_ids = eos_token_ids
+        self.seed = seed
+        self.is_taken = is_taken
+        self.validate = validate
+        self.num_arrivals = 0
+
+    def make_all(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         chat: bool,
     ) -> list[Request]:
-        many: Sequence[Any] = [prompts] if is_one_prompt(prompts) else prompts
+        """A request for each of several prompts, none of them queued.
+
+        Raises:
+            ValueError: one of them is bad; then there is none.
+        """
+        many: Sequence[Prompt] = [prompts] if is_one_prompt(prompts) else prompts  # type: ignore[list-item, assignment]
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or SamplingParams()] * len(many)
         if len(sampling_params) != len(many):
             raise ValueError(f"{len(many)} prompts, but {len(sampling_params)} sampling_params")
-        num_arrivals = self._num_arrivals
+        num_arrivals = self.num_arrivals
         try:
-            requests = [
-                self._make_request(prompt, params, None, 0, chat)
+            return [
+                self.make(prompt, params, None, 0, chat)
                 for prompt, params in zip(many, sampling_params, strict=True)
             ]
         except ValueError:
-            self._num_arrivals = num_arrivals  # later requests get the seeds they would have had
+            self.num_arrivals = num_arrivals  # later requests get the seeds they would have had
             raise
-        for request in requests:  # all of them are good: queue them
-            self._enqueue(request)
-        return requests
 
-    def _make_request(
+    def make(
         self,
         prompt: Prompt,
         params: SamplingParams,
@@ -58,43 +85,51 @@ class RequestIntake:
         priority: int,
         chat: bool,
     ) -> Request:
-        """A validated request, not yet queued."""
+        """A checked request and, for n > 1, its further completions. Not queued.
+
+        Raises:
+            ValueError: bad input; the message states the number and the limit.
+        """
         token_ids = encode_prompt(self.tokenizer, prompt, chat)
         check_prompt(token_ids, self.vocab_size, self.max_model_len)
         check_params(params, self.vocab_size, self.tokenizer, self.eos_token_ids)
         check_priority(priority)
-        if params.n > 1 and not self.can_share_kv:
-            raise ValueError(
-                f"n={params.n}: {self.milestone} cannot share the KV of a prompt among "
-                f"completions, m3_paged and later can; here, add the prompt {params.n} times"
-            )
-        arrival = self._num_arrivals
+        arrival = self.num_arrivals
         if request_id is None:
-            request_id = f"r{arrival}"
-            while request_id in self.requests:
-                request_id += "_"
-        elif request_id in self.requests:
-            raise ValueError(f"request_id {request_id!r} belongs to an unfinished request")
+            request_id = self._free_id(f"r{arrival}")
+        check_request_id(request_id, self.is_taken)
         seed = params.seed
         if seed is None:
-            seed = random.Random(f"{self.config.seed}/{arrival}").getrandbits(64)
-        request = Request(
-            request_id=request_id,
-            prompt_token_ids=token_ids,
-            sampling_params=params,
-            arrival=arrival,
-            priority=priority,
-            seed=seed,
-            eos_token_ids=self.eos_token_ids,
-            detokenizer=self._detokenizer(params),
-        )
-        self.scheduler.validate(request)
-        self._num_arrivals += 1
-        return request
+            seed = random.Random(f"{self.seed}/{arrival}").getrandbits(64)
+        leader = None
+        for index in range(params.n):
+            own_id = self._free_id(f"{request_id}/{index}") if index else request_id
+            request = Request(
+                request_id=own_id,
+                prompt_token_ids=token_ids,
+                sampling_params=params,
+                arrival=arrival,
+                priority=priority,
+                seed=(seed + index) % 2**64,
+                eos_token_ids=self.eos_token_ids,
+                detokenizer=self._detokenizer(params),
+                leader=leader,
+                index=index,
+            )
+            if leader is None:
+                leader = request
+                self.validate(leader)  # before n completions are made
+            else:
+                leader.completions.append(request)
+                leader.forks.append(request)
+        assert leader is not None
+        self.num_arrivals += 1
+        return leader
+
+    def _free_id(self, request_id: str) -> str:
+        while self.is_taken(request_id):
+            request_id += "_"
+        return request_id
 
     def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
         return Detokenizer(self.tokenizer, list(params.stop)) if self.tokenizer else None
-
-    def _enqueue(self, request: Request) -> None:
-        self.requests[request.request_id] = request
-        self.scheduler.add(request)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .request import Request
+from .request import Request, SampledToken
 
 
 @dataclass(slots=True)
@@ -15,11 +16,18 @@ class ScheduledRequest:
     start: int
     num_new_tokens: int
     is_padding: bool = False
-    """A finished row that a static batch still drags along (m1_single only)."""
+    """A row computed for nobody: its request is finished."""
     blocks: list[int] = field(default_factory=list)
-    """Where the request's KV lives: its slot in m2_batching, its block table from m3_paged on."""
+    """Where the request's KV lives: its region in m2_batching, its block table from m3_paged on."""
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache saved this request (from m4_prefix_chunked on)."""
+    sampling_requests: list[Request] = field(init=False)
+    """Who gets a token from this row's logits: its request, and what is forked from it. Nobody
+    unless the row reaches the last known token."""
+
+    def __post_init__(self) -> None:
+        is_last = not self.is_padding and self.end == self.request.num_tokens
+        self.sampling_requests = [self.request, *self.request.forks] if is_last else []
 
     @property
     def end(self) -> int:
@@ -29,12 +37,7 @@ class ScheduledRequest:
     @property
     def samples(self) -> bool:
         """Whether the row reaches the last known token, so that a new one is sampled."""
-        return not self.is_padding and self.end == self.request.num_tokens
-
-    @property
-    def sampling_requests(self) -> list[Request]:
-        """Who gets a token from this row's logits: its request, and what is forked from it."""
-        return [self.request, *self.request.forks] if self.samples else []
+        return bool(self.sampling_requests)
 
     @property
     def phase(self) -> str:
@@ -62,9 +65,31 @@ class StepPlan:
     resumed: list[Request] = field(default_factory=list)
     preempted: list[Preemption] = field(default_factory=list)
     num_padding_tokens: int = 0
-    """Positions computed for nobody: left padding and finished rows (m1_single only)."""
+    """Positions computed for nobody: left padding and rows of finished requests."""
+    is_launched: bool = False
+    """Whether the requests already count the step's tokens as computed."""
+
+    # Block moves that come before the forward, in this order (from m3_paged on).
+    swap_outs: list[tuple[int, int]] = field(default_factory=list)
+    """(device block, host block)"""
+    swap_ins: list[tuple[int, int]] = field(default_factory=list)
+    """(host block, device block)"""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """Copy-on-write: (device block, device block)"""
 
     @property
     def num_tokens(self) -> int:
         """Tokens that belong to a request, over all rows."""
         return sum(row.num_new_tokens for row in self.rows if not row.is_padding)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do, neither rows nor blocks to move."""
+        return not self.rows and not self.preempted
+
+
+@dataclass(frozen=True)
+class LaunchedStep:
+    """A step under way. `wait` blocks until its tokens are there and gives them by request id."""
+
+    wait: Callable[[], dict[str, SampledToken]]

@@ -2,62 +2,84 @@
 
 from __future__ import annotations
 
-import heapq
+import bisect
 from collections.abc import Iterator
 
 from .request import Request
+
+Key = tuple[int, int, int]
 
 
 class RequestQueue:
     """Waiting requests by arrival (`fcfs`) or by (priority, arrival) (`priority`).
 
-    One heap serves both. It also puts a preempted request (from m3_paged on) where it belongs: it
-    arrived before everyone who still waits, so under `fcfs` it is at the head again.
-    `add`, `pop` and `remove` take O(log n); a removed entry stays in the heap until it surfaces.
+    One sorted list serves both. It also puts a preempted request (from m3_paged on) where it
+    belongs: it arrived before everyone who still waits, so under `fcfs` it is at the head again.
+    A new request mostly belongs at the end, the next one to serve is at the head: both are O(1).
+    A removed entry stays in the list until it comes to the head, or until most entries are such.
     """
 
     def __init__(self, policy: str = "fcfs") -> None:
         self.policy = policy
-        self._heap: list[tuple[tuple[int, int], str]] = []
+        self._entries: list[tuple[Key, Request]] = []
+        self._head = 0  # entries before it have been popped
         self._requests: dict[str, Request] = {}
 
-    def key(self, request: Request) -> tuple[int, int]:
-        """What the queue is ordered by; unique per request, lower is sooner."""
-        return (request.priority if self.policy == "priority" else 0, request.arrival)
+    def key(self, request: Request) -> Key:
+        """What the queue is ordered by, lower is sooner; unique among unfinished requests."""
+        priority = request.priority if self.policy == "priority" else 0
+        return (priority, request.arrival, request.index)
 
     def add(self, request: Request) -> None:
         """Put a request where its key belongs."""
         self._requests[request.request_id] = request
-        heapq.heappush(self._heap, (self.key(request), request.request_id))
+        entry = (self.key(request), request)
+        bisect.insort(self._entries, entry, lo=self._head, key=lambda entry: entry[0])
 
     def peek(self) -> Request:
         """The next request, left in the queue."""
-        self._drop_removed()
-        return self._requests[self._heap[0][1]]
+        while not self._is_current(self._entries[self._head]):
+            self._head += 1
+        return self._entries[self._head][1]
 
     def pop(self) -> Request:
         """Take the next request out."""
         request = self.peek()
-        heapq.heappop(self._heap)
+        self._head += 1
         del self._requests[request.request_id]
+        self._compact()
         return request
 
     def remove(self, request: Request) -> None:
         """Take a request out wherever it is."""
         del self._requests[request.request_id]
+        self._compact()
 
-    def _drop_removed(self) -> None:
-        while not self._is_current(self._heap[0]):
-            heapq.heappop(self._heap)
+    def clear(self) -> None:
+        """Take everybody out, in whatever state the queue is."""
+        self._entries, self._head, self._requests = [], 0, {}
 
-    def _is_current(self, entry: tuple[tuple[int, int], str]) -> bool:
-        """An id may be used again after its first bearer was removed: compare the keys as well."""
-        request = self._requests.get(entry[1])
-        return request is not None and self.key(request) == entry[0]
+    def _compact(self) -> None:
+        if len(self._entries) > 2 * len(self._requests) + 64:
+            self._entries = [e for e in self._entries[self._head :] if self._is_current(e)]
+            self._head = 0
+
+    def _is_current(self, entry: tuple[Key, Request]) -> bool:
+        """Whether the entry's request waits. It may be here twice: removed, then added again."""
+        key, request = entry
+        is_waiting = self._requests.get(request.request_id) is request
+        return is_waiting and key == self.key(request)
 
     def __len__(self) -> int:
         return len(self._requests)
 
+    def __contains__(self, request: Request) -> bool:
+        return self._requests.get(request.request_id) is request
+
     def __iter__(self) -> Iterator[Request]:
         """All requests in the order in which they would be popped."""
-        return iter(sorted(self._requests.values(), key=self.key))
+        seen = set()
+        for entry in self._entries[self._head :]:
+            if self._is_current(entry) and entry[1].request_id not in seen:
+                seen.add(entry[1].request_id)
+                yield entry[1]

@@ -15,8 +15,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from milestone_llm.engine.outputs import Logprob
+
 from .philox import gumbel_noise, gumbel_noise_at, seeds_to_tensor
-from .request import Logprob, Request, SampledToken
+from .request import Request, SampledToken
 
 MIN_TEMPERATURE = 1e-5
 """A temperature below acts like this one: any smaller, and logits / temperature may overflow."""
@@ -31,11 +33,9 @@ def sample(logits: Tensor, requests: list[Request]) -> dict[str, SampledToken]:
             is being sampled.
 
     Returns:
-        The token of each request by its id. Log-probabilities are those of the raw logits, before
-        penalties, temperature and filters.
-
-    Raises:
-        ValueError: a row holds a NaN or +inf, or leaves no token to choose; it names the requests.
+        The token of each request by its id, -1 for one whose row holds a NaN or +inf or leaves no
+        token to choose. Log-probabilities are those of the raw logits, before penalties, temperature
+        and filters.
     """
     assert len(logits) == len(requests), f"{len(logits)} rows for {len(requests)} requests"
     if not requests:
@@ -56,22 +56,17 @@ def sample(logits: Tensor, requests: list[Request]) -> dict[str, SampledToken]:
     numbers = torch.cat(packed).tolist()
 
     chosen = {
-        request.request_id: (int(numbers[2 * row]), numbers[2 * row + 1])
+        request.request_id: int(numbers[2 * row]) if math.isfinite(numbers[2 * row + 1]) else -1
         for row, request in enumerate(requests)
     }
-    if broken := [name for name, (_, score) in chosen.items() if not math.isfinite(score)]:
-        raise ValueError(
-            f"no token can be sampled for {', '.join(broken)}: the logits hold a NaN or an "
-            "infinity, or min_tokens forbids all that is left"
-        )
-    sampled = {name: SampledToken(token_id) for name, (token_id, _) in chosen.items()}
+    sampled = {name: SampledToken(token_id) for name, token_id in chosen.items()}
     width = 2 + 2 * num_top
     for index, row in enumerate(rows):
         name = requests[row].request_id
         columns = numbers[2 * len(requests) + index * width :][:width]
         num_wanted = requests[row].sampling_params.logprobs or 0
-        logprobs = _read_logprobs(chosen[name][0], columns, num_wanted)
-        sampled[name] = SampledToken(chosen[name][0], logprobs)
+        logprobs = _read_logprobs(chosen[name], columns, num_wanted)
+        sampled[name] = SampledToken(chosen[name], logprobs)
     return sampled
 
 

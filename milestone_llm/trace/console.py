@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.text import Text
 
 from milestone_llm.plots.style import request_color
+from milestone_llm.trace.records import BatchRow, StepRecord
 
 from .telling import gap_text, telling_records
 from .text import Glyphs, fit, fit_list, id_ranges, kv_text, pad, plural, safe
-from .tracer import BatchRow, StepRecord
 
 __all__ = ["ConsoleSink", "print_telling", "telling_records"]
 

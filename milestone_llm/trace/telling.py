@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from .tracer import StepRecord
+from milestone_llm.trace.records import StepRecord
 
 _TELLING_EVENTS = {"copy_on_write", "swap_out", "swap_in"}
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 
-from .tracer import KVUsage
+from milestone_llm.engine.kv import KVUsage
 
 
 @dataclass(frozen=True)

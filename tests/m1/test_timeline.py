@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from milestone_llm.engine.kv import KVEvent, KVUsage
 from milestone_llm.plots import timeline
 from milestone_llm.plots.timeline import (
     draw_timeline,
@@ -20,7 +21,7 @@ from milestone_llm.plots.timeline import (
     useful_share,
 )
 from milestone_llm.plots.timeline_spans import Mark, Span, arrival_order, request_marks
-from milestone_llm.trace.tracer import BatchRow, KVEvent, KVUsage, StepRecord
+from milestone_llm.trace.records import BatchRow, StepRecord
 
 PNG_HEADER = b"\x89PNG\r\n\x1a\n"
 

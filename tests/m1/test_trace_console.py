@@ -9,10 +9,11 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from milestone_llm.engine.kv import KVEvent, KVUsage
 from milestone_llm.plots.style import request_color
 from milestone_llm.trace.console import ConsoleSink, print_telling, telling_records
+from milestone_llm.trace.records import BatchRow, StepRecord
 from milestone_llm.trace.text import Glyphs, fit, fit_list, id_ranges, plural, safe
-from milestone_llm.trace.tracer import BatchRow, KVEvent, KVUsage, StepRecord
 
 ASCII, UNICODE = Glyphs(ascii_only=True), Glyphs()
 

@@ -18,8 +18,10 @@ from engine_helpers import (
     random_prompts,
     run_to_end,
 )
+from milestone_llm.engine.kv import KVEvent, KVUsage
 from milestone_llm.engine.plan import Preemption, ScheduledRequest, StepPlan
-from milestone_llm.trace.tracer import KVEvent, KVUsage, StepRecord, Tracer, batch_rows, read_jsonl
+from milestone_llm.trace.records import StepRecord, batch_rows
+from milestone_llm.trace.tracer import Tracer, read_jsonl
 
 SCHEMA: dict[str, Any] = {
     "step": int,

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from m2_batching.slot_manager import SlotManager
-from milestone_llm.trace.tracer import KVEvent
+from milestone_llm.engine.kv import KVEvent
 
 
 def allocate(manager: SlotManager, name: str) -> int:

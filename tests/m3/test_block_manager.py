@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from m3_paged.block_manager import BlockManager
-from milestone_llm.trace.tracer import KVEvent
+from milestone_llm.engine.kv import KVEvent
 
 
 def filled(num_blocks: int, block_size: int, **num_tokens: int) -> BlockManager:

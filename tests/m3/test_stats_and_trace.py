@@ -8,7 +8,7 @@ import pytest
 
 import m3_paged
 from engine_helpers import greedy, make_engine, random_prompts, run_to_end
-from milestone_llm.trace.tracer import KVEvent
+from milestone_llm.engine.kv import KVEvent
 from paged_helpers import PagedDevice
 
 

@@ -9,8 +9,8 @@ import struct
 import pytest
 
 from m4_prefix_chunked.prefix_cache import PrefixCache, hash_block
+from milestone_llm.engine.kv import KVEvent
 from milestone_llm.engine.request import Request
-from milestone_llm.trace.tracer import KVEvent
 from prefix_helpers import prompt, request_of
 
 

@@ -1,0 +1,66 @@
+"""The books of paged KV memory: figures, and checks that nothing is lost. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from milestone_llm.engine.kv import KVUsage
+from milestone_llm.engine.request import Request, RequestStatus
+
+from .block_manager import BlockManager
+from .preemption import Preempter
+
+
+def paged_kv_usage(kv: BlockManager, running: Sequence[Request], cached: int = 0) -> KVUsage:
+    """KV memory in blocks; `cached` free ones can still be found by content."""
+    num_used = kv.pool.num_blocks - kv.pool.num_free
+    return KVUsage(
+        unit="block",
+        total=kv.pool.num_blocks,
+        used=num_used,
+        watermark=kv.pool.watermark,
+        reserved_tokens=num_used * kv.block_size,
+        stored_tokens=sum(tokens_by_block(kv, running).values()),
+        cached=cached,
+    )
+
+
+def tokens_by_block(kv: BlockManager, running: Sequence[Request]) -> dict[int, int]:
+    """Tokens stored in each used block; a shared block counts once."""
+    stored_in: dict[int, int] = {}
+    size = kv.block_size
+    for request in running:
+        for index, block in enumerate(kv.block_tables[request.request_id]):
+            stored = min(size, max(0, request.num_computed_tokens - index * size))
+            stored_in[block] = max(stored, stored_in.get(block, 0))
+    return stored_in
+
+
+def kv_stats(kv: BlockManager, preempter: Preempter, running: Sequence[Request]) -> dict[str, Any]:
+    """Preemptions, copies, and what blocks reserve beyond what they store."""
+    usage = paged_kv_usage(kv, running)
+    return {
+        "preemptions": preempter.num_preemptions,
+        "copied_blocks": kv.num_copies,
+        "kv": {
+            "wasted_tokens": usage.reserved_tokens - usage.stored_tokens,
+            "wasted_tokens_by_request": {
+                request.request_id: kv.block_size * len(kv.block_tables[request.request_id])
+                - request.num_computed_tokens
+                for request in running
+            },
+        },
+    }
+
+
+def check_tables(
+    kv: BlockManager, preempter: Preempter, running: Iterable[Request], waiting: Iterable[Request]
+) -> None:
+    """Assert that no block is lost and that tables belong to running or swapped requests."""
+    kv.check_invariants()
+    preempter.host.check_invariants()
+    names = {request.request_id for request in running}
+    assert names == set(kv.block_tables), "block tables belong to the running requests"
+    swapped = {r.request_id for r in waiting if r.status is RequestStatus.SWAPPED}
+    assert swapped == set(preempter.host.block_tables), "host blocks belong to swapped requests"

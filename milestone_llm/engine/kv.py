@@ -1,0 +1,41 @@
+"""What KV managers tell of their memory: how full it is, and what happened to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class KVUsage:
+    """How full the KV cache is after a step.
+
+    `total`, `used`, `free`, `cached` and `watermark` (most ever used) count `unit`s: `token` in M1,
+    `slot` (one request's contiguous region) in M2, `block` from M3 on.
+    """
+
+    unit: str
+    total: int
+    used: int
+    watermark: int
+    reserved_tokens: int
+    """Tokens that the used units could hold."""
+    stored_tokens: int
+    """Tokens of unfinished requests that they do hold."""
+    cached: int = 0
+    """Free blocks whose content the prefix cache can still use (from M4 on)."""
+
+    @property
+    def free(self) -> int:
+        """Units that nobody owns."""
+        return self.total - self.used
+
+
+@dataclass(frozen=True)
+class KVEvent:
+    """Something that happened to KV memory: `alloc`, `free`, `share`, `copy_on_write`, `evict`,
+    `swap_out` or `swap_in`. `blocks` are region numbers in M2, block numbers from M3 on.
+    """
+
+    type: str
+    request_id: str | None
+    blocks: list[int]

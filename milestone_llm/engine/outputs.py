@@ -1,0 +1,146 @@
+"""What the user gets back of a request: snapshots that cost nothing until they are looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .request import Request
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """Log-probability of one token under the model's raw distribution (before temperature)."""
+
+    logprob: float
+    rank: int
+    """1 for the most likely token of the vocabulary."""
+    decoded_token: str | None = None
+
+
+@dataclass
+class RequestMetrics:
+    """Times in seconds of `time.perf_counter()`, and counts."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    token_times: list[float] = field(default_factory=list)
+    """When each output token became known."""
+    finish_time: float | None = None
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens whose keys and values came from the prefix cache."""
+
+    @property
+    def first_token_time(self) -> float | None:
+        """When the first output token became known."""
+        return self.token_times[0] if self.token_times else None
+
+    @property
+    def queue_time(self) -> float | None:
+        """Seconds from arrival until a step first computed the request."""
+        start = self.first_scheduled_time
+        return None if start is None else start - self.arrival_time
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token: seconds from arrival."""
+        return self.token_times[0] - self.arrival_time if self.token_times else None
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token after the first, mean, in seconds."""
+        if len(self.token_times) < 2:
+            return None
+        return (self.token_times[-1] - self.token_times[0]) / (len(self.token_times) - 1)
+
+
+class CompletionOutput:
+    """One completion of a prompt, as far as it had come when the snapshot was taken.
+
+    A request's tokens, log-probabilities and text only ever grow, so a snapshot keeps their
+    lengths; the lists are made when they are asked for.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.index = request.index
+        self.finish_reason = request.finish_reason
+        """`stop`, `length`, `abort`, `error`; None while tokens may still come."""
+        self._all_token_ids = request.token_ids
+        self._all_logprobs = request.logprobs
+        self._first = request.num_prompt_tokens
+        self._end = len(request.token_ids)
+        self._has_logprobs = request.sampling_params.logprobs is not None
+        self._detokenizer = request.detokenizer
+        self._num_characters = request.detokenizer.num_shown if request.detokenizer else 0
+
+    @cached_property
+    def token_ids(self) -> list[int]:
+        """Tokens generated so far."""
+        return self._all_token_ids[self._first : self._end]
+
+    @cached_property
+    def text(self) -> str:
+        """Text generated so far; empty for an engine without a tokenizer."""
+        return self._detokenizer.text[: self._num_characters] if self._detokenizer else ""
+
+    @cached_property
+    def logprobs(self) -> list[dict[int, Logprob]] | None:
+        """Per token, log-probabilities by token id; None unless asked for."""
+        if not self._has_logprobs:
+            return None
+        return self._all_logprobs[: self._end - self._first]
+
+    def __repr__(self) -> str:
+        return (
+            f"CompletionOutput(index={self.index}, text={self.text!r}, "
+            f"token_ids={self.token_ids}, finish_reason={self.finish_reason!r})"
+        )
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What the user sees of a request: a snapshot, the last one once `finished`.
+
+    `outputs` has `SamplingParams.n` completions; `token_ids`, `text`, `finish_reason` and
+    `logprobs` are those of the first, and all there is when n is 1.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    metrics: RequestMetrics
+
+    @classmethod
+    def from_request(cls, request: Request) -> RequestOutput:
+        """Snapshot of a request (of a completion: of its leader) as it is now."""
+        request = request.leader or request
+        outputs = [CompletionOutput(completion) for completion in request.completions]
+        return cls(request.request_id, request.prompt_token_ids, outputs, request.metrics)
+
+    @property
+    def finished(self) -> bool:
+        """Whether no completion will get more tokens."""
+        return all(output.finish_reason is not None for output in self.outputs)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the first completion ended; None while any completion goes on."""
+        return self.outputs[0].finish_reason if self.finished else None
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Tokens generated for the first completion."""
+        return self.outputs[0].token_ids
+
+    @property
+    def text(self) -> str:
+        """Text of the first completion."""
+        return self.outputs[0].text
+
+    @property
+    def logprobs(self) -> list[dict[int, Logprob]] | None:
+        """Per token of the first completion: log-probabilities by token id."""
+        return self.outputs[0].logprobs

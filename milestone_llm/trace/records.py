@@ -1,0 +1,123 @@
+"""One `StepRecord` per engine step, the same schema in every milestone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from milestone_llm.engine.kv import KVEvent, KVUsage
+from milestone_llm.engine.plan import StepPlan
+from milestone_llm.engine.protocols import QueueState, SettledStep
+from milestone_llm.engine.request import Request, RequestStatus, SampledToken
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """One row of a step's batch, as the step computed it."""
+
+    request_id: str
+    phase: str
+    start: int
+    num_new_tokens: int
+    num_cached_tokens: int
+    sampled_token: int | None
+    blocks: list[int]
+
+
+@dataclass
+class StepRecord:
+    """One engine step. `batch` is what was computed; queues and `kv` are as the step left them."""
+
+    step: int
+    milestone: str
+    schedule_ms: float
+    execute_ms: float
+    update_ms: float
+    batch: list[BatchRow]
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    num_padding_tokens: int
+    waiting: list[str]
+    running: list[str]
+    swapped: list[str]
+    admitted: list[str]
+    resumed: list[str]
+    preempted: list[dict[str, str]]
+    finished: list[dict[str, str]]
+    kv: KVUsage
+    events: list[KVEvent] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, step: SettledStep, queues: QueueState) -> StepRecord:
+        """The record of a settled step, with queues and KV memory as they are now."""
+        plan = step.plan
+        schedule_ms, execute_ms, update_ms = (
+            round((end - start) * 1e3, 3) for start, end in itertools.pairwise(step.times)
+        )
+        rows = batch_rows(plan, step.sampled)
+        num_decode_tokens = sum(row.phase == "decode" for row in rows)
+        queued = list(queues.waiting)
+        return cls(
+            step=step.number,
+            milestone=step.milestone,
+            schedule_ms=schedule_ms,
+            execute_ms=execute_ms,
+            update_ms=update_ms,
+            batch=rows,
+            num_prefill_tokens=plan.num_tokens - num_decode_tokens,
+            num_decode_tokens=num_decode_tokens,
+            num_padding_tokens=plan.num_padding_tokens,
+            waiting=_ids(r for r in queued if r.status is RequestStatus.WAITING),
+            running=_ids(queues.running),
+            swapped=_ids(r for r in queued if r.status is RequestStatus.SWAPPED),
+            admitted=_ids(plan.admitted),
+            resumed=_ids(plan.resumed),
+            preempted=[
+                {"request_id": p.request.request_id, "reason": p.reason} for p in plan.preempted
+            ],
+            finished=[{"request_id": name, "reason": reason} for name, reason in step.finished],
+            kv=queues.kv_usage(),
+            events=step.events,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as plain data, in the order and with the names of the JSON lines."""
+        data = asdict(self)
+        kv = data["kv"]
+        data["kv"] = {
+            "unit": kv["unit"],
+            "total": kv["total"],
+            "used": kv["used"],
+            "free": self.kv.free,
+            "cached": kv["cached"],
+            "watermark": kv["watermark"],
+            "reserved_tokens": kv["reserved_tokens"],
+            "stored_tokens": kv["stored_tokens"],
+        }
+        return data
+
+
+def _ids(requests: Iterable[Request]) -> list[str]:
+    return [request.request_id for request in requests]
+
+
+def batch_rows(plan: StepPlan, sampled: dict[str, SampledToken]) -> list[BatchRow]:
+    """The rows of an executed plan."""
+    rows = []
+    for row in plan.rows:
+        request_id = row.request.request_id
+        token = None if row.is_padding else sampled.get(request_id)
+        rows.append(
+            BatchRow(
+                request_id=request_id,
+                phase=row.phase,
+                start=row.start,
+                num_new_tokens=row.num_new_tokens,
+                num_cached_tokens=row.num_cached_tokens,
+                sampled_token=token.token_id if token else None,
+                blocks=list(row.blocks),
+            )
+        )
+    return rows
