@@ -22,7 +22,7 @@ import m3_paged
 import m4_prefix_chunked
 import m5_kernels
 from m1_single import RequestOutput, SamplingParams
-from milestone_llm.engine.plan import StepPlan
+from milestone_llm.engine.plan import LaunchedStep, StepPlan
 from milestone_llm.engine.request import Request, SampledToken
 from milestone_llm.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, build_tiny_model
 
@@ -148,11 +148,23 @@ class FakeRunner:
         self.plans: list[StepPlan] = []
         self.stopping: set[str] = set()
 
-    def execute(self, plan: StepPlan) -> dict[str, SampledToken]:
-        """One token for each row that samples."""
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Keep the plan. One token for each row that samples."""
         self.plans.append(plan)
         due = [request.request_id for row in plan.rows for request in row.sampling_requests]
-        return {name: SampledToken(EOS_TOKEN_ID if name in self.stopping else 5) for name in due}
+        token = {name: EOS_TOKEN_ID if name in self.stopping else 5 for name in due}
+        return LaunchedStep(lambda: {name: SampledToken(token[name]) for name in due})
+
+    def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
+        """The tokens, at once."""
+        return launched.wait()
+
+    def reset(self) -> None:
+        """There is nothing to forget."""
+
+    def run(self, plan: StepPlan) -> dict[str, SampledToken]:
+        """Launch and collect."""
+        return self.collect(self.launch(plan))
 
 
 def describe(plan: StepPlan) -> str:
@@ -177,7 +189,7 @@ def scripted_steps(
             scheduler.add(request)
         if scheduler.has_unfinished_requests():
             plan = scheduler.schedule()
-            scheduler.update(plan, runner.execute(plan))
+            scheduler.update(plan, runner.run(plan))
             scheduler.check_invariants()
             yield plan
         step += 1
