@@ -1,4 +1,4 @@
-"""What tests of M4's scheduler share: requests with given tokens, and a device that breaks off.
+"""What tests of M4's scheduler share: requests with given tokens, and a scheduler with its device.
 
 Schedulers run on the device of lists of `paged_helpers`: each step it writes the tokens of every
 row and reads every context back through the block tables, so a hit on a wrong block is caught at
@@ -12,10 +12,12 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
-from m3_paged.scheduler import PagedStepPlan
+from m3_paged.block_manager import BlockManager
 from m4_prefix_chunked import EngineConfig
+from m4_prefix_chunked.caching_pool import CachingBlockPool
 from m4_prefix_chunked.prefix_cache import PrefixCache
 from m4_prefix_chunked.scheduler import Scheduler
+from milestone_llm.engine.plan import StepPlan
 from milestone_llm.engine.request import Request
 from milestone_llm.engine.sampling_params import SamplingParams
 from paged_helpers import VOCAB_SIZE, PagedDevice, expected_tokens, plan_line, step
@@ -32,6 +34,15 @@ def make_scheduler(
     """A scheduler with M4's defaults over a pool that holds one request exactly, or more."""
     config = EngineConfig(**{"max_num_seqs": 4, "block_size": block_size, **fields})
     return Scheduler(config, max_model_len or num_blocks * block_size, num_blocks)
+
+
+def make_cache(
+    num_blocks: int, block_size: int = BLOCK_SIZE, *, is_enabled: bool = True
+) -> PrefixCache:
+    """A prefix cache over tables (`cache.kv`) and a pool (`cache.pool`) of its own."""
+    pool = CachingBlockPool(num_blocks, events=[])
+    kv = BlockManager(pool, block_size, pool.events)
+    return PrefixCache(kv, pool, is_enabled)
 
 
 def prompt(
@@ -74,39 +85,28 @@ def request_of(
     return leader
 
 
-class BreakableDevice(PagedDevice):
-    """Also knows what a step that raises half way leaves behind."""
-
-    def break_off(self, plan: PagedStepPlan) -> None:
-        """Spoil what the step was to write, and nothing else."""
-        for _, target in plan.swap_outs:
-            self.host_blocks[target] = [-9] * self.block_size
-        for _, target in plan.swap_ins + plan.copies:
-            self.blocks[target] = [-9] * self.block_size
-        for row in plan.rows:
-            for position in range(row.start, row.end):
-                index, offset = divmod(position, self.block_size)
-                self.blocks[row.blocks[index]][offset] = -9
-
-
 class Life:
     """A scheduler, its device and its clock: arrivals get their number, steps become lines."""
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         self.scheduler = make_scheduler(*args, **fields)
-        self.device = BreakableDevice(self.scheduler)
+        self.device = PagedDevice(self.scheduler)
         self.num_arrivals = 0
 
     @property
-    def kv(self) -> PrefixCache:
-        """The prefix cache."""
+    def kv(self) -> BlockManager:
+        """The block tables."""
         return self.scheduler.kv
 
     @property
-    def counts(self) -> dict[str, int]:
+    def cache(self) -> PrefixCache:
+        """The prefix cache."""
+        return self.scheduler.prefix_cache
+
+    @property
+    def counts(self) -> dict[str, float]:
         """What the prefix cache has counted, evictions included."""
-        self.scheduler.drain_events()
-        return self.kv.counts
+        return self.cache.stats()
 
     def add(self, *requests: Request) -> None:
         """Queue requests in the order of their arrival."""
@@ -117,7 +117,7 @@ class Life:
             self.scheduler.validate(request)
             self.scheduler.add(request)
 
-    def plan(self) -> PagedStepPlan:
+    def plan(self) -> StepPlan:
         """Compute one step."""
         return step(self.scheduler, self.device)
 
@@ -135,8 +135,8 @@ class Life:
             assert_tokens(request.completions)
         return lines
 
-    def fail(self) -> PagedStepPlan:
-        """Plan a step that raises half way."""
+    def fail(self) -> StepPlan:
+        """Plan a step whose forward raises half way."""
         plan = self.scheduler.schedule()
         self.device.break_off(plan)
         self.scheduler.fail(plan)

@@ -7,19 +7,26 @@ import timeit
 import pytest
 
 from m4_prefix_chunked.caching_pool import CachingBlockPool
+from milestone_llm.engine.kv import KVEvent
 
 H = [bytes([i]) * 32 for i in range(10)]
 
 
 def pool_of(num_blocks: int, *, cached: int = 0) -> CachingBlockPool:
     """A pool whose first `cached` blocks have been used, remembered and freed, 0 first."""
-    pool = CachingBlockPool(num_blocks)
+    pool = CachingBlockPool(num_blocks, events=[])
     blocks = [pool.allocate() for _ in range(cached)]
     for block in blocks:
         assert pool.remember(block, H[block])
     for block in blocks:
         pool.free(block)
     return pool
+
+
+def evicted(pool: CachingBlockPool) -> list[int]:
+    """Blocks whose content was given up for others, in order."""
+    assert all((event.type, event.request_id) == ("evict", None) for event in pool.events)
+    return [block for event in pool.events for block in event.blocks]
 
 
 def test_a_freed_block_can_still_be_found():
@@ -31,20 +38,20 @@ def test_a_freed_block_can_still_be_found():
 def test_blocks_without_content_go_first_then_the_least_recently_used():
     pool = pool_of(4, cached=2)  # 2 and 3 were never used
     assert [pool.allocate() for _ in range(4)] == [2, 3, 0, 1]
-    assert pool.evicted == [0, 1]
+    assert evicted(pool) == [0, 1]
 
 
 def test_an_evicted_block_cannot_be_found():
     pool = pool_of(2, cached=2)
     assert pool.allocate() == 0
     assert (pool.block_of, pool.hash_of) == ({H[1]: 1}, {1: H[1]})
-    assert (pool.num_cached_free, pool.evicted) == (1, [0])
+    assert (pool.num_cached_free, evicted(pool)) == (1, [0])
 
 
 def test_taking_a_block_without_content_evicts_nothing():
     pool = pool_of(3, cached=2)
     assert pool.allocate() == 2
-    assert (pool.evicted, pool.num_cached_free) == ([], 2)
+    assert (evicted(pool), pool.num_cached_free) == ([], 2)
 
 
 def test_a_hit_takes_a_free_block_off_the_list_from_wherever_it_is():
@@ -52,12 +59,12 @@ def test_a_hit_takes_a_free_block_off_the_list_from_wherever_it_is():
     pool.share(1)
     assert (list(pool.free_blocks), pool.ref_counts) == ([0, 2], [0, 1, 0])
     assert (pool.num_free, pool.num_cached_free, pool.num_used) == (2, 2, 1)
-    assert pool.evicted == []
+    assert evicted(pool) == []
     assert pool.block_of[H[1]] == 1
 
 
 def test_a_hit_on_a_used_block_counts_one_more_owner():
-    pool = CachingBlockPool(2)
+    pool = CachingBlockPool(2, events=[])
     block = pool.allocate()
     pool.remember(block, H[0])
     pool.share(block)
@@ -87,7 +94,7 @@ def test_the_watermark_counts_revived_blocks():
 
 
 def test_two_blocks_of_the_same_content_are_not_merged_and_the_first_is_found():
-    pool = CachingBlockPool(2)
+    pool = CachingBlockPool(2, events=[])
     first, second = pool.allocate(), pool.allocate()
     assert pool.remember(first, H[0])
     assert not pool.remember(second, H[0])
@@ -96,7 +103,7 @@ def test_two_blocks_of_the_same_content_are_not_merged_and_the_first_is_found():
     assert (pool.num_free, pool.num_cached_free) == (1, 0), "nobody finds the second"
     pool.free(first)
     assert [pool.allocate(), pool.allocate()] == [second, first]
-    assert pool.evicted == [first]
+    assert evicted(pool) == [first]
 
 
 def test_a_block_keeps_the_first_hash_it_got():
@@ -116,14 +123,38 @@ def test_forgotten_content_can_be_remembered_anew():
     assert pool.remember(block, H[0])
 
 
-def test_forget_all_leaves_the_order_of_the_free_list():
+@pytest.mark.parametrize("num_owners", [0, 1, 2])
+def test_reset_frees_and_forgets_all_whatever_is_in_use(num_owners):
     pool = pool_of(3, cached=3)
-    pool.share(0)
-    pool.free(0)
-    pool.forget_all()
+    for _ in range(num_owners):
+        pool.share(1)
+    pool.reset()
+    pool.check_invariants()
     assert (pool.block_of, pool.hash_of, pool.num_cached_free) == ({}, {}, 0)
-    assert [pool.allocate() for _ in range(3)] == [1, 2, 0]
-    assert pool.evicted == []
+    assert (pool.num_free, pool.ref_counts) == (3, [0, 0, 0])
+    assert [pool.allocate() for _ in range(3)] == [0, 1, 2]
+    assert (pool.events, pool.num_evictions) == ([], 0), "forgotten, not evicted"
+
+
+def test_each_eviction_is_an_event_and_is_counted():
+    """The list of events is the scheduler's, so that evictions stand among its allocations."""
+    events = [KVEvent("alloc", "a", [7])]
+    pool = CachingBlockPool(1, events)
+    for number in range(3):
+        pool.remember(pool.allocate(), H[number])
+        pool.free(0)
+    assert events == [KVEvent("alloc", "a", [7]), *[KVEvent("evict", None, [0])] * 2]
+    assert pool.num_evictions == 2
+
+
+@pytest.mark.parametrize("is_free", [True, False])
+def test_a_block_can_be_forgotten_in_use_or_free(is_free):
+    pool = pool_of(2, cached=2)
+    if not is_free:
+        pool.share(0)
+    pool.forget(0)
+    pool.check_invariants()
+    assert (pool.block_of, pool.num_cached_free) == ({H[1]: 1}, 1)
 
 
 def test_freeing_twice_and_sharing_a_free_block_without_content_are_caught():
@@ -143,7 +174,7 @@ def test_operations_cost_the_same_in_a_pool_of_two_hundred_thousand_as_of_a_hund
 
 def full_cache(num_blocks: int) -> CachingBlockPool:
     """A pool in which every block is free and cached."""
-    pool = CachingBlockPool(num_blocks)
+    pool = CachingBlockPool(num_blocks, events=[])
     for number in range(num_blocks):
         pool.remember(pool.allocate(), number.to_bytes(32, "big"))
     for block in range(num_blocks):
