@@ -69,16 +69,16 @@ class Scheduler(BaseScheduler):
         """A row for each running request that lacks only its last token. Returns what is left."""
         for request in self.by_seniority():
             is_running = request.status is RequestStatus.RUNNING  # not preempted for a senior one
-            if not budget or not is_running or request.num_uncomputed_tokens != 1:
-                continue
-            if self._make_room(request, plan):
+            # Forks that start here could be victims of the next row: their prompt comes later.
+            is_decode = request.num_uncomputed_tokens == 1 and not request.forks
+            if budget and is_running and is_decode and self._make_room(request, plan):
                 budget -= self._add_row(request, plan, budget)
         return budget
 
     def _prefill(self, plan: StepPlan, budget: int) -> None:
         """The next chunk of each prompt that is under way, then new prompts."""
         for request in self.by_seniority():
-            if budget and request.num_uncomputed_tokens > 1:  # it got its blocks when admitted
+            if budget and (request.num_uncomputed_tokens > 1 or request.forks):  # it has its blocks
                 budget -= self._add_row(request, plan, budget)
         if plan.preempted:  # memory is short: newcomers would only be preempted next
             return
@@ -88,21 +88,12 @@ class Scheduler(BaseScheduler):
             budget -= self._add_row(request, plan, budget, num_cached)
 
     def by_seniority(self) -> list[Request]:
-        """Running requests; the last is the victim when memory runs out.
-
-        Senior is who was admitted earlier, or who has the lower (priority, arrival). A step serves
-        seniors first, so a victim has no row in it yet.
-        """
-        if self.config.policy == "priority":
-            return sorted(self.running, key=self.waiting.key)
-        return list(self.running)
+        """Running requests, by admission or (priority, arrival). The last is preempted first."""
+        is_by_priority = self.config.policy == "priority"
+        return sorted(self.running, key=self.waiting.key) if is_by_priority else list(self.running)
 
     def _make_room(self, request: Request, plan: StepPlan) -> bool:
-        """Get the blocks for a running request's next token, preempting as long as it takes.
-
-        Returns:
-            False if the request had to go itself.
-        """
+        """Get blocks for a running request's next token. False if the request had to go itself."""
         start, end = request.num_computed_tokens, request.num_tokens
         while not self.kv.can_append(request.request_id, start, end):
             victim = self.by_seniority()[-1]
@@ -195,8 +186,7 @@ class Scheduler(BaseScheduler):
 
     def kv_usage(self) -> KVUsage:
         """KV memory in blocks, and how many free ones can still be found."""
-        cached = self.prefix_cache.pool.num_cached_free
-        return paged_kv_usage(self.kv, self.running, cached)
+        return paged_kv_usage(self.kv, self.running, self.prefix_cache.pool.num_cached_free)
 
     def stats(self) -> dict[str, Any]:
         """M3's figures, and those of the prefix cache."""

@@ -17,6 +17,7 @@ from m3_paged.kv_memory import num_kv_blocks, with_swap_space
 from m4_prefix_chunked.engine import USEFUL_KV
 from m4_prefix_chunked.scheduler import Scheduler
 from milestone_llm.engine.engine import BaseEngine
+from milestone_llm.engine.outbox import Reader
 from milestone_llm.engine.plan import StepPlan
 from milestone_llm.engine.request import Request
 from milestone_llm.models.checkpoint import DEFAULT_MODEL
@@ -87,10 +88,9 @@ class LLMEngine(BaseEngine):
         )
         return int(is_pipelined)
 
-    def _enqueue(self, request: Request) -> None:
-        if is_host_paced(request):
-            self._host_paced.add(request.request_id)
-        super()._enqueue(request)
+    def _enqueue(self, requests: list[Request], reader: Reader | None) -> None:
+        self._host_paced |= {each.request_id for each in requests if is_host_paced(each)}
+        super()._enqueue(requests, reader)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached KV. False, with nothing done, while blocks are in use."""

@@ -114,9 +114,10 @@ class Detokenizer:
         self.num_shown = len(self._settled) + len(self._pending)
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self.tokenizer.decode(
+        text: str = self.tokenizer.decode(
             token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
+        return text
 
     def _is_special(self, token_id: int) -> bool:
         return not self._decode([token_id]) and bool(self.tokenizer.decode([token_id]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from milestone_llm.models.checkpoint import render_chat
@@ -14,11 +14,13 @@ Prompt: TypeAlias = str | list[int] | list[dict[str, str]]
 """Text, token ids, or chat messages (`{"role": ..., "content": ...}`)."""
 
 
-def is_one_prompt(prompts: Any) -> bool:
-    """Whether the argument of `generate` is a single prompt rather than a list of them."""
-    if isinstance(prompts, str | dict) or not hasattr(prompts, "__getitem__"):
-        return True  # what is no prompt at all is told so when it is encoded
-    return len(prompts) > 0 and not isinstance(prompts[0], str | list | tuple)
+def as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """The argument of `generate`, a single prompt or several, as several."""
+    given: Any = prompts
+    is_one = isinstance(given, str | dict) or not hasattr(given, "__getitem__")
+    if not is_one:
+        is_one = len(given) > 0 and not isinstance(given[0], str | list | tuple)
+    return [given] if is_one else given  # what is no prompt at all is told so when it is encoded
 
 
 def encode_prompt(tokenizer: Any, prompt: Any, chat: bool) -> list[int]:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from .detokenizer import Detokenizer
 from .inputs import (
     Prompt,
+    as_list,
     check_params,
     check_priority,
     check_prompt,
     check_request_id,
     encode_prompt,
-    is_one_prompt,
 )
 from .request import Request
 from .sampling_params import SamplingParams
@@ -62,7 +62,7 @@ class Intake:
         Raises:
             ValueError: one of them is bad; then there is none.
         """
-        many: Sequence[Prompt] = [prompts] if is_one_prompt(prompts) else prompts  # type: ignore[list-item, assignment]
+        many = as_list(prompts)
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or SamplingParams()] * len(many)
         if len(sampling_params) != len(many):

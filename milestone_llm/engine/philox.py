@@ -83,7 +83,6 @@ def philox4x32(
         c3 = product_0 & _LOW_32
         k0 = (k0 + _WEYL[0]) & _LOW_32
         k1 = (k1 + _WEYL[1]) & _LOW_32
-    c0, c1, c2, c3 = torch.broadcast_tensors(c0, c1, c2, c3)
     return c0, c1, c2, c3
 
 

@@ -34,8 +34,8 @@ def sample(logits: Tensor, requests: list[Request]) -> dict[str, SampledToken]:
 
     Returns:
         The token of each request by its id, -1 for one whose row holds a NaN or +inf or leaves no
-        token to choose. Log-probabilities are those of the raw logits, before penalties, temperature
-        and filters.
+        token to choose. Log-probabilities are those of the raw logits, before penalties,
+        temperature and filters.
     """
     assert len(logits) == len(requests), f"{len(logits)} rows for {len(requests)} requests"
     if not requests:

@@ -1,0 +1,132 @@
+"""A runner without a model that reads every KV position back through the tables, at every step.
+
+What a real model keeps of a token depends on the token and on all before it. Here that is a number:
+`KV(p) = hash(tokens[0 .. p])`. A row writes the numbers of its new tokens where its table says, and
+then reads all of its context. A block given to two owners, freed too early, found by the wrong
+hash, copied or swapped to the wrong place is an assertion at the very step. The token that is
+sampled is a function of the tokens alone, so the right output of a request is known beforehand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from milestone_llm.engine.plan import LaunchedStep, ScheduledRequest, StepPlan
+from milestone_llm.engine.request import Request, SampledToken
+from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
+
+Place = tuple[object, int]
+
+
+def kv_of(token_ids: Sequence[int]) -> list[bytes]:
+    """What is kept of each token: a number that depends on it and on all before it."""
+    kept, parent = [], b""
+    for token_id in token_ids:
+        parent = hashlib.blake2b(parent + token_id.to_bytes(4, "little"), digest_size=8).digest()
+        kept.append(parent)
+    return kept
+
+
+def next_token(token_ids: Sequence[int], index: int = 0) -> int:
+    """The token that follows, for the completion of this index; EOS about once in twenty."""
+    number = int.from_bytes(kv_of([*token_ids, index])[-1], "little")
+    return EOS_TOKEN_ID if number % 20 == 0 else 3 + number % (VOCAB_SIZE - 3)
+
+
+def right_output(
+    prompt: Sequence[int], params: SamplingParams, max_model_len: int, index: int = 0
+) -> tuple[list[int], str]:
+    """Tokens and finish reason of a request, whatever else runs."""
+    token_ids = list(prompt)
+    while True:
+        token = next_token(token_ids, index)
+        token_ids.append(token)
+        num_output = len(token_ids) - len(prompt)
+        if token == EOS_TOKEN_ID and not params.ignore_eos and num_output > params.min_tokens:
+            return token_ids[len(prompt) :], "stop"
+        if num_output >= params.max_tokens or len(token_ids) >= max_model_len:
+            return token_ids[len(prompt) :], "length"
+
+
+class ReadBackRunner:
+    """Stands in for any milestone's runner, pipelined ones included."""
+
+    def __init__(self, block_size: int | None = None) -> None:
+        self.block_size = block_size
+        self.device: dict[Place, bytes] = {}
+        self.host: dict[Place, bytes] = {}
+        self.num_read = 0
+        self.raise_at: dict[str, BaseException] = {}
+        """What to raise in the next `launch` or `collect`."""
+        self._tokens: dict[str, tuple[Request, list[int]]] = {}
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Move, write, read back, and choose the tokens that `collect` will give."""
+        self._raise("launch")
+        _move(self.device, self.host, plan.swap_outs)
+        _move(self.host, self.device, plan.swap_ins)
+        _move(self.device, self.device, plan.copies)
+        rows = [row for row in plan.rows if not row.is_padding]
+        kept = {id(row): kv_of(self._known_tokens(row.request)) for row in rows}
+        for row in rows:
+            for position in range(row.start, row.end):
+                self.device[self._place(row, position)] = kept[id(row)][position]
+        sampled = {}
+        for row in rows:
+            for position in range(row.end):
+                found = self.device.get(self._place(row, position))
+                assert found == kept[id(row)][position], (
+                    f"{row.request.request_id} finds another KV at position {position} of "
+                    f"{row.start}..{row.end}, blocks {row.blocks}"
+                )
+                self.num_read += 1
+            for request in row.sampling_requests:
+                known = self._known_tokens(request)
+                assert row.end == len(known)
+                token = next_token(known, request.index)
+                sampled[request.request_id] = SampledToken(token)
+                self._tokens[request.request_id] = (request, [*known, token])
+        return LaunchedStep(lambda: sampled)
+
+    def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
+        """The tokens of a step."""
+        self._raise("collect")
+        return launched.wait()
+
+    def reset(self) -> None:
+        """Nothing is known of any request, and no KV is right."""
+        self._tokens.clear()
+        self.device = dict.fromkeys(self.device, b"stale")
+        self.host = dict.fromkeys(self.host, b"stale")
+
+    def _known_tokens(self, request: Request) -> list[int]:
+        """A request's tokens, those in flight included, as a device would know them."""
+        owner, tokens = self._tokens.get(request.request_id, (None, []))
+        if owner is request and len(tokens) > len(request.token_ids):
+            assert tokens[: len(request.token_ids)] == request.token_ids
+            return tokens
+        return request.token_ids
+
+    def _place(self, row: ScheduledRequest, position: int) -> Place:
+        if self.block_size is None:  # M1 has no memory of its own, M2 a region a request
+            return (row.blocks[0] if row.blocks else row.request.request_id, position)
+        return (row.blocks[position // self.block_size], position % self.block_size)
+
+    def _raise(self, where: str) -> None:
+        if error := self.raise_at.pop(where, None):
+            raise error
+
+
+def _move(
+    source: dict[Place, bytes], target: dict[Place, bytes], moves: list[tuple[int, int]]
+) -> None:
+    """Copy whole blocks, all read before any is written."""
+    found = [
+        ((to_block, place[1]), kept)
+        for from_block, to_block in moves
+        for place, kept in source.items()
+        if place[0] == from_block
+    ]
+    target.update(found)
