@@ -65,7 +65,7 @@ def test_a_row_that_stops_short_of_the_last_known_token_samples_nothing():
     for num_computed, num_outputs in [(4, 0), (8, 0), (9, 1), (10, 2)]:
         plan = life.scheduler.schedule()
         (row,) = plan.rows
-        sampled = life.device.execute(plan)
+        sampled = life.device.run(plan)
         assert set(sampled) == ({"a"} if num_outputs else set())
         assert row.sampling_requests == ([a] if num_outputs else [])
         outputs = life.scheduler.update(plan, sampled)

@@ -105,9 +105,9 @@ def test_abort_of_completions_in_whatever_state_gives_all_back(num_steps, preemp
     for _ in range(num_steps):
         life.plan()
     life.abort(b)
-    assert set(life.kv.owners) <= {"a"}
-    assert life.scheduler.host.owners == {}
-    assert set(life.kv.hashes) <= {"a"}
+    assert set(life.kv.block_tables) <= {"a"}
+    assert life.scheduler.preempter.host.block_tables == {}
+    assert set(life.cache.hashes) <= {"a"}
     assert [completion.finish_reason for completion in b.completions] == ["abort", "abort"]
     life.run()
     assert_tokens([a])
@@ -133,4 +133,39 @@ def test_a_step_that_raises_on_a_chunk_ends_the_leader_and_its_waiting_forks():
     assert [completion.finish_reason for completion in a.completions] == ["error"] * 3
     assert life.kv.pool.num_used == 0
     again = request_of("a", prompt("AB", 2), 3, n=3)
-    assert life.run(again)[0].startswith("a[4:8]")
+    assert life.run(again)[0].startswith("a[0:4]")
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3])
+def test_completions_of_a_prompt_that_has_no_row_in_a_step_that_raises_go_on(num_steps):
+    """Half computed they fork later; once forked each computes its own tokens again."""
+    life = Life(16, max_num_batched_tokens=4, policy="priority", prefill_policy="prefill_first")
+    a = request_of("a", prompt("A", 2), 3, n=2, priority=1)
+    life.add(a)
+    for _ in range(num_steps):
+        life.plan()
+    assert len(a.forks) == (num_steps == 1)
+    b = request_of("b", prompt("BC"), 2)
+    life.add(b)
+    while not b.num_computed_tokens:
+        life.plan()
+    plan = life.fail()
+    assert [row.request for row in plan.rows] == [b]
+    assert (b.finish_reason, a.finish_reason) == ("error", None)
+    life.run()
+    assert_tokens(a.completions)
+
+
+@both_modes
+def test_completions_that_start_in_a_step_are_not_its_victims(preemption):
+    """b, junior to a, lacks a block in the step that computes the last token of a's prompt."""
+    life = Life(3, preemption=preemption, long_prefill_token_threshold=4)
+    a, b = request_of("a", prompt("A", 1), 4, n=2), request_of("b", prompt("B"), 4)
+    life.add(a, b)
+    life.plan()
+    assert (a.num_computed_tokens, b.num_computed_tokens) == (4, 4)
+    plan = life.plan()
+    assert [preemption.request for preemption in plan.preempted] == [b]
+    assert plan.admitted == [a.completions[1]]
+    life.run()
+    assert_tokens([*a.completions, b])

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from m3_paged.scheduler import PagedStepPlan
-from milestone_llm.engine.plan import ScheduledRequest
+from milestone_llm.engine.plan import ScheduledRequest, StepPlan
 from prefix_helpers import Life, assert_tokens, prompt, request_of
 
 GOLDEN: dict[str, tuple[dict[str, Any], list[tuple[int, str, str, int]], list[str]]] = {
@@ -54,7 +53,7 @@ GOLDEN: dict[str, tuple[dict[str, Any], list[tuple[int, str, str, int]], list[st
         [
             "a[0:9]@0,1,2 | +a",
             "b[0:13]@3,4,2,1 | +b evict 1",
-            "c[4:10]@0,1,2 | +c evict 2 share 0",
+            "c[4:10]@0,1,2 | +c share 0 evict 2",
         ],
     ),
     "a wholly cached prompt: one token in place, and for its twin one in a copy": (
@@ -84,7 +83,7 @@ GOLDEN: dict[str, tuple[dict[str, Any], list[tuple[int, str, str, int]], list[st
             "a[6:7]@0,3",
             "a[7:8]@0,3",
             "a[8:9]@0,3,2 evict 2",
-            "b[4:9]@1,2,3 | ^b evict 3 share 1",
+            "b[4:9]@1,2,3 | ^b share 1 evict 3",
             "b[9:10]@1,2,3",
         ],
     ),
@@ -162,7 +161,7 @@ def test_a_plan_in_full():
     life.plan()
     life.plan()
     life.add(b)
-    assert life.scheduler.schedule() == PagedStepPlan(
+    assert life.scheduler.schedule() == StepPlan(
         rows=[
             ScheduledRequest(a, start=8, num_new_tokens=1, blocks=[0, 1, 2]),
             ScheduledRequest(b, start=8, num_new_tokens=3, blocks=[0, 1, 3], num_cached_tokens=8),

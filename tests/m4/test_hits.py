@@ -233,23 +233,27 @@ def test_preemption_storms_with_shared_prefixes_lose_no_token(preemption):
         for i in range(12)
     ]
     life.run(*requests)
-    assert life.scheduler.num_preemptions > 8
+    assert life.scheduler.preempter.num_preemptions > 8
     assert life.counts["hits"] > 8
 
 
 # --- steps that raise ---------------------------------------------------------------------------
 
 
-def test_blocks_of_a_step_that_raised_are_not_found_those_of_earlier_steps_are():
+def test_after_a_step_that_raised_nothing_is_found_not_even_of_earlier_steps():
+    """Who knows what a forward that broke off has written."""
     life = Life(16, max_num_batched_tokens=8)
+    life.run(request_of("before", prompt("XY", 1)))
     a = request_of("a", prompt("ABC", 2))
     life.add(a)
     life.plan()
     plan = life.fail()
     assert (plan.rows[0].start, plan.rows[0].end) == (8, 14)
     assert (a.finish_reason, life.kv.pool.num_used) == ("error", 0)
-    assert first_row(life, "b", prompt("ABC", 2))[0] == 8
-    assert first_row(life, "c", prompt("ABC", 2))[0] == 12
+    assert life.kv.pool.block_of == life.cache.hashes == {}
+    for num_cached in (0, 12):
+        assert first_row(life, f"b{num_cached}", prompt("ABC", 2))[0] == num_cached
+    assert first_row(life, "after", prompt("XY", 1))[0] == 0
 
 
 def test_sharers_of_a_step_that_raised_fail_together_and_waiting_ones_compute_anew():
@@ -265,7 +269,7 @@ def test_sharers_of_a_step_that_raised_fail_together_and_waiting_ones_compute_an
 
 
 def test_a_running_request_without_a_row_survives_a_step_that_raised():
-    """Under prefill_first, a has no row beside the chunks of b."""
+    """Under prefill_first, a has no row beside the chunks of b. Its KV is computed again."""
     life = Life(16, max_num_batched_tokens=4, prefill_policy="prefill_first")
     a, b = request_of("a", prompt("A"), 4), request_of("b", prompt("ABC"), 2)
     life.add(a)
@@ -273,7 +277,41 @@ def test_a_running_request_without_a_row_survives_a_step_that_raised():
     life.add(b)
     plan = life.fail()
     assert [row.request for row in plan.rows] == [b]
-    assert (a.status, b.finish_reason) == (RequestStatus.RUNNING, "error")
-    assert list(life.kv.pool.block_of.values()) == [0]
+    assert (a.status, b.finish_reason) == (RequestStatus.WAITING, "error")
+    assert (a.num_output_tokens, a.num_computed_tokens) == (1, 0)
+    plan = life.plan()
+    assert (plan.resumed, plan.rows[0].start) == ([a], 0)
     life.run()
     assert_tokens([a])
+
+
+def test_a_swapped_request_survives_a_step_that_raised_and_gives_its_host_memory_back():
+    life = Life(4, preemption="swap")
+    a, b = request_of("a", prompt("A"), 6), request_of("b", prompt("BC"), 4)
+    life.add(a, b)
+    while b.status is not RequestStatus.SWAPPED:
+        life.plan()
+    host = life.scheduler.preempter.host
+    assert host.pool.num_used == 2
+    life.fail()
+    assert (a.finish_reason, b.status, host.pool.num_used) == ("error", RequestStatus.WAITING, 0)
+    assert life.line().startswith("b[0:9]")
+    life.run()
+    assert_tokens([b])
+
+
+# --- reset --------------------------------------------------------------------------------------
+
+
+def test_the_cache_is_reset_only_while_no_block_is_in_use():
+    life = Life()
+    life.run(request_of("a", prompt("AB", 1)))
+    b = request_of("b", prompt("CD"), 2)
+    life.add(b)
+    life.plan()
+    assert not life.scheduler.reset_prefix_cache()
+    assert len(life.kv.pool.block_of) == 4
+    life.run()
+    assert life.scheduler.reset_prefix_cache()
+    assert life.kv.pool.block_of == {}
+    assert first_row(life, "c", prompt("AB", 1))[0] == 0

@@ -1,8 +1,8 @@
 """Thousands of random steps against the device of lists, with invariants on after each.
 
 Prompts share beginnings, follow on earlier answers, fork, are cut into chunks, preempted, swapped,
-aborted, or fail. At every step every row sees its own context, everybody gets the tokens that it
-would have got alone, and every block comes back.
+aborted, interrupted, or fail. At every step every row sees its own context, everybody gets the
+tokens that it would have got alone, and every block comes back.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from m3_paged.scheduler import PagedStepPlan
-from milestone_llm.engine.request import Request
+from milestone_llm.engine.plan import StepPlan
+from milestone_llm.engine.request import Request, RequestStatus, SampledToken
 from paged_helpers import VOCAB_SIZE, expected_tokens
 from prefix_helpers import Life, request_of
 
@@ -46,6 +46,7 @@ class RandomLife(Life):
             **fields,
         )
         self.leaders: list[Request] = []
+        self.unfinished: list[Request] = []
         self.pasts = [[rng.randrange(VOCAB_SIZE) for _ in range(max_model_len)] for _ in "ab"]
         """What prompts begin with: two system prompts, then also whole conversations."""
         self.num_steps = self.num_preemptions = self.num_swaps = self.num_partial = 0
@@ -68,6 +69,7 @@ class RandomLife(Life):
         )
         self.add(leader)
         self.leaders.append(leader)
+        self.unfinished += leader.completions
 
     def abort_somebody(self) -> None:
         leader = self.rng.choice(self.leaders)
@@ -77,37 +79,73 @@ class RandomLife(Life):
             self.scheduler.check_invariants()
         else:
             self.abort(leader)
+        self.note_ends()
+
+    def interrupt(self) -> None:
+        """Ctrl-C, before or after a step is planned. Nobody ends; all KV is computed again."""
+        if self.rng.random() < 0.5:
+            self.device.break_off(self.scheduler.schedule())
+        known = {request: list(request.token_ids) for request in self.unfinished}
+        self.scheduler.restart(self.unfinished)
+        self.scheduler.check_invariants()
+        assert known == {request: request.token_ids for request in self.unfinished}
+        assert {request.status for request in self.unfinished} <= {RequestStatus.WAITING}
+        assert self.kv.pool.num_used == 0
 
     def step(self) -> None:
         scheduler = self.scheduler
         seniors = scheduler.by_seniority()
         plan = scheduler.schedule()
         self.check_plan(plan, seniors)
-        if self.rng.random() < self.failure_rate:
-            self.device.break_off(plan)
-            scheduler.fail(plan)
-        else:
-            scheduler.update(plan, self.device.execute(plan))
+        self.carry_out(plan)
         scheduler.check_invariants()
         self.check_cached_content()
         self.num_steps += 1
         self.num_preemptions += len(plan.preempted)
         self.num_swaps += len(plan.swap_ins)
-        for request in scheduler.take_ended():
-            self.check_output(request)
-            if len(self.pasts) < 6:
-                self.pasts.append(request.token_ids)
+        self.note_ends()
         scheduler.drain_events()
+
+    def carry_out(self, plan: StepPlan) -> None:
+        """Compute a plan; now and then a request goes wrong, or the forward breaks off."""
+        due = [request for row in plan.rows for request in row.sampling_requests]
+        wrong: set[Request] = set()
+        if self.goes_wrong():
+            rows = [row.request for row in plan.rows]
+            wrong = {*due, *rows, *(fork for request in rows for fork in request.forks)}
+            self.device.break_off(plan)
+            self.scheduler.fail(plan)
+        else:
+            sampled = self.device.run(plan)
+            if due and self.goes_wrong():
+                wrong = {self.rng.choice(due)}
+                sampled |= {request.request_id: SampledToken(-1) for request in wrong}
+            outputs = self.scheduler.update(plan, sampled)
+            leaders = {(request.leader or request).request_id for request in due}
+            assert {output.request_id for output in outputs} == leaders
+        assert {r for r in self.unfinished if r.finish_reason == "error"} == wrong
+
+    def goes_wrong(self) -> bool:
+        return self.failure_rate > 0 and self.rng.random() < self.failure_rate
+
+    def note_ends(self) -> None:
+        for request in self.unfinished:
+            if request.is_finished:
+                self.check_output(request)
+                if len(self.pasts) < 6:
+                    self.pasts.append(request.token_ids)
+        self.unfinished = [request for request in self.unfinished if not request.is_finished]
         self.leaders = [leader for leader in self.leaders if not leader.is_done]
 
-    def check_plan(self, plan: PagedStepPlan, seniors: list[Request]) -> None:
+    def check_plan(self, plan: StepPlan, seniors: list[Request]) -> None:
         """What must hold of every plan."""
         scheduler, config = self.scheduler, self.scheduler.config
         rows = [row.request for row in plan.rows]
-        newcomers = [request for request in plan.admitted if request.leader is None] + plan.resumed
+        newcomers = [*plan.admitted, *plan.resumed]
+        newcomers = [request for request in newcomers if request in rows]  # not forks of this step
         assert rows, "unfinished requests, and nothing planned"
         assert len(rows) == len(set(rows))
-        assert set(newcomers) <= set(rows) <= set(scheduler.running)
+        assert set(rows) <= set(scheduler.running)
         assert plan.num_tokens <= config.max_num_batched_tokens
         num_seats = sum(1 + len(request.forks) for request in scheduler.running)
         assert num_seats <= config.max_num_seqs
@@ -120,10 +158,11 @@ class RandomLife(Life):
             if config.long_prefill_token_threshold:
                 assert row.num_new_tokens <= config.long_prefill_token_threshold
             assert len(row.blocks) == self.kv.num_blocks_for(row.request.num_tokens)
-        is_left_out = plan.num_tokens < config.max_num_batched_tokens and set(rows) != set(
-            scheduler.running
-        )
-        assert not is_left_out or config.prefill_policy == "prefill_first"
+        forked = {request for row in plan.rows for request in row.sampling_requests[1:]}
+        left_out = set(scheduler.running) - set(rows) - forked
+        is_full = plan.num_tokens == config.max_num_batched_tokens
+        assert not left_out or is_full or config.prefill_policy == "prefill_first"
+        assert forked <= set(plan.admitted) & set(scheduler.running)
         if plan.preempted:
             assert not newcomers
             assert seniors[0] not in [preemption.request for preemption in plan.preempted]
@@ -138,7 +177,7 @@ class RandomLife(Life):
         known = {
             request.request_id for request in (*self.scheduler.waiting, *self.scheduler.running)
         }
-        assert set(self.kv.hashes) <= known, "hashes of finished requests"
+        assert set(self.cache.hashes) <= known, "hashes of finished requests"
 
     def check_output(self, request: Request) -> None:
         """Complete or cut short, it is what the request would have got alone."""
@@ -158,9 +197,9 @@ class RandomLife(Life):
             self.step()
             assert self.num_steps <= limit, "no progress"
         assert self.leaders == [], "requests dropped"
-        assert scheduler.kv.pool.num_used == scheduler.host.pool.num_used == 0
-        assert self.kv.hashes == {}
-        assert self.kv.reset()
+        assert scheduler.kv.pool.num_used == scheduler.preempter.host.pool.num_used == 0
+        assert self.cache.hashes == {}
+        assert scheduler.reset_prefix_cache()
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
@@ -178,6 +217,8 @@ def test_twenty_thousand_random_steps_lose_no_block_and_no_token(preemption, pol
             if life.leaders and rng.random() < 0.05:
                 life.abort_somebody()
                 num_aborts += 1
+            if rng.random() < 0.01:
+                life.interrupt()
             if life.scheduler.has_unfinished_requests():
                 life.step()
         life.drain()
