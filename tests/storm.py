@@ -1,0 +1,225 @@
+"""Random traffic on every milestone, with every KV position read back at every step.
+
+    make storm SECONDS=600                       fresh seeds for ten minutes
+    python tests/storm.py --seed 7 --milestone m4_prefix_chunked      one case again
+
+Requests come, are aborted and end; ids are used again; there are priorities, salts, several
+completions, stop tokens, swapping, cache resets, `generate` in the middle, and faults in the
+scheduler, the forward, the collection of its tokens and the trace. After it, every request must
+have had the tokens that it would have had alone, and no KV memory may be lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import random
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+from engine_helpers import assert_empty, tiny_model
+from m1_single import RequestOutput, SamplingParams
+from milestone_llm.models.tiny_models import VOCAB_SIZE
+from read_back import ReadBackRunner, right_output
+
+MILESTONES = ["m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked", "m5_kernels"]
+
+
+class FaultError(Exception):
+    """Raised on purpose."""
+
+
+class Storm:
+    """One engine with random limits, and random traffic for it.
+
+    Args:
+        seed: decides everything.
+    """
+
+    def __init__(self, milestone: str, seed: int) -> None:
+        self.milestone = milestone
+        self.rng = random.Random(f"{milestone}/{seed}")
+        self.counts: Counter[str] = Counter()
+        self.fields = self._random_fields()
+        package = importlib.import_module(milestone)
+        model = tiny_model(num_hidden_layers=1)
+        self.engine = package.LLMEngine(model, check_invariants=True, **self.fields)
+        self.runner = ReadBackRunner(self.fields.get("block_size"))
+        self.engine.runner = self.runner
+        self.expected: dict[str, tuple[list[int], SamplingParams]] = {}
+        self.stems = [self._prompt(12) for _ in range(3)]
+
+    def run(self, num_steps: int) -> Counter[str]:
+        """Serve random traffic, then step until nothing is left. How often what happened."""
+        for _ in range(num_steps):
+            for _ in range(self.rng.choice((0, 0, 0, 1, 1, 2, 5))):
+                self._add()
+            action = self.rng.random()
+            if action < 0.06 and self.expected:
+                self._abort()
+            elif action < 0.08:
+                self._generate()
+            elif action < 0.10 and hasattr(self.engine, "reset_prefix_cache"):
+                self.counts["resets"] += self.engine.reset_prefix_cache()
+            elif action < 0.13:
+                self._break_something()
+            self._step()
+        while self.engine.has_unfinished_requests():
+            self._step()
+        assert not self.expected, f"never finished: {sorted(self.expected)}"
+        assert_empty(self.engine)
+        self.counts["read"] += self.runner.num_read
+        self.counts["preemptions"] += self.engine.stats().get("preemptions", 0)
+        cache = self.engine.stats().get("prefix_cache", {})
+        self.counts["saved_tokens"] += cache.get("saved_tokens", 0)
+        return self.counts
+
+    def _random_fields(self) -> dict[str, Any]:
+        rng = self.rng
+        fields: dict[str, Any] = {
+            "max_num_seqs": rng.randint(1, 6),
+            "max_model_len": rng.randint(24, 48),
+        }
+        fields["max_num_batched_tokens"] = rng.randint(fields["max_model_len"], 96)
+        if self.milestone >= "m2":
+            fields["policy"] = rng.choice(("fcfs", "priority"))
+        if self.milestone >= "m3":
+            size = fields["block_size"] = rng.choice((1, 2, 4, 8))
+            num_least = -(-fields["max_model_len"] // size)
+            fields["kv_cache_tokens"] = size * rng.randint(num_least, 3 * num_least)
+            fields["preemption"] = rng.choice(("recompute", "swap"))
+            fields["swap_space_tokens"] = rng.choice((0, 20, 200))
+        if self.milestone >= "m4":
+            fields["enable_prefix_caching"] = rng.random() < 0.8
+            fields["enable_chunked_prefill"] = rng.random() < 0.8
+            fields["prefill_policy"] = rng.choice(("mixed", "mixed", "prefill_first"))
+            if fields["enable_chunked_prefill"]:
+                fields["max_num_batched_tokens"] = rng.randint(1, 40)
+                fields["long_prefill_token_threshold"] = rng.choice((0, 0, 5))
+        return fields
+
+    def _prompt(self, max_len: int) -> list[int]:
+        return [self.rng.randrange(3, VOCAB_SIZE) for _ in range(self.rng.randint(1, max_len))]
+
+    def _request(self) -> tuple[list[int], SamplingParams]:
+        rng = self.rng
+        stem = rng.choice([*self.stems, []])
+        prompt = [*stem, *self._prompt(8)][: self.fields["max_model_len"] - 1]
+        most = 2 if self.milestone >= "m3" else 1
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=rng.randint(1, 20),
+            ignore_eos=rng.random() < 0.3,
+            n=rng.randint(1, min(most, self.fields["max_num_seqs"])),
+            cache_salt=rng.choice(("", "", "other")),
+        )
+        return prompt, params
+
+    def _add(self) -> None:
+        prompt, params = self._request()
+        name = f"id{self.rng.randrange(40)}"
+        try:
+            self.engine.add_request(prompt, params, name, priority=self.rng.randrange(3))
+        except ValueError as error:
+            reasons = ("belongs to an unfinished request", "a step computes at most")
+            if not any(reason in str(error) for reason in reasons):
+                raise
+            self.counts["refused"] += 1
+            return
+        self.expected[name] = (prompt, params)
+        self.counts["added"] += 1
+
+    def _abort(self) -> None:
+        name = self.rng.choice(sorted(self.expected))
+        output = self.engine.abort(name)
+        if output is not None:  # else it has finished, and its output comes with the next step
+            prompt, params = self.expected.pop(name)
+            self._check(output, prompt, params)
+            self.counts["aborted"] += 1
+
+    def _generate(self) -> None:
+        work = [self._request() for _ in range(self.rng.randint(1, 3))]
+        limit = self.fields["max_num_batched_tokens"]
+        if not self.fields.get("enable_chunked_prefill") and any(len(p) > limit for p, _ in work):
+            return
+        with contextlib.suppress(FaultError, KeyboardInterrupt):
+            outputs = self.engine.generate([p for p, _ in work], [params for _, params in work])
+            for output, (prompt, params) in zip(outputs, work, strict=True):
+                self._check(output, prompt, params)
+            self.counts["generated"] += len(work)
+
+    def _break_something(self) -> None:
+        """Let something raise in the next step that comes by."""
+        where = self.rng.choice(("launch", "collect", "schedule", "update", "trace"))
+        self.counts[f"fault in {where}"] += 1
+        fault = FaultError(where) if self.rng.random() < 0.5 else KeyboardInterrupt(where)
+        if where in ("launch", "collect"):
+            self.runner.raise_at[where] = fault
+            return
+        owner = self.engine.scheduler
+        name = {"trace": "drain_events"}.get(where, where)
+
+        def raise_once(*arguments: Any) -> Any:
+            delattr(owner, name)
+            if self.rng.random() < 0.5:  # its work is done, and then it raises
+                getattr(owner, name)(*arguments)
+            raise fault
+
+        setattr(owner, name, raise_once)
+
+    def _step(self) -> None:
+        try:
+            outputs = self.engine.step()
+        except (FaultError, KeyboardInterrupt):
+            self.counts["raised"] += 1
+            self.engine.scheduler.check_invariants()
+            return
+        self.counts["steps"] += 1
+        for output in outputs:
+            if output.finished:
+                prompt, params = self.expected.pop(output.request_id)
+                self._check(output, prompt, params)
+
+    def _check(self, output: RequestOutput, prompt: list[int], params: SamplingParams) -> None:
+        """Whole outputs are right; those that were cut off are right as far as they go."""
+        for completion in output.outputs:
+            limit = self.fields["max_model_len"]
+            tokens, reason = right_output(prompt, params, limit, completion.index)
+            assert completion.token_ids == tokens[: len(completion.token_ids)], output.request_id
+            if completion.finish_reason not in ("abort", "error"):
+                assert (completion.token_ids, completion.finish_reason) == (tokens, reason)
+            self.counts[str(completion.finish_reason)] += 1
+
+
+def main() -> int:
+    """Storms with fresh seeds for as long as told; the first that finds something ends it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, help="this seed alone")
+    parser.add_argument("--milestone", choices=MILESTONES, help="this milestone alone")
+    parser.add_argument("--steps", type=int, default=300)
+    options = parser.parse_args()
+    end, total, num_runs = time.monotonic() + options.seconds, Counter[str](), 0
+    seeds = random.SystemRandom()
+    while num_runs == 0 or (options.seed is None and time.monotonic() < end):
+        seed = seeds.randrange(10**9) if options.seed is None else options.seed
+        for milestone in [options.milestone] if options.milestone else MILESTONES:
+            storm = Storm(milestone, seed)
+            try:
+                total += storm.run(options.steps)
+            except BaseException:
+                print(f"python tests/storm.py --seed {seed} --milestone {milestone}")
+                print(f"engine: {storm.fields}, {dict(storm.counts)}")
+                raise
+        num_runs += 1
+    print(f"{num_runs} seeds, nothing found: {dict(total)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
