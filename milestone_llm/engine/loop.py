@@ -1,0 +1,246 @@
+"""The step loop: plan, launch, settle. Written once, for all milestones.
+
+    plan     scheduler.schedule()      who computes which tokens
+    launch   runner.launch(plan)       the forward begins
+    settle   runner.collect(...)       its tokens are there
+             scheduler.update(...)     requests take them in, some finish
+
+M1 to M4 settle a step at once. M5 settles it after the next one has been launched, so that the GPU
+has work while Python plans: `num_steps_ahead()` is 1 there, and all else is the same.
+
+What happens when something is raised, Ctrl-C included: an exception in the forward ends the step's
+requests with `error`. Whatever is raised, and wherever, all other requests keep their tokens; KV
+memory is given back and computed again. So a step has happened or it has not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .exclusive import Exclusive
+from .inputs import check_request_id
+from .outbox import Outbox, Reader
+from .outputs import RequestOutput
+from .plan import LaunchedStep, StepPlan
+from .protocols import ModelRunner, SettledStep, StepWatcher
+from .request import Request, SampledToken
+from .scheduler import BaseScheduler
+
+
+@dataclass
+class StepInFlight:
+    """A step that was launched and whose tokens have not been taken in."""
+
+    plan: StepPlan
+    launched: LaunchedStep
+    times: list[float]
+
+
+class StepLoop:
+    """Requests in, outputs into the outbox.
+
+    Args:
+        num_steps_ahead: launched steps that may be left to settle when `step` returns.
+        check_invariants: check after every step that no KV memory is lost.
+    """
+
+    def __init__(
+        self,
+        milestone: str,
+        scheduler: BaseScheduler,
+        runner: ModelRunner,
+        tracer: StepWatcher | None,
+        num_steps_ahead: Callable[[], int],
+        check_invariants: bool,
+    ) -> None:
+        self.milestone = milestone
+        self.scheduler = scheduler
+        self.runner = runner
+        self.tracer = tracer
+        self.num_steps_ahead = num_steps_ahead
+        self.check_invariants = check_invariants
+        self.requests: dict[str, Request] = {}
+        """Unfinished ones, without further completions. The truth after an interruption."""
+        self.outbox = Outbox()
+        self.in_flight: deque[StepInFlight] = deque()
+        self.counts = dict.fromkeys(
+            ("steps", "rows", "prefill_tokens", "decode_tokens", "padding_tokens", "finished"), 0
+        )
+        self._ended: list[tuple[str, str]] = []  # (id, reason) since the last step, for the trace
+        self._to_abort: list[str] = []
+        self._exclusive = Exclusive(self._restart)
+
+    # -- requests come and go ----------------------------------------------------------------
+
+    def add(self, requests: list[Request], reader: Reader | None) -> None:
+        """Queue requests; from here on they are the loop's.
+
+        Raises:
+            ValueError: another thread was faster with the same id; nothing has been queued then.
+        """
+        self._exclusive.run(lambda: self._add(requests, reader))
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request in whatever state it is; None if it is not (or no longer) known."""
+        if self._exclusive.is_inside():  # a forgotten iterator of `stream` ends in mid-step
+            self._to_abort.append(request_id)
+            return None
+        return self._exclusive.run(lambda: self._abort(request_id))
+
+    def step(self) -> None:
+        """Plan and launch a step, settle those that are due. Outputs go to the outbox."""
+        self._exclusive.run(self._step)
+
+    def _add(self, requests: list[Request], reader: Reader | None) -> None:
+        for request in requests:
+            check_request_id(request.request_id, self.is_taken)
+        for request in requests:
+            request.reader = reader
+            self.requests[request.request_id] = request
+            if reader is not None:
+                reader.num_unfinished += 1
+            self.scheduler.add(request)
+
+    def _abort(self, request_id: str) -> RequestOutput | None:
+        request = self.requests.get(request_id)
+        if request is None:
+            return None
+        for completion in reversed(request.completions):  # forks before what they fork from
+            if not completion.is_finished:
+                self.scheduler.abort(completion)
+        self._note_ends(request)
+        if not self.requests:
+            self._settle_all()  # what is under way is for nobody
+        return RequestOutput.from_request(request)
+
+    def is_taken(self, request_id: str) -> bool:
+        """Whether an id belongs to a request, or completion, that is unfinished or undelivered."""
+        if request_id in self.requests or self.outbox.holds(request_id):
+            return True
+        parent = self.requests.get(request_id.rpartition("/")[0])
+        return parent is not None and any(
+            completion.request_id == request_id for completion in parent.completions
+        )
+
+    def _note_ends(self, leader: Request) -> None:
+        """Count completions that have ended; forget a request all of whose have."""
+        for completion in leader.completions:
+            if completion.is_finished and not completion.is_counted:
+                completion.is_counted = True
+                self.counts["finished"] += 1
+                if self.tracer is not None:
+                    self._ended.append((completion.request_id, str(completion.finish_reason)))
+        if leader.is_done:
+            if leader.reader is not None:
+                leader.reader.num_unfinished -= 1
+            del self.requests[leader.request_id]
+
+    # -- a step ------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        while self._to_abort:
+            self._abort(self._to_abort.pop())
+        while len(self.in_flight) > self.num_steps_ahead():
+            self._settle()  # a request has come whose tokens must be known at once
+        is_launched = bool(self.requests) and self._launch()
+        num_ahead = self.num_steps_ahead() if is_launched else 0
+        while len(self.in_flight) > num_ahead:
+            self._settle()
+        if not self.requests:
+            self._settle_all()  # what is under way is for nobody
+
+    def _launch(self) -> bool:
+        """Plan a step and start it. False if nothing can be computed before tokens come back."""
+        times = [time.perf_counter()]
+        plan = self.scheduler.schedule()
+        times.append(time.perf_counter())
+        if plan.is_empty:
+            assert self.in_flight, "the scheduler has unfinished requests but plans nothing"
+            return False
+        for request in plan.admitted:
+            if request.metrics.first_scheduled_time is None:
+                request.metrics.first_scheduled_time = times[-1]
+        try:
+            launched = self.runner.launch(plan)
+        except Exception:
+            with contextlib.suppress(Exception):
+                self._settle_all()  # the step before is as good as ever
+            self._fail(plan, times)
+            raise
+        self.scheduler.mark_launched(plan)
+        if self.tracer is not None:  # block tables as they are now
+            for row in plan.rows:
+                row.blocks = list(row.blocks)
+        self.in_flight.append(StepInFlight(plan, launched, times))
+        return True
+
+    def _settle(self) -> None:
+        """Wait for the oldest step under way and take in its tokens."""
+        step = self.in_flight.popleft()
+        try:
+            sampled = self.runner.collect(step.launched)
+        except Exception:
+            self._fail(step.plan, step.times)
+            raise
+        step.times.append(time.perf_counter())
+        outputs = self.scheduler.update(step.plan, sampled)
+        step.times.append(time.perf_counter())
+        self._close_step(step.plan, step.times, sampled, outputs)
+
+    def _settle_all(self) -> None:
+        while self.in_flight:
+            self._settle()
+
+    def _fail(self, plan: StepPlan, times: list[float]) -> None:
+        """End the requests of a step whose forward raised."""
+        outputs = self.scheduler.fail(plan)
+        times += [time.perf_counter()] * (4 - len(times))
+        self._close_step(plan, times, {}, outputs)
+
+    def _close_step(
+        self,
+        plan: StepPlan,
+        times: list[float],
+        sampled: dict[str, SampledToken],
+        outputs: list[RequestOutput],
+    ) -> None:
+        """Deliver, count, record and check what the step did."""
+        for output in outputs:
+            leader = self.requests[output.request_id]
+            self.outbox.put(output, leader.reader)
+            self._note_ends(leader)
+        num_decode_tokens = sum(row.phase == "decode" for row in plan.rows)
+        counts = self.counts
+        counts["steps"] += 1
+        counts["rows"] += len(plan.rows)
+        counts["prefill_tokens"] += plan.num_tokens - num_decode_tokens
+        counts["decode_tokens"] += num_decode_tokens
+        counts["padding_tokens"] += plan.num_padding_tokens
+        events = self.scheduler.drain_events()
+        if self.tracer is not None:
+            ended, self._ended = self._ended, []
+            number = counts["steps"] - 1
+            self.tracer.record(
+                SettledStep(number, self.milestone, times, plan, sampled, ended, events),
+                self.scheduler,
+            )
+        if self.check_invariants:
+            self.scheduler.check_invariants()
+
+    # -- interruptions -----------------------------------------------------------------------
+
+    def _restart(self) -> None:
+        """Begin anew with the requests as they are: their tokens are kept, their KV is not."""
+        self.in_flight.clear()
+        completions = [each for leader in self.requests.values() for each in leader.completions]
+        self.scheduler.restart(completions)
+        for leader in list(self.requests.values()):
+            if leader.is_done:  # it took its last token in the step that was interrupted
+                self.outbox.put(RequestOutput.from_request(leader), leader.reader)
+                self._note_ends(leader)
+        with contextlib.suppress(Exception):  # on a broken device the first error is the one
+            self.runner.reset()
