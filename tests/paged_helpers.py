@@ -12,8 +12,8 @@ import zlib
 from typing import Any
 
 from m3_paged import EngineConfig
-from m3_paged.scheduler import PagedStepPlan, Scheduler
-from milestone_llm.engine.plan import StepPlan
+from m3_paged.scheduler import Scheduler
+from milestone_llm.engine.plan import LaunchedStep, StepPlan
 from milestone_llm.engine.request import Request, SampledToken
 from milestone_llm.engine.sampling_params import SamplingParams
 
@@ -62,12 +62,30 @@ class PagedDevice:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.block_size = scheduler.config.block_size
+        num_host_blocks = scheduler.preempter.host.pool.num_blocks
         self.blocks = [[-1] * self.block_size for _ in range(scheduler.kv.pool.num_blocks)]
-        self.host_blocks = [[-1] * self.block_size for _ in range(scheduler.host.pool.num_blocks)]
+        self.host_blocks = [[-1] * self.block_size for _ in range(num_host_blocks)]
 
-    def execute(self, plan: StepPlan) -> dict[str, SampledToken]:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Carry out a plan at once."""
+        sampled = self.run(plan)
+        return LaunchedStep(lambda: sampled)
+
+    def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
+        """A token for each request that samples, by id."""
+        return launched.wait()
+
+    def reset(self) -> None:
+        """After an exception: whoever reads on what was there before is caught."""
+        for blocks in (self.blocks, self.host_blocks):
+            blocks[:] = [[-9] * self.block_size for _ in blocks]
+
+    def break_off(self, plan: StepPlan) -> None:
+        """A step that raises half way."""
+        self.reset()
+
+    def run(self, plan: StepPlan) -> dict[str, SampledToken]:
         """Move blocks, write, read, sample."""
-        assert isinstance(plan, PagedStepPlan)
         for source, target in plan.swap_outs:
             self.host_blocks[target] = list(self.blocks[source])
         for source, target in plan.swap_ins:
@@ -88,16 +106,8 @@ class PagedDevice:
             for request in row.sampling_requests
         }
 
-    def break_off(self, plan: PagedStepPlan) -> None:
-        """A step that raises half way: whatever it was to write is spoilt."""
-        for _, target in plan.swap_outs:
-            self.host_blocks[target] = [-9] * self.block_size
-        targets = [target for _, target in plan.swap_ins + plan.copies]
-        for block in targets + [block for row in plan.rows for block in row.blocks]:
-            self.blocks[block] = [-9] * self.block_size
 
-
-def step(scheduler: Scheduler, device: PagedDevice) -> PagedStepPlan:
+def step(scheduler: Scheduler, device: PagedDevice) -> StepPlan:
     """One step of the engine's loop, with invariants checked."""
     plan = scheduler.schedule()
     assert plan.rows, "unfinished requests, and nothing planned"
@@ -106,7 +116,7 @@ def step(scheduler: Scheduler, device: PagedDevice) -> PagedStepPlan:
     return plan
 
 
-def step_until_preemption(scheduler: Scheduler, device: PagedDevice) -> PagedStepPlan:
+def step_until_preemption(scheduler: Scheduler, device: PagedDevice) -> StepPlan:
     """Steps up to the first that preempts."""
     while not (plan := step(scheduler, device)).preempted:
         pass
@@ -123,12 +133,11 @@ def run_to_end(scheduler: Scheduler, device: PagedDevice | None = None) -> list[
     device, lines = device or PagedDevice(scheduler), []
     while scheduler.has_unfinished_requests():
         lines.append(plan_line(step(scheduler, device)))
-        scheduler.take_ended()
         scheduler.drain_events()
     return lines
 
 
-def plan_line(plan: PagedStepPlan) -> str:
+def plan_line(plan: StepPlan) -> str:
     """A plan as a line: `a[0:6]@0,1 | +a`; a row is who, tokens and block table.
 
     Then who came (+), came back (^) or was preempted (-), and what moves: `out 1>0` from device to
