@@ -152,8 +152,8 @@ class FakeRunner:
         """Keep the plan. One token for each row that samples."""
         self.plans.append(plan)
         due = [request.request_id for row in plan.rows for request in row.sampling_requests]
-        token = {name: EOS_TOKEN_ID if name in self.stopping else 5 for name in due}
-        return LaunchedStep(lambda: {name: SampledToken(token[name]) for name in due})
+        tokens = {name: SampledToken(EOS_TOKEN_ID if name in self.stopping else 5) for name in due}
+        return LaunchedStep(lambda: tokens)
 
     def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
         """The tokens, at once."""

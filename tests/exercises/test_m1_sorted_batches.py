@@ -44,7 +44,7 @@ def check_oldest_is_always_taken(kind):
                 assert oldest in plan.admitted
                 left = [request.arrival for request in scheduler.waiting]
                 assert left == sorted(left), "who was not chosen keeps its place"
-            scheduler.update(plan, runner.execute(plan))
+            scheduler.update(plan, runner.run(plan))
 
 
 def test_less_of_the_work_is_padding(exercise):

@@ -56,7 +56,7 @@ def run_random_work(
             plan = scheduler.schedule()
             check_step(scheduler, plan, before)
             assert {row.request for row in plan.rows} >= set(running), "no running row is skipped"
-            scheduler.update(plan, runner.execute(plan))
+            scheduler.update(plan, runner.run(plan))
             scheduler.check_invariants()
             num_steps += 1
         step += 1
@@ -72,8 +72,8 @@ def assert_all_served(scheduler: Scheduler, requests: Sequence[Request]) -> None
                 request.sampling_params.max_tokens,
                 scheduler.max_model_len - request.num_prompt_tokens,
             )
-    assert scheduler.kv_usage().free == scheduler.config.max_num_seqs, "every slot is back"
-    assert sorted(scheduler.kv.free_slots) == list(range(scheduler.config.max_num_seqs))
+    assert scheduler.kv_usage().free == scheduler.config.max_num_seqs, "every region is back"
+    assert sorted(scheduler.kv.free_regions) == list(range(scheduler.config.max_num_seqs))
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])

@@ -148,7 +148,7 @@ def test_a_failed_step_ends_its_requests_and_the_queue_goes_on():
     for request in requests:
         scheduler.add(request)
     plan = scheduler.schedule()
-    scheduler.update(plan, runner.execute(plan))
+    scheduler.update(plan, runner.run(plan))
     failed = scheduler.fail(scheduler.schedule())
     assert [(output.request_id, output.finish_reason) for output in failed] == [
         ("a", "error"),
@@ -165,7 +165,7 @@ def test_kv_usage_shows_what_a_slot_reserves_and_what_it_stores():
         scheduler.add(make_request(name, 5, 9, arrival=n))
     for _ in range(2):
         plan = scheduler.schedule()
-        scheduler.update(plan, runner.execute(plan))
+        scheduler.update(plan, runner.run(plan))
     kv = scheduler.kv_usage()
     assert (kv.unit, kv.total, kv.used, kv.free, kv.watermark) == ("slot", 3, 2, 1, 2)
     assert (kv.reserved_tokens, kv.stored_tokens) == (2 * 64, 2 * 6)
