@@ -111,7 +111,7 @@ def step(scheduler: Scheduler, device: PagedDevice) -> StepPlan:
     """One step of the engine's loop, with invariants checked."""
     plan = scheduler.schedule()
     assert plan.rows, "unfinished requests, and nothing planned"
-    scheduler.update(plan, device.execute(plan))
+    scheduler.update(plan, device.run(plan))
     scheduler.check_invariants()
     return plan
 
