@@ -6,8 +6,8 @@
                                                  |                        the winning chunk again,
                                             token, exactly                and exactly
 
-The noise of an id is a function of (seed, output position, id) alone - Philox4x32-10, the very bits
-of `m1_single.philox` - so that no state is kept and every chunk can make its own. A row without
+The noise of an id is a function of (seed, output position, id) alone - Philox4x32-10, the very
+bits of `engine.philox` - so that no state is kept and every chunk can make its own. A row without
 filters is read once; softmax, cumulative sums and sorting, each a trip over `[num_rows, vocab]`, do
 not happen. For rows with top-k, top-p or min-p a program first finds the smallest logit
 that is kept, by fixing the bits of that number one by one from the top: 16 counting passes for
@@ -25,7 +25,7 @@ import torch
 from .backend import ceil_div, next_power_of_2, runs_triton, tl, triton
 
 CHUNK = 4096  # vocabulary ids a program scores
-MIN_TEMPERATURE = 1e-5  # as in m1_single.sampling: any smaller, and the quotient may overflow
+MIN_TEMPERATURE = 1e-5  # as in engine.sampling: any smaller, and the quotient may overflow
 
 
 def sample(
@@ -301,7 +301,9 @@ def _smallest_kept(
     ordered = prefix << LOW_BIT
     low_ones = tl.full([], (1 << LOW_BIT) - 1, dtype=tl.uint32)
     # The bits below LOW_BIT are zeros in a number: ones where the encoding flips them.
-    return _decode(tl.where(ordered >> 31 == 0, ordered | low_ones, ordered))
+    smallest = _decode(tl.where(ordered >> 31 == 0, ordered | low_ones, ordered))
+    # A NaN: all finite logits together do not reach the goal, so all are kept.
+    return tl.where(smallest == smallest, smallest, -float("inf"))
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,17 @@ class EngineConfig:
     """Check after every step that no slot or block is lost (slow; the tests set it)."""
 
     def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if name in ("dtype", "device"):  # torch has types of its own for these
+                continue
+            if isinstance(value, bool):
+                is_good = kind is bool  # True is not taken for the number 1
+            else:
+                is_good = isinstance(value, kind) or (kind is float and isinstance(value, int))
+            if not is_good:
+                wanted = getattr(kind, "__name__", str(kind))
+                raise ValueError(f"{name} must be of type {wanted}, got {value!r}")
         for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:

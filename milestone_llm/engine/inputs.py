@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from milestone_llm.models.checkpoint import render_chat
 
-from .sampling_params import SamplingParams
+from .sampling_params import SamplingParams, is_whole_number
 
 Prompt: TypeAlias = str | list[int] | list[dict[str, str]]
 """Text, token ids, or chat messages (`{"role": ..., "content": ...}`)."""
@@ -31,6 +31,8 @@ def encode_prompt(tokenizer: Any, prompt: Any, chat: bool) -> list[int]:
     """
     is_text = isinstance(prompt, str)
     try:
+        if isinstance(prompt, bytes | bytearray):
+            raise TypeError("bytes are neither text nor token ids")
         is_messages = not is_text and len(prompt) > 0 and isinstance(prompt[0], dict)
         if not is_text and not is_messages:
             return [operator.index(token) for token in prompt]
@@ -40,10 +42,27 @@ def encode_prompt(tokenizer: Any, prompt: Any, chat: bool) -> list[int]:
         ) from error
     if tokenizer is None:
         raise ValueError("the engine has no tokenizer: give the prompt as token ids")
+    _check_text(prompt)
     if is_text and not chat:
         return list(tokenizer(prompt)["input_ids"])
     messages = [{"role": "user", "content": prompt}] if is_text else prompt
     return render_chat(tokenizer, messages)
+
+
+def _check_text(prompt: Any) -> None:
+    """Refuse text that no tokenizer can take.
+
+    Raises:
+        ValueError: a half of a surrogate pair stands alone; the message says where.
+    """
+    texts = [prompt] if isinstance(prompt, str) else [str(each) for each in prompt]
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"the prompt is no valid text: character {error.start} is half of a pair"
+            ) from None
 
 
 def check_prompt(token_ids: list[int], vocab_size: int, max_model_len: int) -> None:
@@ -92,7 +111,7 @@ def check_priority(priority: Any) -> None:
     Raises:
         ValueError: it is not a whole number.
     """
-    if not isinstance(priority, int):
+    if not is_whole_number(priority):
         raise ValueError(f"priority must be a whole number, got {priority!r}")
 
 
@@ -102,8 +121,8 @@ def check_request_id(request_id: Any, is_taken: Callable[[str], bool]) -> None:
     Raises:
         ValueError: it is no string, or belongs to another request.
     """
-    if not isinstance(request_id, str):
-        raise ValueError(f"request_id must be a string, got {request_id!r}")
+    if not isinstance(request_id, str) or not request_id:
+        raise ValueError(f"request_id must be a string that is not empty, got {request_id!r}")
     if is_taken(request_id):
         raise ValueError(
             f"request_id {request_id!r} belongs to an unfinished request, or to one whose last "

@@ -200,8 +200,9 @@ def _draw(scores: Tensor, requests: list[Request]) -> Tensor:
     filtered = filter_logits(
         scores,
         torch.tensor([each.top_k for each in params]),
-        torch.tensor([each.top_p for each in params], dtype=torch.float64),
-        torch.tensor([each.min_p for each in params], dtype=torch.float64),
+        # In fp32 first, as a GPU kernel knows them: what is kept must not depend on who samples.
+        torch.tensor([each.top_p for each in params], dtype=torch.float32).double(),
+        torch.tensor([each.min_p for each in params], dtype=torch.float32).double(),
     )
     seeds = seeds_to_tensor([request.seed for request in requests], device)
     positions = torch.tensor([request.num_output_tokens for request in requests], device=device)

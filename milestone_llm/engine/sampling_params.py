@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+MAX_TEMPERATURE = 1e6
+"""Here all tokens are equally likely; beyond, fp32 has no room left."""
+
+
+def is_whole_number(value: object) -> bool:
+    """Whether a value is an int; True and False do not count as 1 and 0."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -30,9 +38,9 @@ class SamplingParams:
     min_tokens: int = 0
     """No stop (EOS, stop token, stop string) before this many tokens."""
     stop: str | list[str] = field(default_factory=list)
-    """Strings that end the text; they are not part of it."""
+    """Strings that end the text; they are not part of it. None: none."""
     stop_token_ids: list[int] = field(default_factory=list)
-    """Token ids that end the request, besides the model's EOS."""
+    """Token ids that end the request, besides the model's EOS. None: none."""
     ignore_eos: bool = False
     """Go on after EOS (for benchmarks)."""
     logprobs: int | None = None
@@ -45,17 +53,30 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", [self.stop])
+        for name in ("stop", "stop_token_ids"):
+            value = getattr(self, name)
+            _check(isinstance(value, list | tuple | set | None), name, value, "a list or None")
+            object.__setattr__(self, name, list(value or ()))
         for name in ("top_k", "seed", "max_tokens", "min_tokens", "logprobs", "n"):
             value = getattr(self, name)
             is_absent = value is None and name in ("seed", "logprobs")
-            _check(is_absent or isinstance(value, int), name, value, "a whole number")
+            _check(is_absent or is_whole_number(value), name, value, "a whole number")
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
-            _check(
-                isinstance(getattr(self, name), int | float), name, getattr(self, name), "a number"
-            )
-        _check(0 <= self.temperature < float("inf"), "temperature", self.temperature, "at least 0")
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            _check(is_number, name, value, "a number")
+        _check(
+            0 <= self.temperature <= MAX_TEMPERATURE,
+            "temperature",
+            self.temperature,
+            f"in [0, {MAX_TEMPERATURE:g}]",
+        )
         _check(self.top_k >= -1, "top_k", self.top_k, "-1, 0 (both: keep all) or more")
+        # More than any vocabulary has means all; the number has to fit into 32 bits on a GPU.
+        object.__setattr__(self, "top_k", min(self.top_k, 2**31 - 1))
         _check(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
+        # Less than any token has means the likeliest; fp32 knows no number that is much smaller.
+        object.__setattr__(self, "top_p", max(self.top_p, 1e-30))
         _check(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
         _check(
             0 < self.repetition_penalty < float("inf"),
@@ -73,10 +94,11 @@ class SamplingParams:
             self.min_tokens,
             f"in [0, max_tokens={self.max_tokens}]",
         )
+        _check(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
         _check(isinstance(self.cache_salt, str), "cache_salt", self.cache_salt, "a string")
         are_texts = all(isinstance(text, str) and text for text in self.stop)
         _check(are_texts, "stop", self.stop, "a list of strings, none of them empty")
-        are_ids = all(isinstance(token_id, int) for token_id in self.stop_token_ids)
+        are_ids = all(is_whole_number(token_id) for token_id in self.stop_token_ids)
         _check(are_ids, "stop_token_ids", self.stop_token_ids, "a list of whole numbers")
         _check(self.logprobs is None or self.logprobs >= 0, "logprobs", self.logprobs, "0 or more")
         _check(self.n >= 1, "n", self.n, "at least 1")

@@ -7,6 +7,8 @@ import torch
 
 from engine_helpers import tiny_model
 from m3_paged.block_cache import BlockCache
+from milestone_llm.engine.plan import ScheduledRequest, StepPlan
+from paged_helpers import make_requests
 
 NUM_BLOCKS, BLOCK_SIZE = 6, 4
 
@@ -81,7 +83,7 @@ def test_gather_is_right_whatever_was_gathered_before():
 def test_a_copy_takes_all_layers_and_leaves_other_blocks_alone():
     cache = filled_cache()
     expected = snapshot(cache)
-    cache.copy([(1, 4), (1, 5)])
+    cache.move_blocks(StepPlan(copies=[(1, 4), (1, 5)]))
     for tensor in expected:
         tensor[4] = tensor[1]
         tensor[5] = tensor[1]
@@ -92,7 +94,7 @@ def test_copies_of_a_step_read_before_any_of_them_writes():
     """Block 1 is copied to 2 and then given to somebody who gets a copy of 0."""
     cache = filled_cache()
     before = snapshot(cache)
-    cache.copy([(0, 1), (1, 2)])
+    cache.move_blocks(StepPlan(copies=[(0, 1), (1, 2)]))
     for old, new in zip(before, snapshot(cache), strict=True):
         assert torch.equal(new[1], old[0])
         assert torch.equal(new[2], old[1])
@@ -102,10 +104,10 @@ def test_copies_of_a_step_read_before_any_of_them_writes():
 def test_swapping_out_and_in_restores_the_bytes(dtype):
     cache = filled_cache(dtype=dtype)
     before = snapshot(cache)
-    cache.swap_out([(5, 0), (1, 2)])
+    cache.move_blocks(StepPlan(swap_outs=[(5, 0), (1, 2)]))
     for tensor in cache.keys + cache.values:
         tensor.fill_(-9)  # others write meanwhile
-    cache.swap_in([(0, 3), (2, 0)])
+    cache.move_blocks(StepPlan(swap_ins=[(0, 3), (2, 0)]))
     for old, new in zip(before, snapshot(cache), strict=True):
         assert torch.equal(new[3].view(torch.uint8), old[5].view(torch.uint8))
         assert torch.equal(new[0].view(torch.uint8), old[1].view(torch.uint8))
@@ -115,8 +117,8 @@ def test_swapping_out_and_in_restores_the_bytes(dtype):
 def test_swapping_in_leaves_the_other_host_blocks_alone():
     cache = filled_cache()
     before = [tensor.clone() for tensor in cache.host_keys + cache.host_values]
-    cache.swap_out([(5, 1)])
-    cache.swap_in([(1, 2)])
+    cache.move_blocks(StepPlan(swap_outs=[(5, 1)]))
+    cache.move_blocks(StepPlan(swap_ins=[(1, 2)]))
     for old, new in zip(before, cache.host_keys + cache.host_values, strict=True):
         assert torch.equal(new[[0, 2]], old[[0, 2]])
         assert not torch.equal(new[1], old[1])
@@ -125,7 +127,41 @@ def test_swapping_in_leaves_the_other_host_blocks_alone():
 def test_nothing_to_move_moves_nothing_even_without_host_blocks():
     cache = BlockCache(tiny_model(), NUM_BLOCKS, BLOCK_SIZE)
     before = snapshot(cache)
-    cache.swap_out([])
-    cache.swap_in([])
-    cache.copy([])
+    cache.move_blocks(StepPlan())
+    cache.clear_last_blocks([])
     assert all(map(torch.equal, snapshot(cache), before))
+
+
+def test_a_step_swaps_out_then_in_and_copies_last():
+    """Block 1 is saved before it is overwritten, and copied with what was brought into it."""
+    cache = filled_cache()
+    before, host = snapshot(cache), [t.clone() for t in cache.host_keys + cache.host_values]
+    cache.move_blocks(StepPlan(swap_outs=[(1, 0)], swap_ins=[(0, 3), (2, 1)], copies=[(1, 5)]))
+    for old, saved, new in zip(before, host, snapshot(cache), strict=True):
+        assert torch.equal(new[3], old[1])
+        assert torch.equal(new[1], saved[2])
+        assert torch.equal(new[5], saved[2])
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "is_cleared"),
+    [
+        (0, 6, True),  # a prompt of a block and a half
+        (0, 8, False),  # two blocks, both filled
+        (4, 5, True),  # the first token of the second block
+        (5, 6, False),  # the second: the block has a KV of its own row
+        (5, 7, False),
+        (0, 5, True),
+        (3, 6, True),
+    ],
+)
+def test_of_a_rows_blocks_the_one_it_begins_and_does_not_fill_is_cleared(start, end, is_cleared):
+    """What an earlier owner left there may be no number, and masked it would still count."""
+    cache = filled_cache()
+    expected = snapshot(cache)
+    if is_cleared:
+        for tensor in expected:
+            tensor[2] = 0
+    row = ScheduledRequest(make_requests("a", 9, 1), start, end - start, blocks=[4, 2, 5])
+    cache.clear_last_blocks([row])
+    assert all(map(torch.equal, snapshot(cache), expected))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from m3_paged.block_manager import BlockManager
+from m3_paged.block_pool import BlockPool
 from milestone_llm.engine.kv import KVEvent
 
 
 def filled(num_blocks: int, block_size: int, **num_tokens: int) -> BlockManager:
     """A manager with a table for each name, of this many tokens."""
-    manager = BlockManager(num_blocks, block_size)
+    manager = BlockManager(BlockPool(num_blocks), block_size, events=[])
     for name, count in num_tokens.items():
         manager.allocate(name, count)
     return manager
@@ -29,7 +30,7 @@ def grow(manager: BlockManager, name: str, position: int) -> list[tuple[int, int
 )
 def test_a_table_has_blocks_for_its_tokens_and_none_to_spare(num_tokens, num_blocks):
     manager = filled(4, 4, a=num_tokens)
-    assert len(manager.blocks_of("a")) == num_blocks
+    assert len(manager.block_tables["a"]) == num_blocks
     assert manager.pool.num_used == num_blocks
 
 
@@ -39,14 +40,14 @@ def test_a_table_grows_exactly_when_its_last_block_is_full(block_size):
     lengths = []
     for position in range(1, 3 * block_size):
         assert grow(manager, "a", position) == []
-        lengths.append(len(manager.blocks_of("a")))
+        lengths.append(len(manager.block_tables["a"]))
     assert lengths == [position // block_size + 1 for position in range(1, 3 * block_size)]
 
 
 def test_growing_keeps_the_blocks_there_are():
     manager = filled(4, 2, a=2, b=1)
     grow(manager, "a", 2)
-    assert manager.owners == {"a": [0, 2], "b": [1]}
+    assert manager.block_tables == {"a": [0, 2], "b": [1]}
 
 
 def test_a_table_fits_up_to_the_last_free_block():
@@ -73,17 +74,17 @@ def test_a_forks_table_names_the_same_blocks_and_is_its_own_list():
     manager = filled(4, 4, a=6)
     manager.fork("a", "b")
     manager.check_invariants()
-    assert manager.blocks_of("b") == manager.blocks_of("a")
+    assert manager.block_tables["b"] == manager.block_tables["a"]
     assert manager.pool.num_used == 2
-    manager.blocks_of("b").append(9)
-    assert 9 not in manager.blocks_of("a")
+    manager.block_tables["b"].append(9)
+    assert 9 not in manager.block_tables["a"]
 
 
 def test_writing_into_a_shared_block_copies_that_block_alone():
     manager = filled(4, 4, a=6)
     manager.fork("a", "b")
     assert grow(manager, "a", 6) == [(1, 2)]
-    assert manager.owners == {"a": [0, 2], "b": [0, 1]}
+    assert manager.block_tables == {"a": [0, 2], "b": [0, 1]}
     assert manager.num_copies == 1
 
 
@@ -95,7 +96,7 @@ def test_the_last_sharer_writes_in_place():
     assert grow(manager, "b", 6) == [(1, 3)]
     assert manager.pool.num_free == 0
     assert grow(manager, "c", 6) == []
-    assert [table[1] for table in manager.owners.values()] == [2, 3, 1]
+    assert [table[1] for table in manager.block_tables.values()] == [2, 3, 1]
 
 
 def test_full_shared_blocks_are_never_copied():
@@ -104,7 +105,7 @@ def test_full_shared_blocks_are_never_copied():
     manager.fork("a", "b")
     assert grow(manager, "a", 8) == []
     assert grow(manager, "b", 8) == []
-    assert manager.owners == {"a": [0, 1, 2], "b": [0, 1, 3]}
+    assert manager.block_tables == {"a": [0, 1, 2], "b": [0, 1, 3]}
     assert manager.num_copies == 0
 
 
@@ -152,6 +153,29 @@ def test_events_tell_what_happened_to_which_blocks():
         KVEvent("alloc", "b", [3]),
         KVEvent("free", "a", [0, 1]),
     ]
+
+
+@pytest.mark.parametrize("num_shared", [0, 2])
+def test_a_table_can_begin_with_blocks_that_others_hold(num_shared):
+    manager = filled(4, 4, a=6)
+    manager.adopt("b", [0, 1][:num_shared])
+    manager.check_invariants()
+    assert manager.append("b", 4 * num_shared, 4 * num_shared + 2) == []
+    assert manager.block_tables == {"a": [0, 1], "b": [*range(num_shared), 2]}
+    shared = [KVEvent("share", "b", [0, 1])] if num_shared else []
+    assert manager.events[1:] == [*shared, KVEvent("alloc", "b", [2])]
+
+
+def test_reset_drops_all_tables_in_whatever_state_the_books_are():
+    manager = filled(4, 4, a=6, b=1)
+    manager.fork("a", "c")
+    del manager.events[:]
+    lose_a_block(manager)
+    manager.reset()
+    manager.check_invariants()
+    assert (manager.block_tables, manager.pool.num_used) == ({}, 0)
+    tables = [("a", [0, 1]), ("b", [2]), ("c", [0, 1])]
+    assert manager.events == [KVEvent("free", *table) for table in tables]
 
 
 def lose_a_block(manager: BlockManager) -> None:

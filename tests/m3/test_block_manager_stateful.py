@@ -1,4 +1,4 @@
-"""Any order of allocate, append, fork and free, over a memory that is really written and read.
+"""Any order of allocate, adopt, append, fork, free and reset, over a memory that is really written and read.
 
 The invariants of the bookkeeping are checked after every operation, and so is what it is for: each
 request finds its own tokens through its table, whatever others wrote, copied or freed meanwhile.
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from m3_paged.block_manager import BlockManager
+from m3_paged.block_pool import BlockPool
 
 
 class PagedMemory(RuleBasedStateMachine):
@@ -20,7 +21,7 @@ class PagedMemory(RuleBasedStateMachine):
 
     @initialize(num_blocks=st.integers(1, 12), block_size=st.integers(1, 5))
     def build(self, num_blocks: int, block_size: int) -> None:
-        self.manager = BlockManager(num_blocks, block_size)
+        self.manager = BlockManager(BlockPool(num_blocks), block_size, events=[])
         self.slots = [[None] * block_size for _ in range(num_blocks)]
         self.tokens: dict[str, list[int]] = {}
         self.num_written = 0
@@ -32,7 +33,7 @@ class PagedMemory(RuleBasedStateMachine):
 
     def write(self, request_id: str, num_tokens: int) -> None:
         """Put new tokens where the table says."""
-        table, size = self.manager.blocks_of(request_id), self.manager.block_size
+        table, size = self.manager.block_tables[request_id], self.manager.block_size
         for _ in range(num_tokens):
             position = len(self.tokens[request_id])
             self.num_written += 1
@@ -50,6 +51,15 @@ class PagedMemory(RuleBasedStateMachine):
             self.write(request_id, num_tokens)
 
     @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def adopt(self, data: st.DataObject) -> None:
+        """Begin with full blocks of somebody else, as many as a prefix cache might find."""
+        parent, child = data.draw(st.sampled_from(sorted(self.tokens))), self.name()
+        num_blocks = data.draw(st.integers(0, len(self.tokens[parent]) // self.manager.block_size))
+        self.manager.adopt(child, self.manager.block_tables[parent][:num_blocks])
+        self.tokens[child] = self.tokens[parent][: num_blocks * self.manager.block_size]
+
+    @precondition(lambda self: self.tokens)
     @rule(data=st.data(), num_tokens=st.integers(1, 6))
     def append(self, data: st.DataObject, num_tokens: int) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.tokens)))
@@ -61,9 +71,10 @@ class PagedMemory(RuleBasedStateMachine):
                 self.slots[copy] = list(self.slots[source])
             self.write(request_id, num_tokens)
         else:  # then it would really not have fitted: copying at most one block, and growing
-            table, size = self.manager.blocks_of(request_id), self.manager.block_size
+            table, size = self.manager.block_tables[request_id], self.manager.block_size
             wanted = -(-(start + num_tokens) // size) - len(table)
-            is_shared = bool(start % size) and self.manager.pool.is_shared(table[start // size])
+            begun = table[start // size :]  # the last block, if a token of it is free
+            is_shared = any(self.manager.pool.ref_counts[block] > 1 for block in begun)
             assert wanted + is_shared > num_free
 
     @precondition(lambda self: self.tokens)
@@ -82,11 +93,16 @@ class PagedMemory(RuleBasedStateMachine):
         self.manager.free(request_id)
         del self.tokens[request_id]
 
+    @rule()
+    def reset(self) -> None:
+        self.manager.reset()
+        self.tokens = {}
+
     @invariant()
     def each_request_finds_its_own_tokens(self) -> None:
         size = self.manager.block_size
         for request_id, tokens in self.tokens.items():
-            table = self.manager.blocks_of(request_id)
+            table = self.manager.block_tables[request_id]
             found = [slot for block in table for slot in self.slots[block]][: len(tokens)]
             assert found == tokens
             assert len(table) == -(-len(tokens) // size)
@@ -94,7 +110,7 @@ class PagedMemory(RuleBasedStateMachine):
     @invariant()
     def free_and_owned_blocks_make_the_pool(self) -> None:
         pool = self.manager.pool
-        held = Counter(block for table in self.manager.owners.values() for block in table)
+        held = Counter(block for table in self.manager.block_tables.values() for block in table)
         assert pool.num_free + len(held) == pool.num_blocks
         assert pool.ref_counts == [held[block] for block in range(pool.num_blocks)]
         assert set(pool.free_blocks).isdisjoint(held)

@@ -6,7 +6,7 @@ import pytest
 
 import m3_paged
 from engine_helpers import tiny_model
-from m3_paged import EngineConfig, LLMEngine
+from m3_paged import EngineConfig, LLMEngine, kv_memory
 from milestone_llm.models.tiny_models import build_tiny_model
 
 
@@ -70,7 +70,7 @@ def test_without_a_number_a_cpu_gets_the_memory_that_slots_would_take():
 )
 def test_swap_space_is_whole_blocks_and_only_for_swapping(fields, num_host_blocks):
     engine = LLMEngine(tiny_model(), max_model_len=64, kv_cache_tokens=128, **fields)
-    assert engine.scheduler.host.pool.num_blocks == num_host_blocks
+    assert engine.scheduler.preempter.host.pool.num_blocks == num_host_blocks
     assert {len(keys) for keys in engine.runner.cache.host_keys} == {num_host_blocks}
 
 
@@ -84,7 +84,7 @@ def test_defaults():
 def test_unless_told_swapping_takes_as_much_as_kv_but_not_all_of_the_host(
     monkeypatch, limit, expected
 ):
-    monkeypatch.setattr(m3_paged.engine, "SWAP_SPACE_BYTES", limit)  # 512 bytes a token
+    monkeypatch.setattr(kv_memory, "SWAP_SPACE_BYTES", limit)  # 512 bytes a token
     fields = {"max_num_seqs": 2, "max_model_len": 48, "preemption": "swap"}
     engine = LLMEngine(build_tiny_model("llama"), **fields)
-    assert engine.scheduler.host.pool.num_blocks * 16 == expected
+    assert engine.scheduler.preempter.host.pool.num_blocks * 16 == expected

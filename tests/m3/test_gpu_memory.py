@@ -10,7 +10,7 @@ import m4_prefix_chunked
 from engine_helpers import greedy, random_prompts, tiny_model
 from m1_single import SamplingParams
 from m3_paged import EngineConfig
-from m3_paged.kv_memory import _largest_step, free_tokens_after_profiling
+from m3_paged.kv_memory import _free_tokens_after_profiling, _largest_step
 from milestone_llm.models.tiny_models import build_tiny_model
 
 BYTES_PER_TOKEN = 1024  # tiny llama in float64
@@ -46,8 +46,8 @@ def profile_on_fake_gpu(monkeypatch, *, free: int, total: int, peak: int, **fiel
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     config = EngineConfig(max_num_batched_tokens=64, **fields)
     plans = []
-    num_tokens = free_tokens_after_profiling(
-        tiny_model(), config, 64, run=lambda cache, plan: plans.append(plan)
+    num_tokens = _free_tokens_after_profiling(
+        tiny_model(), config, 64, run_once=lambda cache, plan: plans.append(plan)
     )
     assert [plan.num_tokens for plan in plans] == [64]
     return num_tokens

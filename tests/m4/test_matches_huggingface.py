@@ -141,7 +141,7 @@ def test_every_division_of_the_work_gives_the_right_tokens(
             if output.finished:
                 assert tokens == expected(family, number, n, is_greedy)
         assert_empty(engine)
-        assert engine.scheduler.host.pool.num_used == 0
+        assert engine.scheduler.preempter.host.pool.num_used == 0
     assert engine.reset_prefix_cache()
 
 

@@ -23,8 +23,8 @@ def prompt(*args: Any, **fields: Any) -> list[int]:
 class SmallVocabularyDevice(PagedDevice):
     """The device of lists; its tokens mean nothing, its blocks do."""
 
-    def execute(self, plan: Any) -> Any:
-        sampled = super().execute(plan)
+    def run(self, plan: Any) -> Any:
+        sampled = super().run(plan)
         return {name: type(token)(token.token_id % 199) for name, token in sampled.items()}
 
 
