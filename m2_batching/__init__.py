@@ -4,9 +4,15 @@ What changes from M1: the scheduler (iteration-level, Orca section 3.1), the run
 attention function (selective batching, section 3.2), and KV memory (one contiguous slot a request).
 """
 
+from typing import TYPE_CHECKING
+
 from m1_single import RequestOutput, SamplingParams
+from milestone_llm.lazy import lazy
 
 from .config import EngineConfig
-from .engine import LLMEngine
+
+if TYPE_CHECKING:
+    from .engine import LLMEngine
 
 __all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]
+__getattr__ = lazy(__name__, LLMEngine=".engine")

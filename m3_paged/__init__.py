@@ -5,12 +5,18 @@ function (it reads through block tables), and the scheduler, which may now admit
 grow to full length, and preempts when memory runs out. Completions of one prompt share its blocks.
 """
 
+from typing import TYPE_CHECKING
+
 from m1_single import RequestOutput, SamplingParams
+from milestone_llm.lazy import lazy
 
 from .config import EngineConfig
-from .engine import LLMEngine
+
+if TYPE_CHECKING:
+    from .engine import LLMEngine
 
 __all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]
+__getattr__ = lazy(__name__, LLMEngine=".engine")
 
 __path__.append(
     f"{__path__[0]}/tools"

@@ -5,12 +5,18 @@ the scheduler divides a budget of tokens among rows, so that a long prompt is co
 beside the decode rows of others. The runner and attention are M3's.
 """
 
+from typing import TYPE_CHECKING
+
 from m1_single import RequestOutput, SamplingParams
+from milestone_llm.lazy import lazy
 
 from .config import EngineConfig
-from .engine import LLMEngine
+
+if TYPE_CHECKING:
+    from .engine import LLMEngine
 
 __all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]
+__getattr__ = lazy(__name__, LLMEngine=".engine")
 
 __path__.append(
     f"{__path__[0]}/tools"
