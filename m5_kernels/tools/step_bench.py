@@ -9,7 +9,7 @@ scheduling, transfers and Python add in the engine comes on top of this.
 from __future__ import annotations
 
 import argparse
-from collections import Counter
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +20,10 @@ from m5_kernels.decoder_config import DecoderConfig
 from m5_kernels.kernels.flash_decode import DecodeWorkspace
 from m5_kernels.kernels.sample import sample
 from m5_kernels.kernels.step_metadata import RowState, StepMetadata, append_sampled, expand_step
+from milestone_llm.cli import Formatter
 
-from .measure import Ceilings, median_us
+from .bench_profile import kernel_times
+from .measure import Ceilings, gpu_command, median_us
 
 QWEN3_0_6B = DecoderConfig(
     vocab_size=151_936,
@@ -125,23 +127,6 @@ class DecodeStep:
         return weights + int(self.state.num_computed_tokens.sum()) * per_token
 
 
-def profile(step: DecodeStep, num_steps: int = 5) -> list[tuple[str, int, float]]:
-    """Kernels of a replayed step: name, launches a step, microseconds a step; slowest first."""
-    graph = capture(step)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        for _ in range(num_steps):
-            graph.replay()
-        torch.cuda.synchronize()
-    counts: Counter[str] = Counter()
-    times: Counter[str] = Counter()
-    for event in profiler.events():
-        counts[event.name] += 1
-        times[event.name] += event.device_time
-    return [
-        (name, counts[name] // num_steps, time / num_steps) for name, time in times.most_common()
-    ]
-
-
 def capture(step: DecodeStep) -> torch.cuda.CUDAGraph:
     """The step as a CUDA graph, after a run outside that compiles what it needs."""
     stream = torch.cuda.Stream()
@@ -154,13 +139,8 @@ def capture(step: DecodeStep) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def main() -> None:
+def run(options: argparse.Namespace) -> None:
     """Print the table; with --profile, where the time of the smallest and largest step goes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64, 128, 256])
-    parser.add_argument("--context-len", type=int, default=600)
-    parser.add_argument("--profile", action="store_true")
-    options = parser.parse_args()
     ceilings = Ceilings.measure()
     print(
         f"{torch.cuda.get_device_name()}, bf16, Qwen3-0.6B's shape, context {options.context_len}"
@@ -170,25 +150,39 @@ def main() -> None:
     print("  rows  ms/step    tok/s   reads alone, ms   share")
     for num_seqs in options.batches:
         step = DecodeStep.random(decoder, num_seqs, options.context_len)
-        floor_ms = step.bytes_read() / ceilings.read_gbps / 1e6
+        limit_ms = step.bytes_read() / ceilings.read_gbps / 1e6
         graph = capture(step)
         tokens = step.state.token_ids.clone()
         graph.replay()
         assert not torch.equal(tokens, step.state.token_ids), "the step appended no token"
         del graph
-        step_ms = median_us([lambda step=step: step.run()], min_us=3e4) / 1e3  # type: ignore[misc]
-        rate = num_seqs / step_ms * 1e3
+        step_ms = median_us([step.run], min_us=3e4) / 1e3
         print(
-            f"  {num_seqs:4d}  {step_ms:7.3f}  {rate:7.0f}  {floor_ms:16.3f}"
-            f"  {floor_ms / step_ms:6.0%}",
+            f"  {num_seqs:4d}  {step_ms:7.3f}  {num_seqs / step_ms * 1e3:7.0f}  {limit_ms:16.3f}"
+            f"  {limit_ms / step_ms:6.0%}",
             flush=True,
         )
         if options.profile and num_seqs in (min(options.batches), max(options.batches)):
-            for name, count, time in profile(step)[:14]:
-                print(f"        {time:8.1f} us  {count:4d} x  {name[:80]}")
+            graph = capture(step)
+            kernels, _ = kernel_times(graph.replay, num_steps=5)
+            for name, count, microseconds in kernels[:14]:
+                print(f"        {microseconds:8.1f} us  {count:4.0f} x  {name[:80]}")
+            del graph
         del step
         torch.cuda.empty_cache()
 
 
+def main() -> int:
+    """The command line. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m m5_kernels.step_bench", description=__doc__, formatter_class=Formatter
+    )
+    add = parser.add_argument
+    add("--batches", type=int, nargs="+", default=[1, 8, 32, 64, 128, 256], help="rows of a step")
+    add("--context-len", type=int, default=600, help="tokens of each row")
+    add("--profile", action="store_true", help="kernels of the smallest and the largest step")
+    return gpu_command(parser, run)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
