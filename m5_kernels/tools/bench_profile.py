@@ -6,11 +6,13 @@ The host's parts are timed without a profiler, which would slow them down; kerne
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
@@ -80,12 +82,6 @@ def profile_steps(engine: Any, items: Sequence[WorkItem], num_steps: int = 20) -
 def _host_parts(engine: Any, num_steps: int) -> tuple[dict[str, float], float]:
     """Microseconds a step of each of `HOST_PARTS`, and of a whole step."""
     spent = dict.fromkeys(HOST_PARTS, 0.0)
-    owners = {
-        "schedule": engine.scheduler,
-        "launch": engine.runner,
-        "collect": engine.runner,
-        "settle": engine.scheduler,
-    }
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -97,19 +93,16 @@ def _host_parts(engine: Any, num_steps: int) -> tuple[dict[str, float], float]:
 
         return run
 
-    for name, owner in owners.items():
-        setattr(owner, name, timed(name, getattr(owner, name)))
-    try:
+    with contextlib.ExitStack() as stack:
+        for name in HOST_PARTS:
+            owner = engine.runner if name in ("launch", "collect") else engine.scheduler
+            stack.enter_context(patch.object(owner, name, timed(name, getattr(owner, name))))
         start = time.perf_counter()
         for _ in range(num_steps):
             engine.step()
         wall = time.perf_counter() - start
-    finally:
-        for name, owner in owners.items():
-            delattr(owner, name)  # the method of the class is back
-    return {name: 1e6 * seconds / num_steps for name, seconds in spent.items()}, (
-        1e6 * wall / num_steps
-    )
+    a_step = 1e6 / num_steps
+    return {name: seconds * a_step for name, seconds in spent.items()}, wall * a_step
 
 
 def kernel_times(

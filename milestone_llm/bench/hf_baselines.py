@@ -26,24 +26,33 @@ PAGE_SIZE = 16
 """Tokens of a page of HF's paged cache."""
 
 
-def hf_one_by_one(model: PreTrainedModel) -> Contestant:
-    """HF `generate` on one request after the other."""
-
-    def run(items: Sequence[WorkItem], progress: Progress) -> RunResult:
-        return _run_batches(model, [[item] for item in items], progress)
-
-    return Contestant("HF one by one", run)
-
-
-def hf_static(model: PreTrainedModel, max_num_seqs: int) -> Contestant:
+def hf_static(model: PreTrainedModel, max_num_seqs: int, name: str) -> Contestant:
     """HF `generate` on left-padded batches of up to `max_num_seqs` requests."""
 
     def run(items: Sequence[WorkItem], progress: Progress) -> RunResult:
-        starts = range(0, len(items), max_num_seqs)
-        batches = [items[start : start + max_num_seqs] for start in starts]
-        return _run_batches(model, batches, progress)
+        start = time.perf_counter()
+        token_ids: list[list[int]] = []
+        token_times: list[list[float]] = []
+        for first in range(0, len(items), max_num_seqs):
+            batch = items[first : first + max_num_seqs]
+            lengths = [item.params.max_tokens for item in batch]
+            clock = _Clock(lengths, progress)
+            input_ids, attention_mask = left_padded([item.prompt for item in batch])
+            with plain_generation(model, batch[0].params) as options:
+                output = model.generate(
+                    input_ids.to(model.device),
+                    attention_mask=attention_mask.to(model.device),
+                    max_new_tokens=max(lengths),
+                    streamer=clock,
+                    **options,
+                )
+            new_tokens = output[:, input_ids.shape[1] :].tolist()
+            # Useful are each row's own tokens; the rest was computed for nobody.
+            token_ids += [row[:length] for row, length in zip(new_tokens, lengths, strict=True)]
+            token_times += [[at - start for at in clock.times[:length]] for length in lengths]
+        return RunResult(time.perf_counter() - start, token_ids, token_times)
 
-    return Contestant("HF static batch", run)
+    return Contestant(name, run)
 
 
 def hf_continuous(engine: Any) -> Contestant:
@@ -107,31 +116,6 @@ def _batching_config(**options: Any) -> ContinuousBatchingConfig:
     return ContinuousBatchingConfig(**{k: v for k, v in options.items() if k in known})
 
 
-def _run_batches(
-    model: PreTrainedModel, batches: Sequence[Sequence[WorkItem]], progress: Progress
-) -> RunResult:
-    start = time.perf_counter()
-    token_ids: list[list[int]] = []
-    token_times: list[list[float]] = []
-    for batch in batches:
-        lengths = [item.params.max_tokens for item in batch]
-        clock = _Clock(lengths, progress)
-        input_ids, attention_mask = left_padded([item.prompt for item in batch])
-        with plain_generation(model, batch[0].params) as options:
-            output = model.generate(
-                input_ids.to(model.device),
-                attention_mask=attention_mask.to(model.device),
-                max_new_tokens=max(lengths),
-                streamer=clock,
-                **options,
-            )
-        new_tokens = output[:, input_ids.shape[1] :].tolist()
-        # Useful are each row's own tokens; the rest was computed for nobody.
-        token_ids += [row[:length] for row, length in zip(new_tokens, lengths, strict=True)]
-        token_times += [[at - start for at in clock.times[:length]] for length in lengths]
-    return RunResult(time.perf_counter() - start, token_ids, token_times)
-
-
 def left_padded(prompts: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and attention mask, both `[num_prompts, longest]`, ragged on the left."""
     longest = max(map(len, prompts))
@@ -189,8 +173,8 @@ class _Clock(BaseStreamer):
 
 
 BASELINES: dict[str, Callable[[Any], Contestant]] = {
-    "one-by-one": lambda engine: hf_one_by_one(engine.model),
-    "static": lambda engine: hf_static(engine.model, engine.config.max_num_seqs),
+    "one-by-one": lambda engine: hf_static(engine.model, 1, "HF one by one"),
+    "static": lambda engine: hf_static(engine.model, engine.config.max_num_seqs, "HF static batch"),
     "continuous": hf_continuous,
 }
 """What every engine can be compared with, under the engine's own limits."""

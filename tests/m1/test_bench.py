@@ -11,7 +11,7 @@ import pytest
 
 from m1_single import LLMEngine, SamplingParams
 from m1_single.bench import main
-from milestone_llm.bench.hf_baselines import hf_one_by_one, hf_static, plain_generation
+from milestone_llm.bench.hf_baselines import hf_static, plain_generation
 from milestone_llm.bench.measure import (
     Contestant,
     Progress,
@@ -105,7 +105,7 @@ def test_baselines_ignore_eos_and_give_the_config_back() -> None:
     model.generation_config.eos_token_id = free.token_ids[0]  # ends at once, unless ignored
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     items = [WorkItem([5, 6], params), WorkItem([7, 8, 9], params)]
-    for contestant in (hf_one_by_one(model), hf_static(model, max_num_seqs=2)):
+    for contestant in (hf_static(model, 1, "one by one"), hf_static(model, 2, "static")):
         result = contestant.run(items, lambda count: None)
         check_work(contestant.name, items, result)
         assert result.token_ids[0] == free.token_ids
@@ -130,7 +130,7 @@ def test_static_baseline_counts_only_own_tokens_and_splits_batches() -> None:
     model = build_tiny_model("llama")
     items = mixed(199, 0, num_requests=5, input_len=(2, 9), output_len=(1, 6))
     counts: list[int] = []
-    result = hf_static(model, max_num_seqs=2).run(items, counts.append)
+    result = hf_static(model, 2, "static").run(items, counts.append)
     lengths = [item.params.max_tokens for item in items]
     assert list(map(len, result.token_ids)) == lengths
     assert list(map(len, result.token_times)) == lengths

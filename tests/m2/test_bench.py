@@ -25,9 +25,9 @@ def test_no_position_is_padding_and_nothing_else_is_lost(run_bench: Any) -> None
 
 
 def test_one_request_alone(run_bench: Any) -> None:
-    out = run_bench(main, *SMALL, "--num-requests", "1", "--baseline", "one-by-one").out
-    assert "1 request," in out
-    assert "token for token the same as HF one by one: 1 of 1 output\n" in out.replace(" \n", "\n")
+    run = run_bench(main, *SMALL, "--num-requests", "1", "--baseline", "one-by-one")
+    assert "1 request," in run.out
+    assert run.markdown.endswith("- token for token the same as HF one by one: 1 of 1 output\n")
 
 
 def test_hf_continuous_batching_does_each_requests_own_work() -> None:
