@@ -24,6 +24,7 @@ from m5_kernels.kernels.silu_mul import silu_mul, silu_mul_torch
 from m5_kernels.kernels.tiles import decode_tile, prefill_tile
 from milestone_llm.bench.report import table
 from milestone_llm.cli import Formatter, console
+from milestone_llm.trace.text import plural
 
 from .attention_work import (
     DECODE_SHAPES,
@@ -96,7 +97,7 @@ def split_rows(ceilings: Ceilings) -> Rows:
             us = median_us(runs)
             rate = shape.speed(HEAD_DIM, us)
             yield [
-                f"{shape.num_seqs} sequences of {shape.context_len:,}",
+                f"{plural(shape.num_seqs, 'sequence')} of {shape.context_len:,}",
                 f"{count * NUM_KV_HEADS}",
                 *rated("", us, rate, ceilings.read_gbps)[1:],
             ]

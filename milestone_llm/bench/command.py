@@ -80,9 +80,13 @@ class Bench:
                 try_to_write(path)
         if self.args.baseline and self.args.scenario != "workload":
             raise ValueError(f"--baseline goes with a workload, not with {self.args.scenario}")
-        scenario(self)
-        if not self.contests:
-            return
+        try:
+            scenario(self)
+        finally:  # what was measured before an error is kept
+            if self.contests:
+                self._write()
+
+    def _write(self) -> None:
         data: dict[str, Any] = {"scenario": self.args.scenario, "contests": self.contests}
         text = json.dumps(data if len(self.contests) > 1 else self.contests[0], indent=2)
         for path, content in (

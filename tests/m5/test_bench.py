@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,6 +106,12 @@ def test_profile_is_printed(bench: Any) -> None:
     assert "on the host" in out
     assert "gaps" in out
     assert data["profile"]["num_rows"] == 4
+
+
+def test_what_was_measured_is_written_though_the_profile_fails(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    assert main([*SMALL, "--profile", "--json", str(path)]) == 2  # too short to be profiled
+    assert json.loads(path.read_text())["contestants"]["m5_kernels"]["median"]["tok_s"] > 0
 
 
 def test_limit_counts_weights_a_step_and_kv_a_token() -> None:
