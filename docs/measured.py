@@ -10,48 +10,38 @@ import json
 from pathlib import Path
 from typing import Any
 
+COLUMNS = {
+    "tok/s": "{tok_s:,.1f}",
+    "slowest and fastest round": "{tok_s_min:,.1f}, {tok_s_max:,.1f}",
+    "TTFT p50, ms": "{ttft_p50:,.0f}",
+    "TPOT p50, ms": "{tpot_p50:,.1f}",
+    "its time / {ours}'s": "{speedup:.2f}x",
+}
+
 
 def measured(path: Path, command: str) -> str:
     """The text for a recorded file, with the command that records it."""
     made_by = f"```sh\n{command}\n```\n"
     if not path.exists():
         return f"\nNot recorded yet. This command does it:\n\n{made_by}\n"
+    text = path.read_text(encoding="utf-8").strip()
     if path.suffix == ".json":
-        text = as_table(json.loads(path.read_text(encoding="utf-8")))
-    else:
-        text = path.read_text(encoding="utf-8").strip()
+        text = as_table(json.loads(text))
     return f"\n{text}\n\n{made_by}\n"
 
 
 def as_table(data: dict[str, Any]) -> str:
     """What a bench of any milestone recorded: what ran where, then a row for each contestant."""
+    from milestone_llm.bench.report import filled, markdown_table
+
     work, machine, engine = data["workload"], data["environment"], data["engine"]
-    lines = [
-        f"{work['num_requests']} requests of {_range(work['input_len'])} tokens in and "
-        f"{_range(work['output_len'])} out ({work['output_tokens']:,} output tokens), "
+    ranges = [f"{low}..{high}" for low, high in (work["input_len"], work["output_len"])]
+    threads = f", threads: {machine['threads']}" if machine["device"] == "cpu" else ""
+    return (
+        f"{work['num_requests']} requests of {ranges[0]} tokens in and "
+        f"{ranges[1]} out ({work['output_tokens']:,} output tokens), "
         f"{data['model']} in {machine['dtype']}, at most {engine['max_num_seqs']} at a time, on "
-        f"{machine['device']}"
-        + (f", threads: {machine['threads']}" if machine["device"] == "cpu" else "")
-        + f"; torch {machine['torch']}, transformers {machine['transformers']}; "
-        f"medians of {data['rounds']} rounds.",
-        "",
-        "| | tok/s | slowest and fastest round | TTFT p50, ms | TPOT p50, ms | speedup |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for name, results in data["contestants"].items():
-        median = results["median"]
-        ratio = data["speedups"].get(name)
-        cells = (
-            name,
-            f"{median['tok_s']:,.1f}",
-            f"{median['tok_s_min']:,.1f}, {median['tok_s_max']:,.1f}",
-            f"{median['ttft_p50']:,.0f}" if "ttft_p50" in median else "",
-            f"{median['tpot_p50']:,.1f}" if "tpot_p50" in median else "",
-            f"{ratio['median']:.2f}x over it" if ratio else "",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _range(ends: list[int]) -> str:
-    return f"{ends[0]}..{ends[1]}"
+        f"{machine['device']}{threads}; torch {machine['torch']}, "
+        f"transformers {machine['transformers']}; medians of {data['rounds']} rounds.\n\n"
+        + markdown_table(*filled(data, COLUMNS))
+    )

@@ -12,7 +12,7 @@ A fair queue serves tenants alternately, by the work that they cause:
   OSDI '24, calls its version of this the lift of the counter).
 
 The scheduler uses `add`, `peek`, `pop`, `remove`, `len` and iteration, as in
-milestone_llm/engine/request_queue.py: `peek` shows what the next `pop` gives, and iteration goes in the
+milestone_llm/engine/request_queue.py: `peek` shows what the next `pop` gives, iteration goes in the
 order in which requests would be popped if no more came. To serve with it:
 
     engine.scheduler.waiting = FairQueue()

@@ -1,10 +1,19 @@
-"""How fast is static batching? `python -m m1_single.bench --baseline hf`"""
+"""How fast is static batching? `python -m m1_single.bench --baseline hf`
+
+Requests are random tokens, all there at the start. Each gets its full number of output tokens, so
+that everybody does the same work in the same process.
+"""
 
 import sys
+from collections.abc import Sequence
 
-from milestone_llm.bench.command import main
+from milestone_llm.bench.command import bench_command
 
-from . import LLMEngine
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit status."""
+    return bench_command("m1_single", __doc__, arguments)
+
 
 if __name__ == "__main__":
-    sys.exit(main(LLMEngine))
+    sys.exit(main())

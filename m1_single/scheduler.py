@@ -15,7 +15,11 @@ from milestone_llm.engine.config import EngineConfig
 from milestone_llm.engine.kv import KVUsage
 from milestone_llm.engine.plan import ScheduledRequest, StepPlan
 from milestone_llm.engine.request import Request, RequestStatus
-from milestone_llm.engine.scheduler import BaseScheduler, check_prompt_fits_step
+from milestone_llm.engine.scheduler import (
+    BaseScheduler,
+    check_one_completion,
+    check_prompt_fits_step,
+)
 
 
 class Scheduler(BaseScheduler):
@@ -31,8 +35,9 @@ class Scheduler(BaseScheduler):
         self.kv_watermark = 0
 
     def validate(self, request: Request) -> None:
-        """Refuse a prompt that is larger than a step."""
+        """Refuse a prompt that is larger than a step, and several completions of it."""
         check_prompt_fits_step(request, self.config)
+        check_one_completion(request)
 
     # -- a step ------------------------------------------------------------------------------
 

@@ -4,10 +4,16 @@ What changes from M1: the scheduler (iteration-level, Orca section 3.1), the run
 attention function (selective batching, section 3.2), and KV memory (a contiguous region a request).
 """
 
+from typing import TYPE_CHECKING
+
 from milestone_llm.engine.outputs import RequestOutput
 from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.lazy import lazy
 
 from .config import EngineConfig
-from .engine import LLMEngine
+
+if TYPE_CHECKING:
+    from .engine import LLMEngine
 
 __all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]
+__getattr__ = lazy(__name__, LLMEngine=".engine")

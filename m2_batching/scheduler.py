@@ -10,7 +10,11 @@ from __future__ import annotations
 from milestone_llm.engine.kv import KVUsage
 from milestone_llm.engine.plan import ScheduledRequest, StepPlan
 from milestone_llm.engine.request import Request, RequestStatus
-from milestone_llm.engine.scheduler import BaseScheduler, check_prompt_fits_step
+from milestone_llm.engine.scheduler import (
+    BaseScheduler,
+    check_one_completion,
+    check_prompt_fits_step,
+)
 
 from .config import EngineConfig
 from .regions import RegionManager
@@ -25,8 +29,9 @@ class Scheduler(BaseScheduler):
         self.kv = RegionManager(config.max_num_seqs, self.events)
 
     def validate(self, request: Request) -> None:
-        """Refuse a prompt that is larger than a step."""
+        """Refuse a prompt that is larger than a step, and several completions of it."""
         check_prompt_fits_step(request, self.config)
+        check_one_completion(request)
 
     # -- a step ------------------------------------------------------------------------------
 

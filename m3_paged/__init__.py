@@ -1,15 +1,22 @@
 """M3: PagedAttention. KV memory in fixed-size blocks behind block tables.
 
-What changes from M2: the KV manager (blocks with reference counts instead of slots), the attention
-function (it reads through block tables), and the scheduler, which may now admit more than could
-grow to full length, and preempts when memory runs out. Completions of one prompt share its blocks.
+What changes from M2: the KV manager (blocks with reference counts instead of regions), the
+attention function (it reads through block tables), and the scheduler, which may now admit more than
+could grow to full length, and preempts when memory runs out. Completions of one prompt share its
+blocks.
 """
+
+from typing import TYPE_CHECKING
 
 from milestone_llm.engine.outputs import RequestOutput
 from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.lazy import lazy
 
 from .config import EngineConfig
-from .engine import LLMEngine
+
+if TYPE_CHECKING:
+    from .engine import LLMEngine
 
 __all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]
+__getattr__ = lazy(__name__, LLMEngine=".engine")
 __path__.append(f"{__path__[0]}/tools")  # instruments: `python -m m3_paged.kvmap`

@@ -1,15 +1,21 @@
-"""M5: Triton kernels, a fused decoder, CUDA graphs and pipelined steps under M4's schedule.
+"""M5: Triton kernels, a fused decoder, CUDA graphs and pipelined steps under M4's scheduler.
 
 What changes from M4: how a step is computed. State lives on the device, a decode step is one CUDA
 graph from metadata to sampled token, and the host plans a step while the one before still runs.
 Schedule, cache and tokens are M4's.
 """
 
+from typing import TYPE_CHECKING
+
 from milestone_llm.engine.outputs import RequestOutput
 from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.lazy import lazy
 
 from .config import EngineConfig
-from .engine import LLMEngine
+
+if TYPE_CHECKING:
+    from .engine import LLMEngine
 
 __all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]
+__getattr__ = lazy(__name__, LLMEngine=".engine")
 __path__.append(f"{__path__[0]}/tools")  # instruments: `python -m m5_kernels.tune`

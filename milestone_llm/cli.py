@@ -1,15 +1,22 @@
-"""What the commands of all milestones share: consoles, a progress bar, and how they end."""
+"""What all commands share: options with one name everywhere, consoles, a progress bar, the ending.
+
+Nothing here imports torch or transformers, so that `--help` and a wrong option answer at once.
+"""
 
 from __future__ import annotations
 
 import argparse
+import bdb
+import json
+import pdb
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-from milestone_llm.models.gguf_cache import quiet_transformers
 
 console = Console(highlight=False)
 """Results go here: standard output."""
@@ -21,10 +28,119 @@ class Formatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsH
     """Help with the module docstring as it stands and the default of every option."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        # Only where there is a default worth telling.
-        if action.default in (None, False, argparse.SUPPRESS):
-            return action.help
+        if action.default in (None, False, argparse.SUPPRESS) or action.default == []:
+            return action.help  # there is no default to speak of
         return super()._get_help_string(action)
+
+
+def positive(text: str) -> int:
+    """An argparse type: a whole number above 0."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not above 0")
+    return number
+
+
+_COUNT: dict[str, Any] = {"type": positive, "metavar": "N"}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "model": {"default": "smollm2-135m", "help": "HF id, folder, GGUF file or tiny-llama"},
+    "max-num-seqs": {**_COUNT, "default": 8, "help": "most rows of a step"},
+    "max-num-batched-tokens": {**_COUNT, "help": "most tokens of a step"},
+    "max-model-len": {**_COUNT, "help": "most tokens of a request (default: the longest's)"},
+    "block-size": {**_COUNT, "default": 16, "help": "tokens of a KV block"},
+    "kv-cache-tokens": {**_COUNT, "help": "KV memory (default: too little for all requests)"},
+    "preemption": {
+        "choices": ("recompute", "swap"),
+        "default": "recompute",
+        "help": "what becomes of the KV of a preempted request",
+    },
+    "set": {
+        "nargs": "+",
+        "default": [],
+        "metavar": "FIELD=VALUE",
+        "help": "further fields of the engine's EngineConfig",
+    },
+    "seed": {"type": int, "default": 0, "help": "of everything that is random"},
+    "threads": {**_COUNT, "help": "CPU threads (default: what torch takes)"},
+    "trace": {"metavar": "PATH.jsonl", "help": "write the trace there; console prints every step"},
+    "json": {"type": Path, "metavar": "PATH", "help": "write everything measured there"},
+    "out": {
+        "type": Path,
+        "default": Path("runs"),
+        "metavar": "FOLDER",
+        "help": "where pictures go",
+    },
+}
+
+
+def add_options(parser: argparse.ArgumentParser, *names: str, **defaults: Any) -> None:
+    """Add some of `OPTIONS`, with other defaults where given."""
+    for name in names:
+        parser.add_argument(f"--{name}", **OPTIONS[name])
+    parser.set_defaults(**defaults)
+
+
+def config_fields(settings: Iterable[str]) -> dict[str, Any]:
+    """`block_size=32` as `{"block_size": 32}`; what is no JSON value is a string.
+
+    Raises:
+        ValueError: a setting without `=`.
+    """
+    fields = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise ValueError(f"--set takes FIELD=VALUE, got {setting!r}")
+        try:
+            fields[name] = json.loads(value)
+        except json.JSONDecodeError:
+            fields[name] = value
+    return fields
+
+
+def try_to_write(path: Path) -> None:
+    """Before the work and not after it, an OSError says that a file can't be written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not path.exists()
+    path.open("a").close()
+    if is_new:
+        path.unlink()
+
+
+class DebuggableProgress(Progress):
+    """A progress bar that leaves the terminal to `breakpoint()` and `pdb.set_trace()`.
+
+    Both stop it. It comes back with the first update after pdb's `continue`.
+    """
+
+    is_suspended = False
+
+    def start(self) -> None:
+        """Show the bar."""
+        super().start()
+        self.is_suspended = False
+        if not self.disable:
+            self._set_trace, pdb.set_trace = pdb.set_trace, self._debug  # what breakpoint() calls
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        if pdb.set_trace == self._debug:
+            pdb.set_trace = self._set_trace
+        super().stop()
+
+    def update(self, *args: Any, **fields: Any) -> None:
+        """Set the fields of a task, and show the bar again when nobody is debugging any more."""
+        if self.is_suspended and sys.gettrace() is None:
+            self.start()
+        super().update(*args, **fields)
+
+    def _debug(self, *, header: str | None = None) -> None:
+        self.stop()
+        self.is_suspended = True
+        debugger = pdb.Pdb(nosigint=True)  # Ctrl-C still ends the program
+        if header is not None:
+            debugger.message(header)
+        debugger.set_trace(sys._getframe().f_back)
 
 
 def progress_bar(is_hidden: bool = False) -> Progress:
@@ -35,26 +151,35 @@ def progress_bar(is_hidden: bool = False) -> Progress:
         TextColumn("{task.fields[count]}"),
         TimeElapsedColumn(),
     )
-    return Progress(
-        *columns,
-        console=log_console,
-        transient=True,
-        refresh_per_second=4,
-        disable=is_hidden or not log_console.is_terminal,  # nothing of it belongs in a log
+    # Nothing of it belongs in a log, or between the lines of `python -m pdb`.
+    is_hidden = is_hidden or not log_console.is_terminal or sys.gettrace() is not None
+    return DebuggableProgress(
+        *columns, console=log_console, transient=True, refresh_per_second=4, disable=is_hidden
     )
 
 
 def run_command(body: Callable[[argparse.Namespace], object], args: argparse.Namespace) -> int:
-    """Run a command's body; bad input and Ctrl-C end it with one line instead of a traceback.
+    """Run a command's body; bad input, Ctrl-C and pdb's `quit` end it with one line.
+
+    Libraries are imported in the body, so that Ctrl-C is caught meanwhile, too.
 
     Returns:
         The exit status: 0, 2 for bad input, 130 for Ctrl-C.
     """
+    is_debugged = sys.gettrace() is not None  # `python -m pdb` wants to see its own `quit`
     try:
+        from milestone_llm.models.gguf_cache import quiet_transformers
+
+        if getattr(args, "threads", None):
+            import torch
+
+            torch.set_num_threads(args.threads)
         with quiet_transformers(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             body(args)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, bdb.BdbQuit) as ended:
+        if is_debugged and isinstance(ended, bdb.BdbQuit):
+            raise
         log_console.print("\nStopped. Unfinished requests were aborted.", style="bold")
         return 130
     except (ValueError, OSError) as error:

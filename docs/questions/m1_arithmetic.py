@@ -5,7 +5,7 @@ addition each. A step reads every weight once, for however many tokens it comput
 every row's context.
 """
 
-from m2_batching.slot_cache import KVShape
+from milestone_llm.models.kv_shape import KVShape
 from milestone_llm.models.checkpoint import load_model
 
 model = load_model("smollm2-135m", dtype="float32", device="cpu").model

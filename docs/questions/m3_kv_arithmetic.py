@@ -2,7 +2,7 @@
 
 import torch
 
-from m2_batching.slot_cache import KVShape
+from milestone_llm.models.kv_shape import KVShape
 
 HALF = torch.bfloat16
 SHAPES = {  # layers, KV heads, head size: from the models' published configs

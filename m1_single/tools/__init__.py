@@ -1,1 +1,1 @@
-"""Instruments: programs that draw a trace. `python -m m1_single.NAME` runs them; no step does."""
+"""Instruments that draw a trace: `python -m m1_single.NAME`. No step runs them."""

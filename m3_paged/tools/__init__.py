@@ -1,1 +1,1 @@
-"""Instruments: programs that measure and draw M3. `python -m m3_paged.NAME` runs them; no step does."""
+"""Instruments that draw and compare KV memory: `python -m m3_paged.NAME`. No step runs them."""

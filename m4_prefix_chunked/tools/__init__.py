@@ -1,1 +1,1 @@
-"""Instruments: programs that show, stress and measure M4. `python -m m4_prefix_chunked.NAME` runs them; no step does."""
+"""Instruments that stress and measure: `python -m m4_prefix_chunked.NAME`. No step runs them."""

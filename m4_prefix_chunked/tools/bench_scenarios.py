@@ -2,166 +2,164 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import m3_paged
 from m4_prefix_chunked.engine import LLMEngine
-from milestone_llm.bench.command import make_work
+from milestone_llm.bench.command import Bench
+from milestone_llm.bench.contest import Contest, Tables, Target
+from milestone_llm.bench.measure import Contestant, FactMaker, Figures, engine_contestant
 from milestone_llm.bench.workloads import WorkItem
 from milestone_llm.engine.outputs import RequestOutput
 from milestone_llm.engine.sampling_params import SamplingParams
-from milestone_llm.models.checkpoint import LoadedModel
 from milestone_llm.trace.records import StepRecord
 
-from .bench_contest import Contest, Figures, LockstepContest, Target, build_engine
+from .bench_by_steps import measure_by_steps
 from .gaps import GapFigures
 
-# --- prefix -------------------------------------------------------------------------------------
+SECONDS = {"seconds": "{seconds:.2f}"}
+
+
+def tables(**columns: str) -> Tables:
+    """One table; keywords are figures and their headings."""
+    named = {heading: f"{{{figure}}}" for figure, heading in columns.items()}
+    return {"Times in ms{of_rounds}": {**named, **SECONDS}}
+
+
+def exactly(num_tokens: int) -> SamplingParams:
+    """Greedy, and so many tokens whatever comes."""
+    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 
 
 def caching_on_and_off(
-    args: argparse.Namespace, loaded: LoadedModel, items: Sequence[WorkItem]
-) -> dict[str, LLMEngine]:
+    bench: Bench, items: Sequence[WorkItem], facts: FactMaker
+) -> list[Contestant]:
     """Two engines that differ in `enable_prefix_caching`. Each run begins with an empty cache."""
-    return {
-        f"caching {name}": build_engine(args, loaded, items, enable_prefix_caching=is_on)
-        for name, is_on in (("on", True), ("off", False))
-    }
+    return [
+        engine_contestant(bench.engine(items, enable_prefix_caching=is_on), name, facts)
+        for name, is_on in (("caching on", True), ("caching off", False))
+    ]
 
 
-def m3_engine(engine: LLMEngine) -> m3_paged.LLMEngine:
+def m3_contestant(engine: LLMEngine, facts: FactMaker | None = None) -> Contestant:
     """M3 on the same model, under the same limits and with the same KV memory."""
     config = engine.config
     limits = ("max_num_seqs", "max_num_batched_tokens", "block_size")
-    return m3_paged.LLMEngine(
+    m3_engine = m3_paged.LLMEngine(
         engine.model,
         tokenizer=engine.tokenizer,
         max_model_len=engine.max_model_len,
         kv_cache_tokens=engine.scheduler.num_blocks * config.block_size,
         **{name: getattr(config, name) for name in limits},
     )
+    return engine_contestant(m3_engine, facts=facts)
 
 
-def shared_prompt(args: argparse.Namespace, loaded: LoadedModel) -> Contest:
+def num_saved(outputs: Sequence[RequestOutput]) -> int:
+    """Prompt tokens that were found in the cache."""
+    return sum(output.metrics.num_cached_tokens for output in outputs)
+
+
+def shared_prompt(bench: Bench) -> None:
     """Requests with one system prompt, eight steps apart, so that hardly anybody queues."""
-    rng = random.Random(args.seed)
-    vocab_size = loaded.model.config.get_text_config().vocab_size
+    rng = random.Random(bench.args.seed)
 
     def tokens(count: int) -> list[int]:
-        return [rng.randrange(vocab_size) for _ in range(count)]
+        return [rng.randrange(bench.vocab_size) for _ in range(count)]
 
-    system_prompt = tokens(args.system_prompt_tokens)
+    system_prompt = tokens(bench.args.system_prompt_tokens)
     items = [
         WorkItem([*system_prompt, *tokens(rng.randint(16, 32))], exactly(32), arrival_step=8 * i)
-        for i in range(args.num_requests or 8)
+        for i in range(bench.args.num_requests or 8)
     ]
 
-    def figures(outputs: Sequence[RequestOutput], records: Sequence[StepRecord]) -> Figures:
+    def facts(outputs: Sequence[RequestOutput], records: Sequence[StepRecord]) -> Figures:
         ttft = [1e3 * (output.metrics.ttft or 0.0) for output in outputs]
-        saved = sum(output.metrics.num_cached_tokens for output in outputs)
         return {
             "ttft_first": ttft[0],
             "ttft_later": statistics.median(ttft[1:] or ttft),
-            "saved_tokens": saved,
+            "saved_tokens": num_saved(outputs),
         }
 
-    return Contest(
-        title=f"shared: {len(items)} requests with {len(system_prompt)} prompt tokens in common",
-        loaded=loaded,
-        engines=caching_on_and_off(args, loaded, items),
-        items=items,
-        figures=figures,
-        columns={
-            "ttft_first": "TTFT of\nthe first",
-            "ttft_later": "TTFT of\nthe later",
-            "saved_tokens": "prompt tokens\nsaved",
-            "seconds": "seconds",
-        },
-        targets=[
-            Target("TTFT of the later requests", "ttft_later", "caching on", "caching off", 0.25),
-            Target("time for all", "seconds", "caching on", "caching off"),
-            Target(
-                "TTFT of the first request",
-                "ttft_first",
-                "caching on",
-                "caching off",
-                loses="who comes first pays for the others and gains nothing",
+    pair = ("caching on", "caching off")
+    loss = "who comes first pays for the others and gains nothing"
+    bench.run(
+        Contest(
+            f"shared: {len(system_prompt)} prompt tokens in common",
+            items,
+            caching_on_and_off(bench, items, facts),
+            tables(
+                ttft_first="TTFT of\nthe first",
+                ttft_later="TTFT of\nthe later",
+                saved_tokens="prompt tokens\nsaved",
             ),
-        ],
-        seed=args.seed,
+            targets=[
+                Target("TTFT of the later requests", "ttft_later", *pair, at_most=0.25),
+                Target("time for all", "seconds", *pair),
+                Target("TTFT of the first request", "ttft_first", *pair, loses=loss),
+            ],
+        )
     )
 
 
-def nothing_shared(args: argparse.Namespace, loaded: LoadedModel) -> Contest:
+def nothing_shared(bench: Bench) -> None:
     """The chosen workload, in which no prompt begins like another; with M3, which has no cache."""
-    items = make_work(args, loaded.model.config.get_text_config().vocab_size)
-    engines: dict[str, Any] = dict(caching_on_and_off(args, loaded, items))
-    engines["m3_paged"] = m3_engine(engines["caching off"])
+    items = bench.make_work()
 
-    def figures(outputs: Sequence[RequestOutput], records: Sequence[StepRecord]) -> Figures:
+    def facts(outputs: Sequence[Any], records: Sequence[StepRecord]) -> Figures:
         steps = [record.schedule_ms + record.update_ms for record in records]
-        saved = sum(output.metrics.num_cached_tokens for output in outputs)
-        return {"bookkeeping": statistics.fmean(steps), "saved_tokens": saved}
+        return {"bookkeeping": statistics.fmean(steps), "saved_tokens": num_saved(outputs)}
 
-    return LockstepContest(
-        title=f"nothing shared: {args.workload}, {len(items)} requests, 0 % hits",
-        loaded=loaded,
-        engines=engines,
-        items=items,
-        figures=figures,
-        columns={
-            "tok_s": "tok/s",
-            "seconds": "seconds",
-            "step_p50": "a step,\np50",
-            "bookkeeping": "schedule +\nupdate a step",
-            "saved_tokens": "prompt tokens\nsaved",
-        },
-        targets=[
-            Target(
-                "time for all",
-                "seconds",
-                "caching on",
-                "caching off",
-                1.02,
-                loses="hashes and lookups cost time, and here nothing comes of them",
+    contestants = caching_on_and_off(bench, items, facts)
+    contestants.append(m3_contestant(contestants[-1].engine, facts))
+    pair = ("caching on", "caching off")
+    loss = "hashes and lookups cost time, and here nothing comes of them"
+    bench.run(
+        Contest(
+            f"nothing shared: {bench.args.workload}, 0 % hits",
+            items,
+            contestants,
+            tables(
+                tok_s="tok/s",
+                step_p50="a step,\np50",
+                bookkeeping="schedule +\nupdate a step",
+                saved_tokens="prompt tokens\nsaved",
             ),
-            Target("a step, p50", "step_p50", "caching on", "caching off"),
-            Target("schedule + update", "bookkeeping", "caching on", "caching off"),
-            Target("time for all", "seconds", "caching on", "m3_paged"),
-            Target("a step, p50", "step_p50", "caching on", "m3_paged"),
-        ],
-        seed=args.seed,
+            targets=[
+                Target("time for all", "seconds", *pair, at_most=1.02, loses=loss),
+                Target("a step, p50", "step_p50", *pair),
+                Target("schedule + update", "bookkeeping", *pair),
+                Target("time for all", "seconds", "caching on", "m3_paged"),
+                Target("a step, p50", "step_p50", "caching on", "m3_paged"),
+            ],
+            measure=measure_by_steps,
+        )
     )
 
 
-# --- stall --------------------------------------------------------------------------------------
+def long_arrival(bench: Bench) -> None:
+    """Requests that decode, and a long prompt that comes after sixteen steps.
 
-
-def long_arrival(args: argparse.Namespace, loaded: LoadedModel) -> Contest:
-    """Requests that decode, and a long prompt that comes after sixteen steps."""
+    Raises:
+        ValueError: there is nobody to wait for the long prompt.
+    """
+    args = bench.args
     rng = random.Random(args.seed)
-    vocab_size = loaded.model.config.get_text_config().vocab_size
     num_victims = (args.num_requests or 9) - 1
     if num_victims < 1:
         raise ValueError("--scenario stall needs at least 2 requests: one that waits for another")
     lengths = [rng.randint(16, 32) for _ in range(num_victims)] + [args.long_prompt_tokens]
-    prompts = [[rng.randrange(vocab_size) for _ in range(length)] for length in lengths]
+    prompts = [[rng.randrange(bench.vocab_size) for _ in range(length)] for length in lengths]
     items = [WorkItem(prompt, exactly(64)) for prompt in prompts]
     items[-1] = replace(items[-1], params=exactly(16), arrival_step=16)
     whole = max(args.max_num_batched_tokens, args.long_prompt_tokens + num_victims)
     mixed, large = f"mixed, {args.chunk_tokens}", f"mixed, {whole:,}"
-    settings = {
-        mixed: ("mixed", args.chunk_tokens),
-        "prefill_first": ("prefill_first", whole),
-        large: ("mixed", whole),
-    }
 
-    def figures(outputs: Sequence[RequestOutput], records: Sequence[StepRecord]) -> Figures:
+    def facts(outputs: Sequence[RequestOutput], records: Sequence[StepRecord]) -> Figures:
         gaps = GapFigures.of(outputs[:num_victims])
         return {
             "gap_p50": 1e3 * gaps.p50,
@@ -170,58 +168,42 @@ def long_arrival(args: argparse.Namespace, loaded: LoadedModel) -> Contest:
             "ttft_long": 1e3 * (outputs[-1].metrics.ttft or 0.0),
         }
 
-    return Contest(
-        title=f"stall: {len(prompts[-1]):,} prompt tokens come to {num_victims} running requests",
-        loaded=loaded,
-        engines={
-            name: build_engine(
-                args,
-                loaded,
+    contestants = [
+        engine_contestant(
+            bench.engine(
                 items,
                 prefill_policy=policy,
                 max_num_batched_tokens=budget,
                 enable_prefix_caching=False,
-            )
-            for name, (policy, budget) in settings.items()
-        },
-        items=items,
-        figures=figures,
-        columns={
-            "gap_p50": "gap\np50",
-            "gap_p99": "gap\np99",
-            "gap_max": "gap\nmax",
-            "ttft_long": "TTFT of\nthe long one",
-            "seconds": "seconds",
-        },
-        targets=[
-            Target("p99 gap of the running requests", "gap_p99", mixed, "prefill_first", 0.35),
-            Target(
-                "time for all",
-                "seconds",
-                mixed,
-                "prefill_first",
-                1.1,
-                loses="each chunk reads all weights and the KV of all chunks before it again",
             ),
-            Target(
-                "TTFT of the long prompt",
-                "ttft_long",
-                mixed,
-                "prefill_first",
-                loses="it shares its steps with others",
+            name,
+            facts,
+        )
+        for name, policy, budget in (
+            (mixed, "mixed", args.chunk_tokens),
+            ("prefill_first", "prefill_first", whole),
+            (large, "mixed", whole),
+        )
+    ]
+    pair = (mixed, "prefill_first")
+    loss = "each chunk reads all weights and the KV of all chunks before it again"
+    late = "it shares its steps with others"
+    bench.run(
+        Contest(
+            f"stall: {args.long_prompt_tokens:,} prompt tokens come to {num_victims} running",
+            items,
+            contestants,
+            tables(
+                gap_p50="gap\np50",
+                gap_p99="gap\np99",
+                gap_max="gap\nmax",
+                ttft_long="TTFT of\nthe long one",
             ),
-            Target("p99 gap with a budget for all of it", "gap_p99", large, "prefill_first"),
-        ],
-        seed=args.seed,
+            targets=[
+                Target("p99 gap of the running requests", "gap_p99", *pair, at_most=0.35),
+                Target("time for all", "seconds", *pair, at_most=1.1, loses=loss),
+                Target("TTFT of the long prompt", "ttft_long", *pair, loses=late),
+                Target("p99 gap with a budget for all of it", "gap_p99", large, "prefill_first"),
+            ],
+        )
     )
-
-
-def exactly(num_tokens: int) -> SamplingParams:
-    """Greedy, and so many tokens whatever comes."""
-    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-
-
-SCENARIOS: dict[str, Sequence[Callable[[argparse.Namespace, LoadedModel], Contest]]] = {
-    "prefix": (shared_prompt, nothing_shared),
-    "stall": (long_arrival,),
-}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from milestone_llm.bench.measure import percentile
+import numpy as np
+
 from milestone_llm.engine.outputs import RequestOutput
 
 
@@ -27,7 +27,7 @@ class GapFigures:
     @classmethod
     def of_times(cls, token_times: Sequence[Sequence[float]]) -> GapFigures:
         """From the times, in seconds, at which each request's tokens were known."""
-        gaps = [after - before for times in token_times for before, after in pairwise(times)]
-        if not gaps:
+        gaps = np.concatenate([np.diff(times) for times in token_times])
+        if not gaps.size:
             return cls(0, 0.0, 0.0, 0.0)
-        return cls(len(gaps), percentile(gaps, 50), percentile(gaps, 99), max(gaps))
+        return cls(gaps.size, *map(float, np.percentile(gaps, (50, 99, 100))))

@@ -8,17 +8,16 @@ Neighbouring blocks with the same requests are drawn as one node.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.text import Text
+from rich.tree import Tree
 
 from m4_prefix_chunked.prefix_cache import PrefixCache, hash_block
 from milestone_llm.engine.request import Request
-from milestone_llm.trace.text import Glyphs, fit, fit_list, id_ranges, plural, safe
-
-_NODE_WIDTH = 26
+from milestone_llm.trace.text import Glyphs, Words, fit, id_ranges, plural, print_lines, safe
 
 
 @dataclass
@@ -27,7 +26,7 @@ class Node:
 
     blocks: list[int]
     token_ids: list[int]
-    owners: list[str] = field(default_factory=list)
+    holders: list[str] = field(default_factory=list)
     """Requests whose block table names these blocks: as many as the reference count says."""
     visitors: list[str] = field(default_factory=list)
     """Requests that begin with these tokens, finished ones included."""
@@ -54,35 +53,33 @@ class PrefixTree:
         Args:
             requests: whose tokens to follow; each must have been in the engine.
         """
-        owners: dict[int, list[str]] = {}
-        for name, table in kv.owners.items():
-            for block in table:
-                owners.setdefault(block, []).append(name)
+        block_tables: Mapping[str, Sequence[int]] = kv.owners
+        pool, size = kv.pool, kv.block_size
         nodes: dict[bytes, Node] = {}
         roots: list[Node] = []
         for request in requests:
             siblings = roots
-            for index, block_hash in enumerate(_block_hashes(request, kv.block_size)):
-                found = kv.pool.block_of.get(block_hash)
-                if found is None:
+            for index, block_hash in enumerate(_block_hashes(request, size)):
+                block = pool.block_of.get(block_hash)
+                if block is None:
                     break
                 if block_hash not in nodes:
-                    first = index * kv.block_size
-                    token_ids = request.token_ids[first : first + kv.block_size]
-                    nodes[block_hash] = Node([found], token_ids, owners.get(found, []))
+                    token_ids = request.token_ids[index * size : (index + 1) * size]
+                    holders = [name for name, table in block_tables.items() if block in table]
+                    nodes[block_hash] = Node([block], token_ids, holders)
                     siblings.append(nodes[block_hash])
                 nodes[block_hash].visitors.append(request.request_id)
                 siblings = nodes[block_hash].children
         unnamed = {
-            name: [block for block in table if block not in kv.pool.hash_of]
-            for name, table in kv.owners.items()
+            name: [block for block in table if block not in pool.hash_of]
+            for name, table in block_tables.items()
         }
         return cls(
             roots=[_collapse(root) for root in roots],
-            block_size=kv.block_size,
-            num_used=kv.pool.num_used,
-            num_cached_free=kv.pool.num_cached_free,
-            num_free=kv.pool.num_free,
+            block_size=size,
+            num_used=pool.num_used,
+            num_cached_free=pool.num_cached_free,
+            num_free=pool.num_free,
             unnamed={name: blocks for name, blocks in unnamed.items() if blocks},
         )
 
@@ -97,10 +94,10 @@ def _block_hashes(request: Request, block_size: int) -> Iterator[bytes]:
 
 
 def _collapse(node: Node) -> Node:
-    """Merge a node with its only child as long as the same requests own and visit both."""
+    """Merge a node with its only child as long as the same requests hold and visit both."""
     while len(node.children) == 1:
         (child,) = node.children
-        if (child.owners, child.visitors) != (node.owners, node.visitors):
+        if (child.holders, child.visitors) != (node.holders, node.visitors):
             break
         node.blocks += child.blocks
         node.token_ids += child.token_ids
@@ -118,65 +115,34 @@ def print_prefix_tree(
         decode: text of token ids; without it the ids themselves are shown.
     """
     glyphs = Glyphs.of(console)
-    used, cached, _ = glyphs.bar
-    console.print(
+    used, cached = glyphs.bar[0], glyphs.bar[1]
+
+    def add(parent: Tree, node: Node, space: int) -> None:
+        """A node, in two lines of `space` cells, and what is below it."""
+        blocks = Words(id_ranges(node.blocks), glyphs, f"{plural(len(node.blocks), 'block')}: ")
+        names, refs = node.holders, f"refs {len(node.holders)}: "
+        if not names:
+            names, refs = node.visitors, "refs 0, cached, was of "
+        sign = used if node.holders else cached
+        head = f"{sign} {blocks.line(24).plain}".ljust(space - console.width + 28)
+        who = Words([safe(name, glyphs) for name in names], glyphs, head + refs)
+        text = decode(node.token_ids) if decode else " ".join(map(str, node.token_ids))
+        text = fit(safe(" ".join(text.split()), glyphs), space - 2, glyphs)
+        branch = parent.add(Group(who.line(space), Text(f"  {text}", "dim")), guide_style="")
+        for child in node.children:
+            add(branch, child, space - 4)
+
+    forest = Tree("", hide_root=True)
+    for root in tree.roots:
+        add(forest, root, console.width)
+    head = (
         f"blocks of {tree.block_size} tokens: {used} {tree.num_used} in use, "
         f"{cached} {tree.num_cached_free} free but cached, "
-        f"{tree.num_free - tree.num_cached_free} free",
-        soft_wrap=True,
+        f"{tree.num_free - tree.num_cached_free} free"
     )
-    for root in tree.roots:
-        _print_node(root, console, decode, glyphs, lead="", branch="", is_last=True)
-    if tree.unnamed:
-        words = [f"{name} {' '.join(id_ranges(each))}" for name, each in tree.unnamed.items()]
-        text = "no name yet (not full): "
-        text += " | ".join(fit_list(words, console.width - len(text) - 2 * len(words), glyphs))
-        console.print(Text(fit(text, console.width, glyphs), "dim"), soft_wrap=True)
-
-
-def _print_node(
-    node: Node,
-    console: Console,
-    decode: Callable[[list[int]], str] | None,
-    glyphs: Glyphs,
-    *,
-    lead: str,
-    branch: str,
-    is_last: bool,
-) -> None:
-    """A node and what is below it; `lead` stands before all of its lines but the first."""
-    width = console.width
-    sign = glyphs.bar[0] if node.owners else glyphs.bar[1]
-    head = f"{lead}{branch}{sign} {_blocks(node, glyphs)}".ljust(_NODE_WIDTH)
-    line = Text(head).append(f"  {_who(node, width - len(head) - 2, glyphs)}")
-    console.print(line, soft_wrap=True)
-    pipe, fork, corner = ("|", "|-", "`-") if glyphs.ascii_only else ("│", "├─", "└─")
-    below = lead + ("" if not branch else "  " if is_last else f"{pipe} ")
-    text = decode(node.token_ids) if decode else " ".join(map(str, node.token_ids))
-    stem = f"{below}{pipe if node.children else ' '} "
-    quoted = safe(" ".join(text.split()), glyphs)
-    console.print(Text(stem + fit(quoted, width - len(stem), glyphs), "dim"), soft_wrap=True)
-    for index, child in enumerate(node.children):
-        last = index == len(node.children) - 1
-        _print_node(
-            child,
-            console,
-            decode,
-            glyphs,
-            lead=below,
-            branch=corner if last else fork,
-            is_last=last,
-        )
-
-
-def _blocks(node: Node, glyphs: Glyphs) -> str:
-    ids = " ".join(fit_list(id_ranges(node.blocks), _NODE_WIDTH - 14, glyphs))
-    return f"{plural(len(node.blocks), 'block')}: {ids}"
-
-
-def _who(node: Node, space: int, glyphs: Glyphs) -> str:
-    """Reference count and owners, or whose blocks these were."""
-    label, names = f"refs {len(node.owners)}: ", node.owners
-    if not names:
-        label, names = "refs 0, cached, was of ", node.visitors
-    return label + " ".join(fit_list([safe(n, glyphs) for n in names], space - len(label), glyphs))
+    print_lines(console, Group(Text(head), forest))
+    words = [f"{name} {' '.join(id_ranges(blocks))}" for name, blocks in tree.unnamed.items()]
+    if words:
+        joined = [f"{word} |" for word in words[:-1]] + words[-1:]
+        line = Words(joined, glyphs, "no name yet (not full): ").line(console.width)
+        print_lines(console, Text(line.plain, "dim"))

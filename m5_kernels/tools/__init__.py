@@ -1,1 +1,1 @@
-"""Instruments: programs that measure and tune M5's kernels. `python -m m5_kernels.NAME` runs them; no step does."""
+"""Instruments that measure and tune kernels: `python -m m5_kernels.NAME`. No step runs them."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from m2_batching.slot_cache import KVShape
+from milestone_llm.models.kv_shape import KVShape
 from milestone_llm.bench.workloads import WorkItem
 
 from .measure import Ceilings
@@ -32,19 +32,22 @@ class RunLimit:
         """The limit of serving `items` in `num_steps` steps."""
         parameters = {p.data_ptr(): p for p in model.parameters()}.values()  # tied ones once
         num_weights = sum(p.numel() for p in parameters)
-        config = model.config.get_text_config()
+        config, kv = model.config.get_text_config(), KVShape.of(model)
+        embedding = config.vocab_size * config.hidden_size
         if not config.tie_word_embeddings:  # only looked up, not read
-            num_weights -= config.vocab_size * config.hidden_size
-        # The head is computed for a prompt's last token only, so this counts it as the rest.
-        per_token = num_weights - config.vocab_size * config.hidden_size
-        contexts = sum(sum(_contexts(item)) for item in items)
+            num_weights -= embedding
         prompts = [len(item.prompt) for item in items]
-        heads = config.num_attention_heads * KVShape.of(model).head_dim
+        # Outputs but the first, which the prompt's row gives, read all tokens before them.
+        later = [item.params.max_tokens - 1 for item in items]
+        contexts = sum(m * n + m * (m + 1) // 2 for n, m in zip(prompts, later, strict=True))
+        heads = config.num_attention_heads * kv.head_dim
         scores = sum(2 * n * n for n in prompts) * heads * config.num_hidden_layers  # causal: half
+        # The head is computed for a prompt's last token only, so this counts it as the rest.
+        products = 2 * (num_weights - embedding) * sum(prompts)
         return cls(
             weight_bytes=num_weights * model.dtype.itemsize * num_steps,
-            kv_bytes=contexts * KVShape.of(model).bytes_per_token,
-            prefill_flop=2 * per_token * sum(prompts) + scores,
+            kv_bytes=contexts * kv.bytes_per_token,
+            prefill_flop=products + scores,
         )
 
     def seconds(self, ceilings: Ceilings) -> dict[str, float]:
@@ -56,16 +59,10 @@ class RunLimit:
         }
 
 
-def _contexts(item: WorkItem) -> range:
-    """Context of each decode row: all outputs but the first, which the prompt's row gives."""
-    first = len(item.prompt) + 1
-    return range(first, first + item.params.max_tokens - 1)
-
-
 def limit_lines(
     limit: RunLimit, ceilings: Ceilings, seconds: float, num_tokens: int
 ) -> dict[str, Any]:
-    """The limit and how near a run of `seconds` came, for JSON and for `print`."""
+    """The limit and how near a run of `seconds` came, for JSON and for `limit_text`."""
     parts = limit.seconds(ceilings)
     total = sum(parts.values())
     return {

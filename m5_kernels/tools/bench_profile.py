@@ -6,17 +6,19 @@ The host's parts are timed without a profiler, which would slow them down; kerne
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
+from milestone_llm.bench.report import table
 from milestone_llm.bench.workloads import WorkItem
 
 HOST_PARTS = {
@@ -47,8 +49,10 @@ def profile_steps(engine: Any, items: Sequence[WorkItem], num_steps: int = 20) -
     """Serve `items` up to their middle; then time `num_steps` steps and profile as many.
 
     Raises:
-        ValueError: the workload ends before that.
+        ValueError: the workload ends before that, or the engine has no launch and collect.
     """
+    if not hasattr(engine.runner, "launch"):
+        raise ValueError(f"--profile is for M5's own runner, not for {engine.milestone}'s")
     ids = [engine.add_request(item.prompt, item.params) for item in items]
     try:
         half = max(item.params.max_tokens for item in items) // 2
@@ -59,7 +63,8 @@ def profile_steps(engine: Any, items: Sequence[WorkItem], num_steps: int = 20) -
         after = engine.stats()
         if not engine.has_unfinished_requests():
             raise ValueError(f"the requests ended before step {half + num_steps}: give longer ones")
-        kernels, busy_us, profiled_us = _kernels(engine, num_steps)
+        is_cuda = engine.model.device.type == "cuda"
+        kernels, profiled_us = kernel_times(engine.step, num_steps, is_cuda)
     finally:
         for request_id in ids:
             engine.abort(request_id)
@@ -69,7 +74,7 @@ def profile_steps(engine: Any, items: Sequence[WorkItem], num_steps: int = 20) -
         wall_us=wall_us,
         host_us={**host, "other": wall_us - sum(host.values())},
         kernels=kernels,
-        busy_us=busy_us,
+        busy_us=sum(spent for _, _, spent in kernels),
         profiled_wall_us=profiled_us,
     )
 
@@ -77,12 +82,6 @@ def profile_steps(engine: Any, items: Sequence[WorkItem], num_steps: int = 20) -
 def _host_parts(engine: Any, num_steps: int) -> tuple[dict[str, float], float]:
     """Microseconds a step of each of `HOST_PARTS`, and of a whole step."""
     spent = dict.fromkeys(HOST_PARTS, 0.0)
-    owners = {
-        "schedule": engine.scheduler,
-        "launch": engine.runner,
-        "collect": engine.runner,
-        "settle": engine.scheduler,
-    }
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -94,31 +93,29 @@ def _host_parts(engine: Any, num_steps: int) -> tuple[dict[str, float], float]:
 
         return run
 
-    for name, owner in owners.items():
-        setattr(owner, name, timed(name, getattr(owner, name)))
-    try:
+    with contextlib.ExitStack() as stack:
+        for name in HOST_PARTS:
+            owner = engine.runner if name in ("launch", "collect") else engine.scheduler
+            stack.enter_context(patch.object(owner, name, timed(name, getattr(owner, name))))
         start = time.perf_counter()
         for _ in range(num_steps):
             engine.step()
         wall = time.perf_counter() - start
-    finally:
-        for name, owner in owners.items():
-            delattr(owner, name)  # the method of the class is back
-    return {name: 1e6 * seconds / num_steps for name, seconds in spent.items()}, (
-        1e6 * wall / num_steps
-    )
+    a_step = 1e6 / num_steps
+    return {name: seconds * a_step for name, seconds in spent.items()}, wall * a_step
 
 
-def _kernels(engine: Any, num_steps: int) -> tuple[list[tuple[str, float, float]], float, float]:
-    """What runs on the device (or as an operator of the CPU), a step; busy and wall time."""
-    is_cuda = torch.cuda.is_available() and engine.model.device.type == "cuda"
+def kernel_times(
+    step: Callable[[], object], num_steps: int, is_cuda: bool = True
+) -> tuple[list[tuple[str, float, float]], float]:
+    """What runs on the device (or as an operator of the CPU), a step; and the wall time of one."""
     activity = ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU
     with profile(activities=[activity], acc_events=True) as profiler:
         if is_cuda:
             torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(num_steps):
-            engine.step()
+            step()
         if is_cuda:
             torch.cuda.synchronize()
         wall = time.perf_counter() - start
@@ -132,35 +129,30 @@ def _kernels(engine: Any, num_steps: int) -> tuple[list[tuple[str, float, float]
     kernels = [
         (name, counts[name] / num_steps, spent / num_steps) for name, spent in times.most_common()
     ]
-    return kernels, sum(times.values()) / num_steps, 1e6 * wall / num_steps
+    return kernels, 1e6 * wall / num_steps
 
 
 def print_profile(console: Console, result: StepProfile, num_kernels: int = 14) -> None:
     """The host's parts, then the costliest kernels and the gaps."""
-    console.print()
     console.print(
-        f"A step, average of {result.num_steps} with {result.num_rows:.0f} rows: "
+        f"\nA step, average of {result.num_steps} with {result.num_rows:.0f} rows: "
         f"{result.wall_us:,.0f} us",
         style="bold",
     )
-    host = Table("on the host", box=None, header_style="bold")
-    host.add_column("us", justify="right")
+    host = table("", ["on the host", "us"], [])
     host.add_column("")
     for name, spent in result.host_us.items():
         host.add_row(name, f"{spent:,.0f}", HOST_PARTS.get(name, "outputs, counts, Python between"))
     console.print(host)
     console.print()
-    kernels = Table(box=None, header_style="bold")
-    kernels.add_column("in kernels (profiled steps)", no_wrap=True, max_width=46)
-    for column in ("launches", "us", "share"):
-        kernels.add_column(column, justify="right")
     shown, rest = result.kernels[:num_kernels], result.kernels[num_kernels:]
     if rest:
         total = (sum(count for _, count, _ in rest), sum(spent for _, _, spent in rest))
         shown = [*shown, (f"{len(rest)} others", *total)]
-    for name, count, spent in shown:
-        share = spent / result.profiled_wall_us
-        kernels.add_row(name, f"{count:,.1f}", f"{spent:,.1f}", f"{share:.1%}")
-    gaps = max(0.0, result.profiled_wall_us - result.busy_us)
-    kernels.add_row("gaps", "", f"{gaps:,.1f}", f"{gaps / result.profiled_wall_us:.1%}")
+    wall_us = result.profiled_wall_us
+    gaps = max(0.0, wall_us - result.busy_us)
+    rows = [(name, f"{n:,.1f}", f"{us:,.1f}", f"{us / wall_us:.1%}") for name, n, us in shown]
+    rows.append(("gaps", "", f"{gaps:,.1f}", f"{gaps / wall_us:.1%}"))
+    kernels = table("", ["in kernels (profiled steps)", "launches", "us", "share"], rows)
+    kernels.columns[0].max_width = 46
     console.print(kernels)

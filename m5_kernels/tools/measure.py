@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from milestone_llm.cli import add_options, run_command
+
 L2_BYTES = 256 * 2**20  # several times the largest L2 cache: inputs that rotate over this miss it
+MAX_ERROR = 1e-2  # of bf16 operands against fp32 ones
+FiveTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def gpu_command(parser: argparse.ArgumentParser, body: Callable[[argparse.Namespace], None]) -> int:
+    """An instrument's command line, which ends with one line without a GPU; the exit status."""
+    add_options(parser, "threads")
+
+    def run(args: argparse.Namespace) -> None:
+        require_gpu()
+        body(args)
+
+    return run_command(run, parser.parse_args())
+
+
+def require_gpu() -> None:
+    """Raise ValueError where there is none."""
+    if not torch.cuda.is_available():
+        raise ValueError("this measures kernels on a GPU, and torch sees none here")
 
 
 def median_us(
@@ -75,11 +97,25 @@ class Ceilings:
         matmul_us = median_us([lambda: left @ right])
         return cls(2**31 / read_us / 1e3, 2**32 / copy_us / 1e3, 2 * 8192**3 / matmul_us / 1e6)
 
+    def __str__(self) -> str:
+        return (
+            f"{torch.cuda.get_device_name()}, torch {torch.__version__}: read "
+            f"{self.read_gbps:.0f} GB/s, copy {self.copy_gbps:.0f} GB/s, "
+            f"bf16 matmul {self.matmul_tflops:.0f} TFLOP/s"
+        )
+
 
 def relative_error(output: torch.Tensor, reference: torch.Tensor) -> float:
     """||output - reference|| / ||reference||, NaN if any element is."""
     reference = reference.double()
     return float((output.double() - reference).norm() / reference.norm().clamp(min=1e-30))
+
+
+def check(name: str, output: torch.Tensor, reference: torch.Tensor) -> None:
+    """Raise RuntimeError unless output is the reference up to bf16 rounding."""
+    error = relative_error(output, reference)
+    if not error < MAX_ERROR:  # a NaN is no match either
+        raise RuntimeError(f"{name}: relative error {error} against its twin")
 
 
 @dataclass(frozen=True)
@@ -92,6 +128,11 @@ class PagedBatch:
     block_table: torch.Tensor
     context_lens: torch.Tensor
     query_start_loc: torch.Tensor
+
+    @property
+    def decode_inputs(self) -> FiveTensors:
+        """What a decode kernel takes; a prefill kernel takes `query_start_loc`, too."""
+        return self.query, self.key_cache, self.value_cache, self.block_table, self.context_lens
 
     @classmethod
     def random(

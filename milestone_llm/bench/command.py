@@ -1,218 +1,204 @@
-"""How fast is the engine, and against what? `python -m m1_single.bench --baseline hf`
+"""One command line for all benches: `python -m m1_single.bench --baseline hf`
 
-Every milestone has this command. Requests are random tokens, all there at the start; each gets its
-full number of output tokens, so that everybody does the same work in the same process.
+A milestone adds scenarios: functions that take a `Bench` and let it run contests. The first line of
+a scenario's docstring is its help. Libraries are imported only when something is measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-import torch
+from milestone_llm.cli import config_fields, console, positive, run_command, try_to_write
 
-from milestone_llm.cli import Formatter, console, log_console, progress_bar, run_command
-from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model
+from .options import HF_BASELINES, bench_parser
 
-from .hf_baselines import hf_one_by_one, hf_static
-from .measure import Contestant, Progress, RunResult, engine_contestant, measure
-from .report import as_data, describe_work, print_heading, print_report
-from .workloads import WORKLOADS, WorkItem
+if TYPE_CHECKING:
+    from milestone_llm.models.checkpoint import LoadedModel
 
-Baselines = Mapping[str, Callable[[Any, Sequence[WorkItem]], Contestant]]
-"""From the name on the command line to what makes a contestant of an engine and its work."""
+    from .contest import Contest
+    from .measure import Contestant
+    from .workloads import WorkItem
 
-BASELINES: Baselines = {
-    "one-by-one": lambda engine, items: hf_one_by_one(engine.model),
-    "static": lambda engine, items: hf_static(engine.model, engine.config.max_num_seqs),
-}
-"""What every milestone can be compared with."""
+__all__ = ["Bench", "bench_command", "config_fields", "positive"]
+
+Scenario = Callable[["Bench"], None]
+BaselineMaker = Callable[[Any], "Contestant"]
+"""From the engine that is measured to what it is compared with."""
 
 
-def main(
-    engine_class: type[LLMEngine],
+def bench_command(
+    milestone: str,
+    description: str | None,
     arguments: Sequence[str] | None = None,
     *,
-    description: str | None = None,
-    baselines: Baselines = BASELINES,
+    scenarios: Mapping[str, Scenario] | None = None,
+    options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+    baselines: Mapping[str, BaselineMaker] | None = None,
 ) -> int:
-    """The command line of any milestone's bench.
+    """The command line of a milestone's bench.
 
     Args:
-        engine_class: whose bench it is.
+        milestone: the package whose `LLMEngine` is measured.
+        description: what `--help` begins with.
         arguments: instead of the command line.
-        baselines: what `--baseline` can name; "hf" stands for all of them.
+        scenarios: by name; "workload" is there anyway.
+        options: adds those of the scenarios, and changes defaults.
+        baselines: further names for `--baseline`.
 
     Returns:
         The exit status.
     """
-    parser = bench_parser(engine_class, baselines, description)
+    scenarios = {"workload": workload, **(scenarios or {})}
+    about = {name: (make.__doc__ or name).splitlines()[0] for name, make in scenarios.items()}
+    parser = bench_parser(milestone, description, about, baselines or ())
+    options(parser)
     args = parser.parse_args(arguments)
-    return run_command(lambda args: run_bench(engine_class, args, baselines), args)
+    bench = Bench(milestone, args, dict(baselines or {}))
+    return run_command(lambda args: bench.main(scenarios[args.scenario]), args)
 
 
-def bench_parser(
-    engine_class: type[LLMEngine], baselines: Baselines, description: str | None = None
-) -> argparse.ArgumentParser:
-    """All options."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {engine_class.milestone}.bench",
-        description=description or __doc__,
-        formatter_class=Formatter,
-    )
-    add = parser.add_argument
-    add("--model", default=DEFAULT_MODEL, help="HF id, folder, GGUF file or tiny-llama")
-    add("--workload", choices=sorted(WORKLOADS), default="mixed", help="kind of requests")
-    add("--num-requests", type=positive, metavar="N", help="instead of the workload's own number")
-    for name, what in (("input", "prompt"), ("output", "output")):
-        add(
-            f"--{name}-len",
-            type=positive,
-            nargs=2,
-            metavar=("MIN", "MAX"),
-            help=f"tokens of a {what}, uniformly drawn, instead of the workload's own range",
-        )
-    add("--seed", type=int, default=0, help="of lengths, prompts and sampling")
-    add(
-        "--baseline",
-        nargs="+",
-        choices=["hf", *baselines],
-        default=[],
-        help="compare with Hugging Face doing the same work; hf: with all of the others",
-    )
-    add("--rounds", type=positive, default=1, help="repeat, and report the median and the spread")
-    add("--max-num-seqs", type=positive, help="rows of a step (default: all requests, at most 256)")
-    add("--max-num-batched-tokens", type=positive, default=2048, help="tokens of a step")
-    add("--max-model-len", type=positive, help="tokens of a request (default: the longest's)")
-    add(
-        "--set",
-        nargs="+",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="further fields of the engine's EngineConfig",
-    )
-    add("--dtype", help="float32, bfloat16, float16 (default: float32 on a CPU, else bfloat16)")
-    add("--device", help="cpu, cuda, cuda:1... (default: CUDA where there is one)")
-    add("--threads", type=positive, help="CPU threads (default: what torch takes)")
-    add("--json", type=Path, metavar="PATH", help="write everything measured there")
-    return parser
+class Bench:
+    """What a scenario works with: options, model and engines; and what it has measured so far."""
 
+    def __init__(
+        self, milestone: str, args: argparse.Namespace, baselines: Mapping[str, BaselineMaker]
+    ) -> None:
+        self.args = args
+        self.contests: list[dict[str, Any]] = []
+        self._milestone, self._baselines = milestone, baselines
+        self._markdown: list[str] = []
 
-def positive(text: str) -> int:
-    """An argparse type: a whole number above 0."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not above 0")
-    return number
-
-
-def run_bench(
-    engine_class: type[LLMEngine], args: argparse.Namespace, baselines: Baselines
-) -> dict[str, Any]:
-    """Build, warm up, measure, report.
-
-    Returns:
-        What `--json` writes.
-
-    Raises:
-        ValueError: limits that do not fit the model or the workload, or an unknown field.
-    """
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    loaded = load_model(args.model, dtype=args.dtype, device=args.device)
-    items = make_work(args, loaded.model.config.get_text_config().vocab_size)
-    longest = max(len(item.prompt) + item.params.max_tokens for item in items)
-    engine = engine_class(
-        loaded.model,
-        tokenizer=loaded.tokenizer,
-        max_num_seqs=args.max_num_seqs or min(len(items), 256),
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        max_model_len=args.max_model_len or longest,
-        **config_fields(args.set),
-    )
-    if longest > engine.max_model_len:
-        raise ValueError(
-            f"the longest request has {longest} tokens, but max_model_len={engine.max_model_len}"
-        )
-    chosen = list(baselines) if "hf" in args.baseline else list(dict.fromkeys(args.baseline))
-    contestants = [engine_contestant(engine), *(baselines[name](engine, items) for name in chosen)]
-
-    work = describe_work(args.workload, items, args.seed)
-    print_heading(console, work, engine, loaded.name)
-    results = _measure_with_progress(contestants, items, args.rounds)
-    data = as_data(engine, loaded.name, work, results)
-    print_report(console, data)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-        console.print(f"\nwritten: {args.json}", soft_wrap=True)
-    return data
-
-
-def make_work(args: argparse.Namespace, vocab_size: int) -> list[WorkItem]:
-    """The requests that the options describe.
-
-    Raises:
-        ValueError: a range whose MIN is above its MAX.
-    """
-    sizes: dict[str, Any] = {}
-    if args.num_requests:
-        sizes["num_requests"] = args.num_requests
-    for name in ("input_len", "output_len"):
-        if ends := getattr(args, name):
-            if ends[0] > ends[1]:
-                option = name.replace("_", "-")
-                raise ValueError(f"--{option}: MIN {ends[0]} is above MAX {ends[1]}")
-            sizes[name] = tuple(ends)
-    return WORKLOADS[args.workload](vocab_size, args.seed, **sizes)
-
-
-def config_fields(settings: Sequence[str]) -> dict[str, Any]:
-    """`block_size=32` as `{"block_size": 32}`; what is no JSON value is a string.
-
-    Raises:
-        ValueError: a setting without `=`.
-    """
-    fields = {}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise ValueError(f"--set takes FIELD=VALUE, got {setting!r}")
+    def main(self, scenario: Scenario) -> None:
+        """Run a scenario and write what it has measured."""
+        for path in (self.args.json, self.args.markdown):
+            if path:
+                try_to_write(path)
+        if self.args.baseline and self.args.scenario != "workload":
+            raise ValueError(f"--baseline goes with a workload, not with {self.args.scenario}")
         try:
-            fields[name] = json.loads(value)
-        except json.JSONDecodeError:
-            fields[name] = value
-    return fields
+            scenario(self)
+        finally:  # what was measured before an error is kept
+            if self.contests:
+                self._write()
 
+    def _write(self) -> None:
+        data: dict[str, Any] = {"scenario": self.args.scenario, "contests": self.contests}
+        text = json.dumps(data if len(self.contests) > 1 else self.contests[0], indent=2)
+        for path, content in (
+            (self.args.json, text + "\n"),
+            (self.args.markdown, "\n".join(self._markdown)),
+        ):
+            if path:
+                path.write_text(content, encoding="utf-8")
+                console.print(f"written: {path}", markup=False, soft_wrap=True)
 
-def _measure_with_progress(
-    contestants: Sequence[Contestant], items: Sequence[WorkItem], rounds: int
-) -> dict[str, list[RunResult]]:
-    total = sum(item.params.max_tokens for item in items)
-    with progress_bar() as bar:
-        task = bar.add_task("", count="")
+    @cached_property
+    def loaded(self) -> LoadedModel:
+        """The model that `--model`, `--dtype` and `--device` name."""
+        from milestone_llm.models.checkpoint import load_model
 
-        def on_run(name: str, number: int) -> Progress:
-            what = f"round {number}/{rounds}" if number else "warm-up"
-            bar.reset(
-                task, description=f"{what}  {name}", total=total if number else None, count=""
+        return load_model(self.args.model, dtype=self.args.dtype, device=self.args.device)
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the model."""
+        size: int = self.loaded.model.config.get_text_config().vocab_size
+        return size
+
+    def make_work(self) -> list[WorkItem]:
+        """The requests that the options describe.
+
+        Raises:
+            ValueError: a range whose MIN is above its MAX.
+        """
+        from .workloads import WORKLOADS
+
+        sizes: dict[str, Any] = {}
+        if self.args.num_requests:
+            sizes["num_requests"] = self.args.num_requests
+        for name in ("input_len", "output_len"):
+            if ends := getattr(self.args, name):
+                if ends[0] > ends[1]:
+                    option = name.replace("_", "-")
+                    raise ValueError(f"--{option}: MIN {ends[0]} is above MAX {ends[1]}")
+                sizes[name] = tuple(ends)
+        return WORKLOADS[self.args.workload](self.vocab_size, self.args.seed, **sizes)
+
+    def limits(self, items: Sequence[WorkItem]) -> dict[str, Any]:
+        """Rows and tokens of a step, and tokens of a request, for engines that serve `items`.
+
+        Raises:
+            ValueError: a request is longer than `--max-model-len`.
+        """
+        args = self.args
+        longest = max(len(item.prompt) + item.params.max_tokens for item in items)
+        max_model_len = args.max_model_len or longest
+        if longest > max_model_len:
+            raise ValueError(
+                f"the longest request has {longest} tokens, but max_model_len={max_model_len}"
             )
-            num_tokens = 0
+        return {
+            "max_num_seqs": args.max_num_seqs or min(len(items), 256),
+            "max_num_batched_tokens": args.max_num_batched_tokens,
+            "max_model_len": max_model_len,
+        }
 
-            def progress(num_new: int) -> None:
-                nonlocal num_tokens
-                num_tokens += num_new
-                bar.update(task, completed=num_tokens, count=f"{num_tokens:,} tokens")
+    def engine(self, items: Sequence[WorkItem], milestone: str | None = None, **fields: Any) -> Any:
+        """An engine under these limits; `fields` go before the options.
 
-            return progress
+        Raises:
+            ValueError: limits that do not fit the model or the workload, or an unknown field.
+        """
+        kind = importlib.import_module(milestone or self._milestone).LLMEngine
+        fields = {**self.limits(items), **config_fields(self.args.set), **fields}
+        if milestone not in (None, self._milestone):  # an earlier one has fewer fields
+            known = kind.config_class.__dataclass_fields__
+            fields = {name: value for name, value in fields.items() if name in known}
+        return kind(self.loaded.model, tokenizer=self.loaded.tokenizer, **fields)
 
-        def on_done(name: str, number: int, result: RunResult) -> None:
-            speed = total / result.seconds
-            log_console.print(
-                f"round {number}/{rounds}  {name:<16} {speed:>10,.1f} tok/s {result.seconds:8.2f} s"
-            )
+    def baselines(self, engine: Any) -> list[Contestant]:
+        """Those that `--baseline` names, doing their work under the engine's limits."""
+        from .hf_baselines import BASELINES
 
-        return measure(contestants, items, rounds, on_run, on_done)
+        chosen = self.args.baseline
+        if "hf" in chosen:
+            chosen = [*HF_BASELINES, *(name for name in chosen if name in self._baselines)]
+        makers = {**BASELINES, **self._baselines}
+        return [makers[name](engine) for name in dict.fromkeys(chosen)]
+
+    def run(self, contest: Contest) -> dict[str, Any]:
+        """Print what runs where, measure, print what came out.
+
+        Returns:
+            All of it, which `--json` writes in the end.
+        """
+        from .report import markdown, print_heading, print_report, verdicts
+
+        if self.contests:
+            console.print()
+        data = contest.setting(self.loaded.name, self.args.seed)
+        print_heading(console, data)
+        results = contest.measure(contest.contestants, contest.items, self.args.rounds)
+        data |= contest.outcome({**results, **contest.earlier})
+        data["remarks"] = [*contest.remarks(data), *verdicts(data)]
+        print_report(console, data, contest.tables)
+        self.contests.append(data)
+        self._markdown.append(markdown(data, contest.tables))
+        return data
+
+
+def workload(bench: Bench) -> None:
+    """The engine, and --baseline, on the requests of --workload."""
+    from .contest import Contest
+    from .measure import engine_contestant
+    from .report import STANDARD_TABLES, losses
+
+    items = bench.make_work()
+    engine = bench.engine(items)
+    contestants = [engine_contestant(engine), *bench.baselines(engine)]
+    bench.run(Contest(bench.args.workload, items, contestants, STANDARD_TABLES, losses))

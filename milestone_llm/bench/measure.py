@@ -1,4 +1,4 @@
-"""How a benchmark measures: what one run of a workload gave, and medians over several runs.
+"""How a benchmark measures: what one run of a workload gave, and rounds in which all take turns.
 
 Everything is timed from outside with `time.perf_counter()`, the engine and the baselines alike:
 all requests are there at the start, and a token counts when the host knows it.
@@ -6,17 +6,25 @@ all requests are there at the start, and a token counts when the host knows it.
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
+
+import numpy as np
+
+from milestone_llm.cli import log_console, progress_bar
+from milestone_llm.trace.tracer import Tracer
 
 from .workloads import WorkItem, serve
 
 Progress = Callable[[int], None]
 """Called with the number of output tokens that have come since the last call."""
+Figures = dict[str, float]
+"""Numbers by name. Times are in ms, but `seconds` and `cpu_seconds`."""
+FactMaker = Callable[[Sequence[Any], Sequence[Any]], Figures]
+"""From a run's outputs and step records to numbers that only one scenario shows."""
+PERCENTS = (50, 95, 99)
 
 
 @dataclass
@@ -28,26 +36,32 @@ class RunResult:
     """Each request's output, and no token more."""
     token_times: list[list[float]]
     """When each of these tokens was known, in seconds after the start; empty where not known."""
-    facts: dict[str, float] = field(default_factory=dict)
-    """What only an engine tells: steps, rows per step, useful share, KV watermark."""
+    facts: Figures = field(default_factory=dict)
+    """What only an engine knows: steps, rows per step, useful share, KV watermark."""
     cpu_seconds: float = 0.0
     """CPU time of all threads; tells a slow contestant from a busy machine."""
 
-    def figures(self) -> dict[str, float]:
-        """Numbers by name: `tok_s`, `seconds`, `ttft_p50` and its like (ms), and the facts."""
+    def figures(self) -> Figures:
+        """`tok_s`, `seconds`, `ttft_p50` and its like, and the facts.
+
+        ttft: start of the run until a request's first token. tpot: mean time between its tokens.
+        itl: time between any two tokens of a request. latency: start of the run until its last.
+        """
         num_tokens = sum(map(len, self.token_ids))
-        numbers = {"tok_s": num_tokens / self.seconds, "seconds": self.seconds}
-        numbers |= {"cpu_seconds": self.cpu_seconds, **self.facts}
-        times = [request for request in self.token_times if request]
-        gaps = [[after - before for before, after in pairwise(request)] for request in times]
+        numbers = {"num_tokens": num_tokens, "tok_s": num_tokens / self.seconds}
+        numbers |= {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds, **self.facts}
+        times = [np.array(request) for request in self.token_times if request]
+        gaps = [np.diff(request) for request in times if len(request) > 1]
         latencies = {
             "ttft": [request[0] for request in times],
-            "tpot": [statistics.fmean(request) for request in gaps if request],
-            "itl": [gap for request in gaps for gap in request],
+            "tpot": [request.mean() for request in gaps],
+            "itl": np.concatenate(gaps) if gaps else [],
+            "latency": [request[-1] for request in times],
         }
         for name, values in latencies.items():
-            for percent in (50, 95, 99):
-                if values:
+            if len(values):
+                numbers[f"{name}_mean"] = 1e3 * float(np.mean(values))
+                for percent in PERCENTS:
                     numbers[f"{name}_p{percent}"] = 1e3 * percentile(values, percent)
         return numbers
 
@@ -58,23 +72,23 @@ class Contestant:
 
     name: str
     run: Callable[[Sequence[WorkItem], Progress], RunResult]
+    engine: Any = None
+    """Of this project, or None."""
+    facts: FactMaker | None = None
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
+def percentile(values: Sequence[float] | np.ndarray, percent: float) -> float:
     """The value below which `percent` of the values lie, interpolated between neighbours."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return float(np.percentile(values, percent))
 
 
-def engine_contestant(engine: Any) -> Contestant:
-    """An engine of any milestone."""
+def engine_contestant(
+    engine: Any, name: str | None = None, facts: FactMaker | None = None
+) -> Contestant:
+    """An engine of any milestone. With `facts`, every step of it is recorded."""
 
     def run(items: Sequence[WorkItem], progress: Progress) -> RunResult:
-        if hasattr(engine, "reset_prefix_cache"):
-            engine.reset_prefix_cache()  # nothing may be left of the run before
+        prepare(engine, is_traced=facts is not None)
         before = engine.stats()
         start = time.perf_counter()
         outputs = serve(engine, items, on_step=lambda changed: progress(len(changed)))
@@ -92,12 +106,22 @@ def engine_contestant(engine: Any) -> Contestant:
             facts={
                 "steps": counts["steps"],
                 "rows_per_step": counts["rows"] / counts["steps"],
+                "tokens_per_step": sum(len(out.token_ids) for out in outputs) / counts["steps"],
                 "useful_share": useful / (useful + counts["padding_tokens"]),
                 "kv_watermark": after["kv"]["watermark"],
+                **(facts(outputs, engine.tracer.records) if facts else {}),
             },
         )
 
-    return Contestant(engine.milestone, run)
+    return Contestant(name or engine.milestone, run, engine, facts)
+
+
+def prepare(engine: Any, is_traced: bool) -> None:
+    """Before a run: nothing may be left of the one before, in the cache or in the trace."""
+    if hasattr(engine, "reset_prefix_cache"):
+        engine.reset_prefix_cache()
+    if is_traced:
+        engine.tracer = Tracer()
 
 
 def check_work(name: str, items: Sequence[WorkItem], result: RunResult) -> None:
@@ -130,45 +154,77 @@ def measure(
     contestants: Sequence[Contestant],
     items: Sequence[WorkItem],
     rounds: int,
-    on_run: Callable[[str, int], Progress],
-    on_done: Callable[[str, int, RunResult], None],
+    has_bar: bool = True,
 ) -> dict[str, list[RunResult]]:
     """Run everybody once a round, so that whatever else the machine does hits all of them.
 
     Every second round goes backwards: nobody always runs on the machine that another has heated.
 
-    Args:
-        on_run: called with a name and a round before each run (0 is the warm-up); returns what
-            takes the run's progress.
-        on_done: called after each run that counts.
-
     Returns:
         Per contestant one result a round.
     """
-    for contestant in contestants:
-        contestant.run(short_work(items), on_run(contestant.name, 0))
     results: dict[str, list[RunResult]] = {contestant.name: [] for contestant in contestants}
-    for number in range(1, rounds + 1):
-        for contestant in contestants if number % 2 else contestants[::-1]:
-            cpu_start = time.process_time()
-            result = contestant.run(items, on_run(contestant.name, number))
-            result.cpu_seconds = time.process_time() - cpu_start
-            check_work(contestant.name, items, result)
-            results[contestant.name].append(result)
-            on_done(contestant.name, number, result)
+    with progress_bar(is_hidden=not has_bar) as bar:
+        task = bar.add_task("", count="")
+
+        def run(contestant: Contestant, work: Sequence[WorkItem], what: str) -> RunResult:
+            total = sum(item.params.max_tokens for item in work)
+            bar.reset(task, description=f"{what}  {contestant.name}", total=total, count="")
+            num_tokens, next_update = 0, 0.0
+
+            def progress(num_new: int) -> None:
+                nonlocal num_tokens, next_update
+                num_tokens += num_new
+                if (now := time.perf_counter()) > next_update:  # a GPU's step is short
+                    bar.update(task, completed=num_tokens, count=f"{num_tokens:,} tokens")
+                    next_update = now + 0.2
+
+            return contestant.run(work, progress)
+
+        for contestant in contestants:
+            run(contestant, short_work(items), "warm-up")
+        for number in range(1, rounds + 1):
+            for contestant in contestants if number % 2 else contestants[::-1]:
+                cpu_start = time.process_time()
+                result = run(contestant, items, f"round {number}/{rounds}")
+                result.cpu_seconds = time.process_time() - cpu_start
+                check_work(contestant.name, items, result)
+                results[contestant.name].append(result)
+                log_round(number, rounds, contestant.name, result)
     return results
 
 
-def medians(results: Sequence[RunResult]) -> dict[str, float]:
-    """Each figure's median over the rounds; `tok_s_min` and `tok_s_max` give the spread."""
-    rounds = [result.figures() for result in results]
+def log_round(number: int, rounds: int, name: str, result: RunResult) -> None:
+    """One line for a run that counts."""
+    speed = sum(map(len, result.token_ids)) / result.seconds
+    log_console.print(
+        f"round {number}/{rounds}  {name:<20} {speed:>10,.1f} tok/s {result.seconds:8.2f} s"
+    )
+
+
+def medians(rounds: Sequence[Figures]) -> Figures:
+    """Each figure's median over the rounds; `tok_s_min` and `tok_s_max` if there are several."""
     figures = {
-        name: statistics.median(each[name] for each in rounds if name in each) for name in rounds[0]
+        name: float(np.median([each[name] for each in rounds if name in each]))
+        for name in rounds[0]
     }
-    speeds = [each["tok_s"] for each in rounds]
-    return {**figures, "tok_s_min": min(speeds), "tok_s_max": max(speeds)}
+    if len(rounds) > 1:
+        speeds = [each["tok_s"] for each in rounds]
+        figures |= {"tok_s_min": min(speeds), "tok_s_max": max(speeds)}
+    return figures
 
 
-def speedups(ours: Sequence[RunResult], theirs: Sequence[RunResult]) -> list[float]:
-    """How many times faster we were, round by round."""
-    return [other.seconds / own.seconds for own, other in zip(ours, theirs, strict=True)]
+def speedups(results: Mapping[str, Sequence[RunResult]]) -> dict[str, dict[str, Any]]:
+    """How many times faster the first contestant was than each other: median, and by round."""
+    ours, *others = results
+    ratios = {
+        name: [
+            their.seconds / our.seconds
+            for our, their in zip(results[ours], results[name], strict=True)
+        ]
+        for name in others
+    }
+    return {
+        name: {"median": float(np.median(values)), "rounds": values}
+        for name, values in ratios.items()
+    }

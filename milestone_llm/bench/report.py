@@ -1,88 +1,166 @@
-"""What a benchmark says in the end: tables for 80 columns, remarks, and plain data for JSON."""
+"""What a benchmark says in the end: a heading, tables for 80 columns, remarks; or Markdown."""
 
 from __future__ import annotations
 
-import platform
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-import transformers
 from rich.console import Console
 from rich.table import Table
 
-from .measure import RunResult, medians, speedups
-from .workloads import WorkItem
+from milestone_llm.trace.text import plural
 
-Results = Mapping[str, Sequence[RunResult]]
-"""Results of each contestant, one a round; the first contestant is the engine."""
+from .contest import Tables, environment, machine_text
+
+__all__ = ["environment", "losses", "markdown", "print_heading", "print_report", "short"]
+
+PERCENTILES = [
+    (f"{metric.upper()}\np{percent}", f"{{{metric}_p{percent}}}")
+    for metric in ("ttft", "tpot", "itl")
+    for percent in (50, 95, 99)
+]
+THROUGHPUT = {
+    "tok/s": "{tok_s:,.1f}",
+    "min..max": "{tok_s_min:,.1f}..{tok_s_max:,.1f}",
+    "seconds": "{seconds:.2f}",
+    "its seconds /\n{ours}'s": "{speedup:.2f}x",
+}
+STANDARD_TABLES: Tables = {
+    "Throughput{of_rounds}": THROUGHPUT,
+    "Steps": {
+        "steps": "{steps:,.0f}",
+        "rows\na step": "{rows_per_step:.1f}",
+        "tokens\na step": "{tokens_per_step:.1f}",
+        "useful\npositions": "{useful_share:.1%}",
+        "peak KV\n{kv_unit}s": "{kv_watermark:,.0f}",
+    },
+    "Latency in ms (TTFT: since the start of the run)": dict(PERCENTILES),
+}
+"""What the bench of a workload shows. Columns and rows without any figure are left out."""
 
 
-def environment(engine: Any) -> dict[str, Any]:
-    """Versions, and the machine as far as it matters."""
-    device = engine.model.device
+class Number(float):
+    """A float that `{}` writes with about three digits."""
+
+    def __format__(self, spec: str) -> str:
+        return super().__format__(spec) if spec else short(self)
+
+
+def short(number: float) -> str:
+    """A number of about three digits; none for 0."""
+    return f"{number:.2f}" if 0 < number < 10 else f"{number:,.0f}"
+
+
+def cell(text: str, figures: Mapping[str, float]) -> str:
+    """`text` with its figures filled in; empty where one is missing."""
+    try:
+        return text.format_map({name: Number(value) for name, value in figures.items()})
+    except KeyError:
+        return ""
+
+
+def filled(
+    data: Mapping[str, Any], columns: Mapping[str, str]
+) -> tuple[list[str], dict[str, list[str]]]:
+    """Headings, and the cells of each contestant's row: medians over the rounds."""
+    words = {"ours": next(iter(data["contestants"])), "kv_unit": data.get("kv_unit", "")}
+    rows = {}
+    for name, contestant in data["contestants"].items():
+        figures = dict(contestant["median"])
+        if name in data["speedups"]:
+            figures["speedup"] = data["speedups"][name]["median"]
+        rows[name] = [cell(text, figures) for text in columns.values()]
+    rows = {name: cells for name, cells in rows.items() if any(cells)}
+    used = [index for index in range(len(columns)) if any(cells[index] for cells in rows.values())]
+    headings = [heading.format_map(words) for heading in columns]
+    return [headings[i] for i in used], {n: [cells[i] for i in used] for n, cells in rows.items()}
+
+
+def titled(
+    data: Mapping[str, Any], tables: Tables
+) -> Iterator[tuple[str, list[str], dict[str, list[str]]]]:
+    """Title, headings and rows of each table that has any."""
+    of_rounds = f", median of {data['rounds']} rounds" if data["rounds"] > 1 else ""
+    for title, columns in tables.items():
+        headings, rows = filled(data, columns)
+        if rows:
+            yield title.format(of_rounds=of_rounds), headings, rows
+
+
+def heading(data: Mapping[str, Any]) -> dict[str, str]:
+    """What runs where, by name: enough to run it again."""
+    work, machine = data["workload"], data["environment"]
+    lengths = " and ".join(
+        str(low) if low == high else f"{low}..{high}"
+        for low, high in (work["input_len"], work["output_len"])
+    )
     return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "threads": torch.get_num_threads(),
-        "dtype": str(engine.model.dtype).removeprefix("torch."),
+        "workload": f"{work['name']}, seed {work['seed']}: "
+        f"{plural(work['num_requests'], 'request')}, "
+        f"{lengths} tokens in and out, {work['input_tokens']:,} and {work['output_tokens']:,} in "
+        f"total, temperature {work['temperature']:g}",
+        "model": f"{data['model']}, {machine['dtype']}",
+        **data["about"],
+        "machine": machine_text(machine),
     }
 
 
-def describe_work(name: str, items: Sequence[WorkItem], seed: int) -> dict[str, Any]:
-    """A workload in numbers."""
-    inputs = [len(item.prompt) for item in items]
-    outputs = [item.params.max_tokens for item in items]
-    return {
-        "name": name,
-        "seed": seed,
-        "num_requests": len(items),
-        "input_tokens": sum(inputs),
-        "output_tokens": sum(outputs),
-        "input_len": [min(inputs), max(inputs)],
-        "output_len": [min(outputs), max(outputs)],
-        "temperature": items[0].params.temperature,
-    }
+def print_heading(console: Console, data: Mapping[str, Any]) -> None:
+    """What runs where, before it runs."""
+    print_rows(console, heading(data).items(), gap=2)
 
 
-def as_data(engine: Any, model_name: str, work: dict[str, Any], results: Results) -> dict[str, Any]:
-    """All that was set and measured, ready for JSON."""
-    ours, *baselines = results
-    ratios = {name: speedups(results[ours], results[name]) for name in baselines}
-    data = {
-        "model": model_name,
-        "engine": {
-            "milestone": engine.milestone,
-            **asdict(engine.config),
-            "max_model_len": engine.max_model_len,
-        },
-        "workload": work,
-        "environment": environment(engine),
-        "rounds": len(results[ours]),
-        "kv_unit": engine.stats()["kv"]["unit"],
-        "contestants": {
-            name: {"median": medians(runs), "rounds": [run.figures() for run in runs]}
-            for name, runs in results.items()
-        },
-        "speedups": {
-            name: {"median": statistics.median(values), "rounds": values}
-            for name, values in ratios.items()
-        },
-        "same_tokens": {
-            name: sum(map(list.__eq__, results[ours][0].token_ids, results[name][0].token_ids))
-            for name in baselines
-        },
-    }
-    return {**data, "remarks": remarks(data)}
+def print_report(console: Console, data: Mapping[str, Any], tables: Tables) -> None:
+    """Tables and remarks."""
+    for title, headings, rows in titled(data, tables):
+        console.print()
+        console.print(table(title, ["", *headings], [[name, *rows[name]] for name in rows]))
+    if data["remarks"]:
+        console.print()
+    print_rows(console, [("-", remark) for remark in data["remarks"]])
 
 
-def remarks(data: Mapping[str, Any]) -> list[str]:
-    """What the figures say against the engine, and whether its tokens can be trusted."""
-    name = data["engine"]["milestone"]
+def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table as all benches print it: the first column is a name, the others are numbers."""
+    grid = Table(
+        title=title, title_justify="left", title_style="bold", box=None, header_style="bold"
+    )
+    for index, text in enumerate(headings):
+        grid.add_column(text, justify="right" if index else "left", no_wrap=True)
+    for row in rows:
+        grid.add_row(*row)
+    return grid
+
+
+def print_rows(console: Console, rows: Iterable[tuple[str, str]], gap: int = 1) -> None:
+    """Lines that begin with a name or a dash and are wrapped beside it."""
+    grid = Table.grid(padding=(0, gap))
+    for row in rows:
+        grid.add_row(*row)
+    console.print(grid)
+
+
+def markdown(data: Mapping[str, Any], tables: Tables) -> str:
+    """Heading, tables and remarks, to be kept beside the documentation."""
+    parts = ["\n".join(f"- {name}: {text}" for name, text in heading(data).items())]
+    for title, headings, rows in titled(data, tables):
+        parts += [f"**{title}**", markdown_table(headings, rows)]
+    if data["remarks"]:
+        parts.append("\n".join(f"- {remark}" for remark in data["remarks"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown_table(headings: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
+    """A row for each name."""
+    lines = ["| | " + " | ".join(text.replace("\n", " ") for text in headings) + " |"]
+    lines.append("|---|" + "---:|" * len(headings))
+    lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
+    return "\n".join(lines)
+
+
+def losses(data: Mapping[str, Any]) -> list[str]:
+    """What the figures say against the engine of the bench."""
+    name, *others = data["contestants"]
     figures = data["contestants"][name]["median"]
     lines = []
     if figures["useful_share"] < 0.95:
@@ -90,134 +168,45 @@ def remarks(data: Mapping[str, Any]) -> list[str]:
             f"{1 - figures['useful_share']:.0%} of the positions that {name} computed were "
             "padding: prompts padded to the longest, and finished rows that wait for the last one"
         )
-    for other, speedup in data["speedups"].items():
-        theirs = data["contestants"][other]["median"]
-        if speedup["median"] < 1:
-            lines.append(f"{name} loses against {other}: {speedup['median']:.2f}x its tok/s")
+    for other in others:
+        theirs, speedup = data["contestants"][other]["median"], data["speedups"][other]["median"]
+        if speedup < 0.995:
+            lines.append(f"{name} loses against {other}: {speedup:.2f}x its tok/s")
         for metric, meaning in (
             ("ttft_p50", "the first token comes later"),
             ("tpot_p50", "each further token takes longer"),
             ("itl_p99", "the longest pauses between tokens are longer"),
         ):
             if metric in figures and theirs.get(metric, 1e30) * 1.05 < figures[metric]:
+                label = metric.upper().replace("_P", " p")
                 lines.append(
-                    f"{name} loses against {other} where {meaning}: {label(metric)} "
+                    f"{name} loses against {other} where {meaning}: {label} "
                     f"{figures[metric]:.1f} ms against {theirs[metric]:.1f} ms"
                 )
-    total = data["workload"]["num_requests"]
-    if data["workload"]["temperature"] == 0:
-        lines += [
-            f"{same} of {total} outputs are token for token those of {other}"
-            for other, same in data["same_tokens"].items()
-        ]
     return lines
 
 
-def label(metric: str) -> str:
-    """`itl_p99` as people write it."""
-    name, _, percent = metric.partition("_")
-    return f"{name.upper()} {percent}"
-
-
-def print_heading(console: Console, work: Mapping[str, Any], engine: Any, model_name: str) -> None:
-    """What runs where: enough to run it again."""
-    machine, config = environment(engine), engine.config
-    lengths = " and ".join(
-        f"{low}..{high}" for low, high in (work["input_len"], work["output_len"])
-    )
-    lines = {
-        "workload": f"{work['name']}, seed {work['seed']}: {work['num_requests']} requests, "
-        f"{lengths} tokens in and out, {work['input_tokens']:,} and {work['output_tokens']:,} in "
-        f"total, temperature {work['temperature']:g}",
-        "model": f"{model_name}, {machine['dtype']}",
-        "engine": f"{engine.milestone}, max_num_seqs {config.max_num_seqs}, "
-        f"max_num_batched_tokens {config.max_num_batched_tokens}, "
-        f"max_model_len {engine.max_model_len}",
-        "machine": f"{machine['device']}, CPU threads: {machine['threads']}; "
-        f"Python {machine['python']}, torch {machine['torch']}, "
-        f"transformers {machine['transformers']}",
-    }
-    grid = Table.grid(padding=(0, 2))
-    for name, text in lines.items():
-        grid.add_row(name, text)
-    console.print(grid)
-
-
-def print_report(console: Console, data: Mapping[str, Any]) -> None:
-    """Throughput, steps, latency, remarks."""
-    for table in (_throughput_table(data), _steps_table(data), _latency_table(data)):
-        console.print()
-        console.print(table)
-    if data["remarks"]:
-        console.print()
-    for remark in data["remarks"]:
-        grid = Table.grid(padding=(0, 1))
-        grid.add_row("-", remark)
-        console.print(grid)
-
-
-def _throughput_table(data: Mapping[str, Any]) -> Table:
-    """One line a contestant; the last column says how many times faster the engine is."""
-    ours, num_rounds = data["engine"]["milestone"], data["rounds"]
-    title = "Throughput" if num_rounds == 1 else f"Throughput, median of {num_rounds} rounds"
-    columns = ["tok/s", "seconds"] if num_rounds == 1 else ["tok/s", "min..max", "seconds"]
-    if data["speedups"]:
-        columns.append(f"{ours}\nagainst it")
-    table = _table(title, columns)
-    for name, contestant in data["contestants"].items():
-        median, speedup = contestant["median"], data["speedups"].get(name)
-        cells = [f"{median['tok_s']:,.1f}", f"{median['seconds']:.2f}"]
-        if num_rounds > 1:
-            cells.insert(1, f"{median['tok_s_min']:,.1f}..{median['tok_s_max']:,.1f}")
-        if data["speedups"]:
-            cells.append(f"{speedup['median']:.2f}x" if speedup else "")
-        table.add_row(name, *cells)
-    return table
-
-
-def _steps_table(data: Mapping[str, Any]) -> Table:
-    """What only engines tell of their steps."""
-    unit = data["kv_unit"]
-    table = _table(
-        "Steps",
-        ["steps", "rows\na step", "tokens\na step", "useful\npositions", f"peak KV\n{unit}s"],
-    )
-    for name, contestant in data["contestants"].items():
-        median = contestant["median"]
-        if "steps" in median:
-            table.add_row(
-                name,
-                f"{median['steps']:,.0f}",
-                f"{median['rows_per_step']:.1f}",
-                f"{data['workload']['output_tokens'] / median['steps']:.1f}",
-                f"{median['useful_share']:.1%}",
-                f"{median['kv_watermark']:,.0f}",
-            )
-    return table
-
-
-def _latency_table(data: Mapping[str, Any]) -> Table:
-    metrics = [f"{name}_p{percent}" for name in ("ttft", "tpot", "itl") for percent in (50, 95, 99)]
-    table = _table(
-        "Latency in ms (TTFT: since the start of the run)",
-        [label(metric).replace(" ", "\n") for metric in metrics],
-    )
-    for name, contestant in data["contestants"].items():
-        values = [contestant["median"].get(metric) for metric in metrics]
-        table.add_row(name, *("-" if value is None else short(value) for value in values))
-    return table
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=None, header_style="bold"
-    )
-    table.add_column("", no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
-
-
-def short(milliseconds: float) -> str:
-    """A number of about three digits."""
-    return f"{milliseconds:.2f}" if milliseconds < 10 else f"{milliseconds:,.0f}"
+def verdicts(data: Mapping[str, Any]) -> list[str]:
+    """Each target's ratio in words, where something loses, and whether all gave the same tokens."""
+    lines = []
+    for target in data["targets"]:
+        rounds = target["rounds"]
+        spread = f" ({min(rounds):.3f}..{max(rounds):.3f})" if len(rounds) > 1 else ""
+        line = (
+            f"{target['meaning']}, {target['ours']} against {target['theirs']}: "
+            f"{target['ratio']:.3f}x{spread}"
+        )
+        if target["at_most"] is not None:
+            verdict = "met" if target["is_met"] else "MISSED"
+            line += f"; target at most {target['at_most']:g}x: {verdict}"
+        lines.append(line)
+        is_steady = len(rounds) > 1 and min(rounds) > 1  # and not one slow round of the machine
+        if target["ratio"] > 1.02 and is_steady and target["loses"]:
+            lines.append(f"{target['ours']} loses there: {target['loses']}")
+    if data["workload"]["temperature"] == 0:
+        total = plural(data["workload"]["num_requests"], "output")
+        lines += [
+            f"token for token the same as {other}: {same} of {total}"
+            for other, same in data["same_tokens"].items()
+        ]
+    return lines

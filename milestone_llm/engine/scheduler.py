@@ -198,6 +198,20 @@ def check_prompt_fits_step(request: Request, config: EngineConfig) -> None:
         )
 
 
+def check_one_completion(request: Request) -> None:
+    """For schedulers whose requests cannot share KV.
+
+    Raises:
+        ValueError: several completions of the prompt are wanted.
+    """
+    n = request.sampling_params.n
+    if n > 1:
+        raise ValueError(
+            f"n={n}: completions of a prompt share its KV from m3_paged on; here, add the prompt "
+            f"{n} times"
+        )
+
+
 def check_completions_fit(request: Request, config: EngineConfig) -> None:
     """Completions of a prompt fork from it all at once.
 

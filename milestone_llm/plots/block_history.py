@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from .timeline_spans import check_one_run
+from .timeline_spans import Record, check_one_run, row_end, tokens_per_unit
 
 
 @dataclass
@@ -21,20 +20,20 @@ class BlockState:
     num_blocks: int
     block_size: int
     """Tokens of a block."""
-    owners: dict[int, list[str]] = field(default_factory=dict)
-    """Requests whose tables name a block, in order; free blocks are absent."""
+    holders: dict[int, list[str]] = field(default_factory=dict)
+    """Requests whose block tables name a block, in order; free blocks are absent."""
     stored: dict[int, int] = field(default_factory=dict)
-    """Tokens in each owned block once the step is done."""
+    """Tokens in each block in use once the step is done."""
 
     @property
     def shared(self) -> dict[int, list[str]]:
         """Blocks of several requests."""
-        return {block: names for block, names in self.owners.items() if len(names) > 1}
+        return {block: names for block, names in self.holders.items() if len(names) > 1}
 
     @property
     def num_free(self) -> int:
         """Blocks of nobody."""
-        return self.num_blocks - len(self.owners)
+        return self.num_blocks - len(self.holders)
 
     @property
     def num_stored_tokens(self) -> int:
@@ -43,55 +42,55 @@ class BlockState:
 
     @property
     def num_reserved_tokens(self) -> int:
-        """Tokens that the owned blocks could hold."""
-        return len(self.owners) * self.block_size
+        """Tokens that the blocks in use could hold."""
+        return len(self.holders) * self.block_size
 
 
 @dataclass
 class BlockRun:
-    """One block with the same owners from `first` to `last` (indices of states, both included)."""
+    """One block with the same holders from index `first` of the states on."""
 
     block: int
-    owners: list[str]
+    holders: list[str]
     first: int
-    last: int
     stored: list[int]
     """Tokens in it, one number a step."""
 
+    @property
+    def last(self) -> int:
+        """Index of the last state, included."""
+        return self.first + len(self.stored) - 1
 
-def block_history(records: Sequence[dict[str, Any]]) -> list[BlockState]:
+
+def block_history(records: Sequence[Record]) -> list[BlockState]:
     """The pool in every step of a trace.
 
     A row of the batch brings its request's block table. A request that runs without a row (the
     token budget was spent) keeps the table it had.
 
-    Args:
-        records: as `read_jsonl` or `StepRecord.to_dict` give them.
-
     Raises:
         ValueError: no steps, several runs, or a milestone whose KV has neither blocks nor slots.
     """
-    check_one_run(list(records))
-    unit = records[0]["kv"]["unit"]
-    if unit == "token":
+    check_one_run(records)
+    if records[0]["kv"]["unit"] == "token":
         raise ValueError(
             f"the trace is of {records[0]['milestone']}, whose KV cache has no blocks: "
             "take one of m2_batching or later"
         )
-    block_size = max((_tokens_per_block(record["kv"]) for record in records), default=0)
-    if not block_size:  # nobody held a block after any step: one that ends all requests at once
-        block_size = max((_end(row) for record in records for row in record["batch"]), default=1)
-    tables: dict[str, tuple[list[int], int]] = {}  # request -> block table, tokens stored
+    size = tokens_per_unit(records)
+    if not size:  # no block was in use after any step: one that ends all requests at once
+        size = max((row_end(row) for record in records for row in record["batch"]), default=1)
+    block_tables: dict[str, tuple[list[int], int]] = {}  # by request, with its tokens stored
     states = []
     for record in records:
-        rows = {row["request_id"]: (row["blocks"], _end(row)) for row in record["batch"]}
-        running = set(record["running"])
-        tables = {name: table for name, table in tables.items() if name in running} | rows
-        state = BlockState(record["step"], record["kv"]["total"], block_size)
-        for name, (blocks, num_tokens) in tables.items():
-            for index, block in enumerate(blocks):
-                stored = min(block_size, max(0, num_tokens - index * block_size))
-                state.owners.setdefault(block, []).append(name)
+        kept = {name: block_tables[name] for name in record["running"] if name in block_tables}
+        rows = {row["request_id"]: (row["blocks"], row_end(row)) for row in record["batch"]}
+        block_tables = kept | rows
+        state = BlockState(record["step"], record["kv"]["total"], size)
+        for name, (block_table, num_tokens) in block_tables.items():
+            for index, block in enumerate(block_table):
+                stored = min(size, max(0, num_tokens - index * size))
+                state.holders.setdefault(block, []).append(name)
                 state.stored[block] = max(stored, state.stored.get(block, 0))
         states.append(state)
     return states
@@ -100,25 +99,14 @@ def block_history(records: Sequence[dict[str, Any]]) -> list[BlockState]:
 def block_runs(states: Sequence[BlockState]) -> list[BlockRun]:
     """The same, block by block: equal neighbours in time are one run."""
     runs: list[BlockRun] = []
-    open_runs: dict[int, BlockRun] = {}
+    latest: dict[int, BlockRun] = {}
     for index, state in enumerate(states):
-        still_open = {}
-        for block, owners in state.owners.items():
-            run = open_runs.get(block)
+        for block, holders in state.holders.items():
+            run, stored = latest.get(block), state.stored[block]
             # Fewer tokens than before: the block was freed and filled anew by the same request.
-            if run is None or run.owners != owners or run.stored[-1] > state.stored[block]:
-                run = BlockRun(block, owners, index, index, [])
+            is_same = run and run.last == index - 1 and run.holders == holders
+            if run is None or not is_same or run.stored[-1] > stored:
+                run = latest[block] = BlockRun(block, holders, index, [])
                 runs.append(run)
-            run.last = index
-            run.stored.append(state.stored[block])
-            still_open[block] = run
-        open_runs = still_open
+            run.stored.append(stored)
     return runs
-
-
-def _tokens_per_block(kv: dict[str, Any]) -> int:
-    return kv["reserved_tokens"] // kv["used"] if kv["used"] else 0
-
-
-def _end(row: dict[str, Any]) -> int:
-    return int(row["start"]) + int(row["num_new_tokens"])

@@ -1,14 +1,14 @@
-"""Colours and hatches that mean the same in every picture and every terminal table.
+"""Colours, hatches and signs that mean the same in every picture. Needs no matplotlib.
 
-In a picture blue is useful work, hatched orange is waste (padded rows, reserved but empty KV),
-purple is a request that lost its memory, green is KV. Each phase also has its own lightness and
-hatch, so a picture reads in grey and with any colour vision. A request's own colour (terminal,
-block maps) comes from `request_color`. The module needs no matplotlib.
+Blue is useful work, hatched orange is waste (padded rows, reserved but empty KV), purple is a
+request that lost its memory, green is KV. Each phase also has its own lightness and hatch, so a
+picture reads in grey and with any colour vision.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,11 @@ class PhaseStyle:
     hatch: str
     ink: str
     thin_fill: str = ""
+
+    def area(self, **changes: Any) -> dict[str, Any]:
+        """Keywords for matplotlib's filled shapes."""
+        look = {"facecolor": self.fill, "edgecolor": self.ink, "hatch": self.hatch}
+        return {**look, "linewidth": 0.0, "label": self.label, **changes}
 
 
 PHASE_STYLE: dict[str, PhaseStyle] = {
@@ -44,27 +49,11 @@ WASTE_STYLE = PhaseStyle("KV reserved, empty (waste)", "#fbd5ae", "/////", "#d55
 CACHED_STYLE = PhaseStyle("KV free, but cached", "#ffffff", "....", "#7a7a7a")
 """Free blocks whose content the prefix cache can still use."""
 
-_HUES = (
-    "#1b7fc4",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-    "#8c6bb1",
-    "#a6761d",
-)
-"""Okabe and Ito's colour-blind-safe set, for dark and light terminals alike: its blue is a little
-lighter here, purple and brown stand for its yellow and black."""
+MARKS = {"preempted": "v", "resumed": "^", "copy_on_write": "D"}
+"""Kind of event -> matplotlib's marker; `mark_style` gives the rest."""
 
 
-def request_color(index: int) -> str:
-    """The colour of the `index`-th request (0 is the first to appear) as `#rrggbb`.
-
-    Eight hues, then the same hues lighter and darker; after 24 requests they repeat.
-    """
-    hue, round_number = _HUES[index % len(_HUES)], index // len(_HUES) % 3
-    target, share = ((0, 0.0), (255, 0.45), (0, 0.35))[round_number]
-    channels = [int(hue[at : at + 2], 16) for at in (1, 3, 5)]
-    mixed = [round(channel + (target - channel) * share) for channel in channels]
-    return "#" + "".join(f"{channel:02x}" for channel in mixed)
+def mark_style(kind: str, size: float) -> dict[str, Any]:
+    """Keywords for `Axes.scatter`; `size` in square points."""
+    look = {"facecolor": "white", "edgecolor": "black", "linewidth": 0.8, "zorder": 6}
+    return {**look, "marker": MARKS[kind], "s": size, "label": kind.replace("_", "-")}

@@ -10,45 +10,26 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import matplotlib
-from matplotlib.axes import Axes
+import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
+from milestone_llm.trace.text import plural
 from milestone_llm.trace.tracer import read_jsonl
 
-from .style import PHASE_STYLE, request_color
-from .timeline_panels import MAX_THICK, Extents, draw_batch, draw_kv, draw_requests, legend_handles
-from .timeline_spans import Span, arrival_order, check_one_run, request_spans, useful_share
+from .picture import run_command, set_titles, whole_numbers, write_picture
+from .timeline_panels import Extents, draw_batch, draw_kv, draw_requests
+from .timeline_spans import Record, arrival_order, check_one_run, kv_during_steps, useful_share
 
-__all__ = [
-    "PHASE_STYLE",
-    "Span",
-    "draw_timeline",
-    "main",
-    "request_color",
-    "request_spans",
-    "step_extents",
-    "useful_share",
-]
-
-SUFFIXES = (".png", ".svg")
-_RC = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "hatch.linewidth": 0.7,
-    "svg.hashsalt": "timeline",  # the same trace gives the same file
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
+_ROW_NAMES = ("request", "rows in\nthe batch", "KV cache,\ntokens")
 
 
 def draw_timeline(
-    traces: list[list[dict[str, Any]]],
-    labels: list[str],
+    traces: Sequence[Sequence[Record]],
+    labels: Sequence[str],
     path: str | Path,
     by: str = "step",
 ) -> Path:
@@ -67,22 +48,13 @@ def draw_timeline(
         ValueError: a trace is empty or holds several runs, the labels are not one per trace, or
             the path has another ending.
     """
-    path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{path}: a timeline is written as .png or .svg")
     if len(labels) != len(traces):
         raise ValueError(f"there are {len(traces)} traces, but {len(labels)} labels")
     extents = [step_extents(records, by) for records in traces]
-    order = list(dict.fromkeys(name for records in traces for name in arrival_order(records)))
-    with matplotlib.rc_context(_RC):
-        figure = _draw_figure(traces, labels, extents, order, by)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
-        figure.savefig(path, dpi=150, metadata=metadata)
-    return path
+    return write_picture(path, "timeline", lambda: _draw(traces, labels, extents, by))
 
 
-def step_extents(records: list[dict[str, Any]], by: str) -> Extents:
+def step_extents(records: Sequence[Record], by: str) -> Extents:
     """Where each step begins and ends on the x axis.
 
     By "step", step 7 reaches from 6.5 to 7.5; by "time", steps follow one another in seconds.
@@ -103,13 +75,10 @@ def step_extents(records: list[dict[str, Any]], by: str) -> Extents:
     return extents
 
 
-def _draw_figure(
-    traces: list[list[dict[str, Any]]],
-    labels: list[str],
-    extents: list[Extents],
-    order: list[str],
-    by: str,
+def _draw(
+    traces: Sequence[Sequence[Record]], labels: Sequence[str], extents: list[Extents], by: str
 ) -> Figure:
+    order = list(dict.fromkeys(name for records in traces for name in arrival_order(records)))
     gantt_height = min(max(0.3 * len(order), 0.8, min(0.45 * len(order), 1.35)), 7.0)
     width = {1: 9.5, 2: 13.0}.get(len(traces), 4.8 * len(traces))
     figure = Figure(figsize=(width, gantt_height + 4.1), layout="constrained")
@@ -121,91 +90,71 @@ def _draw_figure(
         sharey="row",
         height_ratios=[gantt_height, 1.1, 1.3],
     )
-    lowest = min(ends[0] for steps in extents for ends in steps.values())
-    highest = max(ends[1] for steps in extents for ends in steps.values())
-    grid[0, 0].set_xlim(lowest, highest + (highest - lowest) * 0.02)
-    if by == "step":
-        grid[0, 0].xaxis.set_major_locator(
-            MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10])
-        )
-    phases: set[str] = set()
-    tops: list[list[float]] = [[], []]
-    for column, records in enumerate(traces):
-        requests, batch, kv = grid[:, column]
-        phases |= draw_requests(requests, records, extents[column], order)
-        draw_batch(batch, records, extents[column])
-        draw_kv(kv, records, extents[column])
-        tops[0].append(batch.get_ylim()[1])
-        tops[1].append(kv.get_ylim()[1])
-        end = extents[column][records[-1]["step"]][1]
-        seconds = f" in {end:,.3g} s" if by == "time" else ""
-        _draw_title(requests, labels[column], records, seconds)
+    ends = [end for steps in extents for both in steps.values() for end in both]
+    usages = [np.array(kv_during_steps(records)).T for records in traces]
+    max_capacity = 4 * max(usage.sum(axis=0).max() for usage in usages)
+    for column, records, steps, usage, label in zip(
+        grid.T, traces, extents, usages, labels, strict=True
+    ):
+        requests, batch, kv = column
+        draw_requests(requests, records, steps, order)
+        draw_batch(batch, records, steps)
+        draw_kv(kv, records, steps, usage, max_capacity)
+        last = steps[records[-1]["step"]][1]
+        set_titles(requests, label, _subtitle(records, label, last if by == "time" else None))
         kv.set_xlabel("step" if by == "step" else "seconds spent in steps")
-        for axes in (requests, batch, kv):
-            _dress(axes, end, has_rest=end < highest)
-    for row, name in enumerate(("request", "rows in\nthe batch", "KV cache,\ntokens")):
-        grid[row, 0].set_ylabel(name)
-    grid[1, 0].set_ylim(0, max(tops[0]))
-    grid[2, 0].set_ylim(0, max(tops[1]))
+        for axes in column:
+            axes.grid(axis="x", color="#e4e4e4", linewidth=0.6)
+            axes.set_axisbelow(True)
+            if last < max(ends):
+                axes.axvline(last, color="black", linewidth=0.8, linestyle=(0, (1, 2)))
+    for axes, name in zip(grid[:, 0], _ROW_NAMES, strict=True):
+        axes.set_ylabel(name)
+    for axes in grid[1:, 0]:
+        axes.set_ylim(bottom=0)
+    grid[0, 0].set_xlim(min(ends), max(ends) + (max(ends) - min(ends)) * 0.02)
+    if by == "step":
+        grid[0, 0].xaxis.set_major_locator(whole_numbers())
     figure.align_ylabels(grid[:, 0])
-    every_record = [record for records in traces for record in records]
-    handles = legend_handles(every_record, phases, has_glyphs=len(order) <= MAX_THICK)
+    handles: dict[str, Artist] = {}
+    for axes in grid.flat:
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(name, handle)
     num_lines = math.ceil(len(handles) / (width / 1.6))
-    num_columns = math.ceil(len(handles) / num_lines)
-    figure.legend(handles=handles, loc="outside lower center", ncols=num_columns, frameon=False)
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=math.ceil(len(handles) / num_lines),
+        frameon=False,
+    )
     return figure
 
 
-def _draw_title(axes: Axes, label: str, records: list[dict[str, Any]], seconds: str) -> None:
+def _subtitle(records: Sequence[Record], label: str, seconds: float | None) -> str:
     milestone = records[0]["milestone"]
-    name = "" if milestone in label else f"{milestone}: "
-    share = f"{useful_share(records):.0%} of the computed positions useful"
-    axes.set_title(label, loc="left", fontsize=11, fontweight="bold", pad=20)
-    axes.annotate(
-        f"{name}{len(records):,} steps{seconds}, {share}",
-        (0, 1),
-        xycoords="axes fraction",
-        xytext=(0, 6),
-        textcoords="offset points",
-        fontsize=9,
-    )
-
-
-def _dress(axes: Axes, end: float, has_rest: bool) -> None:
-    axes.grid(axis="x", color="#e4e4e4", linewidth=0.6)
-    axes.set_axisbelow(True)
-    if has_rest:
-        axes.axvline(end, color="black", linewidth=0.8, linestyle=(0, (1, 2)))
+    text = "" if milestone in label else f"{milestone}: "
+    text += plural(len(records), "step") + (f" in {seconds:,.3g} s" if seconds else "")
+    return f"{text}, {useful_share(records):.0%} of the computed positions useful"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Command line; bad input ends with exit code 2 and one line that says why."""
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m m1_single.timeline", description=__doc__)
     parser.add_argument("traces", nargs="+", metavar="trace.jsonl", help="written by trace=PATH")
     parser.add_argument("-o", "--output", default="timeline.png", help=".png or .svg")
     parser.add_argument("--labels", help="titles, separated by commas (default: the milestones)")
     parser.add_argument("--by", choices=("step", "time"), default="step", help="what x counts")
-    options = parser.parse_args(arguments)
-    try:
-        traces = [_read(path) for path in options.traces]
-        labels = [trace[0]["milestone"] for trace in traces]
-        if options.labels is not None:
-            labels = options.labels.split(",")
-        written = draw_timeline(traces, labels, options.output, by=options.by)
-    except OSError as error:
-        parser.error(f"{error.filename}: {error.strerror}")
-    except KeyError as error:
-        parser.error(f"a record has no field {error}")
-    except ValueError as error:
-        parser.error(str(error))
-    print(f"wrote {written}")
 
+    def draw(options: argparse.Namespace) -> Path:
+        traces = [read_jsonl(path) for path in options.traces]
+        for records in traces:
+            check_one_run(records)
+        labels = [records[0]["milestone"] for records in traces]
+        labels = labels if options.labels is None else options.labels.split(",")
+        return draw_timeline(traces, labels, options.output, by=options.by)
 
-def _read(path: str) -> list[dict[str, Any]]:
-    records = read_jsonl(path)
-    if not records:
-        raise ValueError(f"{path}: the trace has no steps")
-    return records
+    run_command(parser, arguments, draw)
 
 
 if __name__ == "__main__":

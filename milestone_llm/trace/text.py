@@ -1,49 +1,89 @@
-"""Small pieces of text for the trace table: glyphs, and lists that fit into a given width.
+"""Small pieces of text for tables in a terminal, where rich has none of its own.
 
-Widths are in terminal cells, so that an id in Chinese does not push the columns apart.
+Rich cuts off the end of what does not fit. Here an id keeps both ends, for what tells ids apart is
+often at the end, and a list of blocks keeps its last one, which is the one being written.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.text import Text
 
 from milestone_llm.engine.kv import KVUsage
 
 
-@dataclass(frozen=True)
-class Glyphs:
+class Glyphs(NamedTuple):
     """The signs a console can show: Unicode, or ASCII where the encoding knows no more."""
 
-    ascii_only: bool = False
+    ascii_only: bool
+    gap: str
+    """Something is left out here."""
+    bar: str
+    """Used, cached, free."""
+    phase: dict[str, str]
+    """One sign a phase; each is followed by the word."""
 
-    @classmethod
-    def of(cls, console: Console) -> Glyphs:
+    @staticmethod
+    def of(console: Console) -> Glyphs:
         """The signs for this console's encoding."""
-        return cls(console.options.ascii_only)
+        return ASCII if console.options.ascii_only else UNICODE
 
-    @property
-    def phase(self) -> dict[str, str]:
-        """One sign per phase; each is followed by the word."""
-        signs = (">", "*", "x") if self.ascii_only else ("▸", "•", "░")
-        return dict(zip(("prefill", "decode", "padding"), signs, strict=True))
 
-    @property
-    def rule(self) -> str:
-        """The line that begins a step."""
-        return "-" if self.ascii_only else "─"
+UNICODE = Glyphs(False, "…", "█▒░", {"prefill": "▸", "decode": "•", "padding": "░"})
+ASCII = Glyphs(True, "...", "#+.", {"prefill": ">", "decode": "*", "padding": "x"})
 
-    @property
-    def gap(self) -> str:
-        """Something is left out here."""
-        return "..." if self.ascii_only else "…"
 
-    @property
-    def bar(self) -> tuple[str, str, str]:
-        """Used, cached, free."""
-        return ("#", "+", ".") if self.ascii_only else ("█", "▒", "░")
+@dataclass(frozen=True)
+class Words:
+    """Words in one line of a table: as many as its column has room for, and the last.
+
+    It tells rich how narrow it may become, so that a table shrinks it before other columns.
+
+    >>> Words([str(number) for number in range(90)], ASCII).line(14).plain
+    '0 1 2 3 ... 89'
+    """
+
+    words: Sequence[str | Text]
+    glyphs: Glyphs
+    lead: str = ""
+    tail: str = ""
+
+    def line(self, width: int = 1 << 20) -> Text:
+        """The words in about `width` cells; a long `tail` wraps before they are left out."""
+        words = [Text(word) if isinstance(word, str) else word for word in self.words]
+        sizes = [word.cell_len + 1 for word in words]
+        space = max(8, width - cell_len(self.lead + self.tail))
+        if sum(sizes) - 1 > space and len(words) > 1:
+            space -= cell_len(self.glyphs.gap) + sizes[-1]
+            count = bisect_right([*accumulate(sizes)], space)
+            words[count:-1] = [Text(self.glyphs.gap)]
+        return Text(self.lead).append_text(Text(" ").join(words)).append(self.tail)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """At least 10 cells, if the words need as many."""
+        return Measurement(min(10, self.line().cell_len), self.line().cell_len)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The line for the width that the table gives."""
+        yield self.line(options.max_width)
+
+
+def fit(text: str, width: int, glyphs: Glyphs) -> str:
+    """`text`, or its two ends, in at most `width` cells."""
+    if cell_len(text) <= width:
+        return text
+    space = max(0, width - cell_len(glyphs.gap))
+    ends = (text[first:] for first in range(len(text) + 1))
+    tail = next(end for end in ends if cell_len(end) <= space - space // 2)
+    return set_cell_size(text, space // 2).rstrip() + glyphs.gap + tail
 
 
 def safe(text: str, glyphs: Glyphs) -> str:
@@ -52,56 +92,15 @@ def safe(text: str, glyphs: Glyphs) -> str:
     return text.encode("ascii", "backslashreplace").decode() if glyphs.ascii_only else text
 
 
-def pad(text: str, width: int, is_number: bool = False) -> str:
-    """`text` filled with spaces to `width` cells; numbers stand on the right."""
-    spaces = " " * (width - cell_len(text))
-    return spaces + text if is_number else text + spaces
-
-
-def fit(text: str, width: int, glyphs: Glyphs) -> str:
-    """`text`, or its two ends, in at most `width` cells."""
-    if cell_len(text) <= width:
-        return text
-    head = (width - cell_len(glyphs.gap)) // 2
-    tail = ""
-    for letter in reversed(text):
-        if cell_len(letter + tail) > width - cell_len(glyphs.gap) - head:
-            break
-        tail = letter + tail
-    return set_cell_size(text, head).rstrip() + glyphs.gap + tail
-
-
-def fit_list(words: list[str], width: int, glyphs: Glyphs) -> list[str]:
-    """The words, or the first ones, a gap and the last, in about `width` cells.
-
-    >>> fit_list([str(number) for number in range(90)], 14, Glyphs(ascii_only=True))
-    ['0', '1', '2', '3', '...', '89']
-    """
-    if cell_len(" ".join(words)) <= width:
-        return words
-    end = [glyphs.gap, words[-1]]
-    shown: list[str] = []
-    for word in words:
-        if cell_len(" ".join([*shown, word, *end])) > width:
-            break
-        shown.append(word)
-    return shown + end
-
-
-def id_ranges(ids: list[int]) -> list[str]:
+def id_ranges(ids: Sequence[int]) -> list[str]:
     """Ids in their order, three or more consecutive ones as a range.
 
     >>> id_ranges([4, 5, 6, 7, 12, 9, 10])
     ['4-7', '12', '9', '10']
     """
-    runs: list[list[int]] = []
-    for number in ids:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    words = []
-    for run in runs:
+    words: list[str] = []
+    for _, group in groupby(enumerate(ids), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
         words += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run]
     return words
 
@@ -113,25 +112,33 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}"
 
 
+def fill_bar(used: int, total: int, width: int, glyphs: Glyphs, cached: int = 0) -> str:
+    """How full something is: rounded up, so that little is not nothing; only full looks full."""
+    used_cells = min(-(-used * width // total), width - (used < total))
+    cached_cells = min(-(-cached * width // total), width - used_cells)
+    signs = glyphs.bar
+    return (signs[0] * used_cells + signs[1] * cached_cells).ljust(width, signs[2])
+
+
 def kv_text(kv: KVUsage, width: int, glyphs: Glyphs) -> list[str]:
     """How full the KV cache is: a bar with units (m1_single has no pool), then tokens."""
     tokens = f"{kv.stored_tokens:,} tokens stored, {kv.reserved_tokens:,} reserved"
     if kv.reserved_tokens:
-        wasted = max(0, kv.reserved_tokens - kv.stored_tokens) / kv.reserved_tokens
-        tokens += f" ({wasted:.1%} of it empty)"
+        empty = max(0, kv.reserved_tokens - kv.stored_tokens) / kv.reserved_tokens
+        tokens += f" ({empty:.1%} empty)"
     if kv.unit == "token":
         return [tokens]
     units = f"{kv.used:,} of {plural(kv.total, kv.unit)} used, {kv.free:,} free"
     units += f" ({kv.cached:,} cached)" if kv.cached else ""
     bar_width = min(24, width - len(units) - 3)
     if kv.total and bar_width >= 6:
-        units = f"[{_bar(kv, bar_width, glyphs)}] {units}"
+        units = f"[{fill_bar(kv.used, kv.total, bar_width, glyphs, kv.cached)}] {units}"
     return [units, tokens]
 
 
-def _bar(kv: KVUsage, width: int, glyphs: Glyphs) -> str:
-    """Rounded up, so that little is not nothing, and rounded down at the full end."""
-    used = min(-(-kv.used * width // kv.total), width - (kv.free > 0))
-    cached = min(-(-kv.cached * width // kv.total), width - used)
-    signs = glyphs.bar
-    return signs[0] * used + signs[1] * cached + signs[2] * (width - used - cached)
+def print_lines(console: Console, content: RenderableType) -> None:
+    """Print without the spaces with which rich fills lines up: a log or a page would keep them."""
+    for segments in console.render_lines(content, pad=False):
+        line = Text.assemble(*((part.text, part.style or "") for part in segments))
+        line.rstrip()
+        console.print(line, soft_wrap=True)

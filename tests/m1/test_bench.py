@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from m1_single import LLMEngine, SamplingParams
-from milestone_llm.bench.command import main
-from milestone_llm.bench.hf_baselines import hf_one_by_one, hf_static, plain_generation
+from m1_single.bench import main
+from milestone_llm.bench.hf_baselines import hf_static, plain_generation
 from milestone_llm.bench.measure import (
     Contestant,
     Progress,
@@ -24,46 +23,47 @@ from milestone_llm.bench.measure import (
     short_work,
     speedups,
 )
-from milestone_llm.bench.report import remarks
+from milestone_llm.bench.report import losses, verdicts
 from milestone_llm.bench.workloads import WorkItem, mixed
 from milestone_llm.models.tiny_models import build_tiny_model
 
+pytest_plugins = ["bench_helpers"]
 SMALL = ["--model", "tiny-llama", "--num-requests", "5"]
 SMALL += ["--input-len", "3", "20", "--output-len", "2", "9"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture
+def run(run_bench: Any) -> Any:
+    """The bench on little work."""
+    return lambda *arguments: run_bench(main, *SMALL, *arguments)
 
 
-def run(arguments: list[str], tmp_path: Path) -> dict[str, Any]:
-    path = tmp_path / "deep" / "bench.json"
-    assert main(LLMEngine, [*SMALL, *arguments, "--json", str(path)]) == 0
-    return json.loads(path.read_text())
-
-
-def test_report_says_what_ran_where(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    data = run(["--seed", "3", "--threads", "1", "--device", "cpu"], tmp_path)
-    out = capsys.readouterr().out
-    for text in ("mixed, seed 3", "5 requests", "tiny-llama, float32", "threads: 1", "m1_single"):
-        assert text in out
+def test_report_says_what_ran_where(run: Any) -> None:
+    out, _, data, markdown = run("--seed", "3", "--threads", "1", "--device", "cpu")
+    for text in (
+        "mixed, seed 3",
+        "5 requests",
+        "tiny-llama, float32",
+        "1 CPU thread;",
+        "m1_single",
+    ):
+        assert text in " ".join(out.split())
+        assert text in markdown
     for name in ("torch", "transformers", "python"):
         assert data["environment"][name] in out
-    assert all(len(line) <= 80 for line in out.splitlines() if "written" not in line)
+    assert "min..max" not in out  # one round has no spread, and nobody to be compared with
+    assert "its seconds" not in out
 
 
-def test_steps_and_useful_share_are_the_arithmetic_ones(tmp_path: Path) -> None:
-    data = run(["--seed", "1"], tmp_path)
+def test_steps_and_useful_share_are_the_arithmetic_ones(run: Any) -> None:
+    data = run("--seed", "1").data
     items = mixed(199, 1, num_requests=5, input_len=(3, 20), output_len=(2, 9))
     inputs = [len(item.prompt) for item in items]
     outputs = [item.params.max_tokens for item in items]
     figures = data["contestants"]["m1_single"]["median"]
     assert figures["steps"] == max(outputs)
     assert figures["rows_per_step"] == 5
+    assert figures["tokens_per_step"] == sum(outputs) / max(outputs)
     computed = 5 * max(inputs) + 5 * (max(outputs) - 1)
     useful = sum(inputs) + sum(outputs) - 5  # the last token of each is never computed
     assert figures["useful_share"] == pytest.approx(useful / computed)
@@ -71,29 +71,31 @@ def test_steps_and_useful_share_are_the_arithmetic_ones(tmp_path: Path) -> None:
     assert data["workload"]["output_tokens"] == sum(outputs)
 
 
-def test_baselines_do_the_same_work(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    data = run(["--baseline", "hf", "--rounds", "2"], tmp_path)
-    assert list(data["contestants"]) == ["m1_single", "HF one by one", "HF static batch"]
-    assert data["same_tokens"] == {"HF one by one": 5, "HF static batch": 5}
+def test_baselines_do_the_same_work(run: Any) -> None:
+    out, err, data, markdown = run("--baseline", "hf", "--rounds", "2")
+    names = ["HF one by one", "HF static batch", "HF continuous"]
+    assert list(data["contestants"]) == ["m1_single", *names]
+    assert data["same_tokens"] == dict.fromkeys(names, 5)
     for contestant in data["contestants"].values():
         assert len(contestant["rounds"]) == 2
         assert {"tok_s", "ttft_p50", "tpot_p95", "itl_p99"} <= set(contestant["median"])
-    assert [len(ratio["rounds"]) for ratio in data["speedups"].values()] == [2, 2]
-    captured = capsys.readouterr()
-    assert "min..max" in captured.out
-    assert "against it" in captured.out
-    assert captured.err.count("round 2/2") == 3
+    assert [len(ratio["rounds"]) for ratio in data["speedups"].values()] == [2, 2, 2]
+    for text in ("min..max", "its seconds /", "m1_single's"):
+        assert text in out
+    assert err.count("round 2/2") == 4
+    assert "token for token the same as HF continuous: 5 of 5 outputs" in out
+    assert markdown.count("| HF static batch |") == 2  # it has no steps to count
 
 
-def test_one_baseline_can_be_chosen(tmp_path: Path) -> None:
-    data = run(["--baseline", "static", "static"], tmp_path)
+def test_one_baseline_can_be_chosen(run: Any) -> None:
+    data = run("--baseline", "static", "static").data
     assert list(data["contestants"]) == ["m1_single", "HF static batch"]
 
 
-def test_nano_workload_samples(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    data = run(["--workload", "nano", "--baseline", "static"], tmp_path)
-    assert data["workload"]["temperature"] == 0.6
-    assert "token for token" not in capsys.readouterr().out  # other random numbers, other tokens
+def test_nano_workload_samples(run: Any) -> None:
+    bench = run("--workload", "nano", "--baseline", "static")
+    assert bench.data["workload"]["temperature"] == 0.6
+    assert "token for token" not in bench.out  # other random numbers, other tokens
 
 
 def test_baselines_ignore_eos_and_give_the_config_back() -> None:
@@ -103,7 +105,7 @@ def test_baselines_ignore_eos_and_give_the_config_back() -> None:
     model.generation_config.eos_token_id = free.token_ids[0]  # ends at once, unless ignored
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     items = [WorkItem([5, 6], params), WorkItem([7, 8, 9], params)]
-    for contestant in (hf_one_by_one(model), hf_static(model, max_num_seqs=2)):
+    for contestant in (hf_static(model, 1, "one by one"), hf_static(model, 2, "static")):
         result = contestant.run(items, lambda count: None)
         check_work(contestant.name, items, result)
         assert result.token_ids[0] == free.token_ids
@@ -128,7 +130,7 @@ def test_static_baseline_counts_only_own_tokens_and_splits_batches() -> None:
     model = build_tiny_model("llama")
     items = mixed(199, 0, num_requests=5, input_len=(2, 9), output_len=(1, 6))
     counts: list[int] = []
-    result = hf_static(model, max_num_seqs=2).run(items, counts.append)
+    result = hf_static(model, 2, "static").run(items, counts.append)
     lengths = [item.params.max_tokens for item in items]
     assert list(map(len, result.token_ids)) == lengths
     assert list(map(len, result.token_times)) == lengths
@@ -144,21 +146,19 @@ def fake(name: str, order: list[str], seconds: float = 1.0) -> Contestant:
     return Contestant(name, run)
 
 
-def test_rounds_are_interleaved_and_turn_round() -> None:
+def test_rounds_are_interleaved_and_turn_round(capsys: pytest.CaptureFixture[str]) -> None:
     order: list[str] = []
-    done: list[tuple[str, int]] = []
     items = mixed(199, num_requests=2)
     contestants = [fake("a", order, 1.0), fake("b", order, 3.0)]
-    results = measure(
-        contestants,
-        items,
-        rounds=3,
-        on_run=lambda name, number: lambda count: None,
-        on_done=lambda name, number, result: done.append((name, number)),
-    )
+    results = measure(contestants, items, rounds=3)
     assert "".join(order) == "ab" + "ab" + "ba" + "ab"  # the warm-up comes first
-    assert done == [("a", 1), ("b", 1), ("b", 2), ("a", 2), ("a", 3), ("b", 3)]
-    assert speedups(results["a"], results["b"]) == [3.0] * 3
+    lines = [line.split()[1:3] for line in capsys.readouterr().err.splitlines()]
+    assert [" ".join(words) for words in lines] == [
+        *("1/3 a", "1/3 b"),
+        *("2/3 b", "2/3 a"),
+        *("3/3 a", "3/3 b"),
+    ]
+    assert speedups(results) == {"b": {"median": 3.0, "rounds": [3.0] * 3}}
 
 
 def test_warm_up_shares_no_prompt_with_the_work() -> None:
@@ -180,12 +180,14 @@ def test_figures_from_known_times() -> None:
         RunResult(seconds, [[1, 2, 3], [4]], [[0.5, 0.6, 0.8], [1.5]])
         for seconds in (2.0, 1.0, 4.0)
     ]
-    figures = medians(results)
+    figures = medians([result.figures() for result in results])
     assert figures["tok_s"] == 2.0
     assert (figures["tok_s_min"], figures["tok_s_max"]) == (1.0, 4.0)
     assert figures["ttft_p50"] == pytest.approx(1000)
     assert figures["tpot_p50"] == pytest.approx(150)  # one request has a single token, so no TPOT
     assert figures["itl_p99"] == pytest.approx(199)
+    assert figures["ttft_mean"] == pytest.approx(1000)
+    assert figures["latency_p95"] == pytest.approx(800 + 0.95 * 700)
 
 
 def test_percentile_interpolates() -> None:
@@ -198,17 +200,19 @@ def test_remarks_say_where_the_engine_loses() -> None:
     ours = {"useful_share": 0.6, "ttft_p50": 90.0, "tpot_p50": 5.0}
     theirs = {"ttft_p50": 10.0, "tpot_p50": 5.0}
     data = {
-        "engine": {"milestone": "m1_single"},
-        "contestants": {"m1_single": {"median": ours}, "HF": {"median": theirs}},
+        "contestants": {name: {"median": own} for name, own in (("m1", ours), ("HF", theirs))},
         "speedups": {"HF": {"median": 0.8}},
         "same_tokens": {"HF": 3},
         "workload": {"num_requests": 4, "temperature": 0},
+        "targets": [],
     }
-    padding, slower, late, same = remarks(data)
+    padding, slower, late = losses(data)
     assert padding.startswith("40% of the positions")
     assert "0.80x" in slower
-    assert "90.0 ms against 10.0 ms" in late
-    assert same.startswith("3 of 4 outputs")
+    assert "TTFT p50 90.0 ms against 10.0 ms" in late
+    assert verdicts(data) == ["token for token the same as HF: 3 of 4 outputs"]
+    data["speedups"]["HF"]["median"] = 0.999  # nobody loses 1.00x
+    assert len(losses(data)) == 2
 
 
 @pytest.mark.parametrize(
@@ -221,12 +225,13 @@ def test_remarks_say_where_the_engine_loses() -> None:
         (["--max-num-batched-tokens", "2"], "max_num_batched_tokens=2"),
         (["--model", "tiny-nothing"], "tiny-llama"),
         (["--dtype", "float7"], "float7"),
+        (["--json", "/dev/null/deep/bench.json"], "/dev/null"),
     ],
 )
 def test_bad_values_end_with_a_message(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(LLMEngine, [*SMALL, *arguments]) == 2
+    assert main([*SMALL, *arguments]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
 
 
@@ -238,6 +243,31 @@ def test_bad_options_end_with_usage(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(LLMEngine, arguments)
+        main(arguments)
     assert ended.value.code == 2
     assert "usage: python -m m1_single.bench" in capsys.readouterr().err
+
+
+def test_nothing_is_measured_when_a_file_can_not_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SMALL, "--markdown", str(tmp_path)]) == 2
+    assert not capsys.readouterr().out
+    kept = tmp_path / "kept.json"
+    kept.write_text("{}")
+    assert main([*SMALL, "--json", str(kept), "--max-model-len", "4"]) == 2
+    assert kept.read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    "milestone", ["m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked", "m5_kernels"]
+)
+def test_help_needs_no_torch(milestone: str) -> None:
+    program = "import runpy, sys; sys.modules.update(torch=None, transformers=None)\n"
+    program += (
+        f"sys.argv = ['bench', '--help']; runpy.run_module('{milestone}.bench', {{}}, '__main__')"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    for option in ("--scenario", "--baseline", "--threads", "--seed", "--json", "--markdown"):
+        assert option in run.stdout

@@ -268,20 +268,26 @@ def test_logprobs_are_those_of_the_raw_logits(num_top: int, dtype: torch.dtype) 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("params", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_broken_logits_are_refused_by_name(value: float, params: Any, temperature: float) -> None:
+def test_a_broken_row_has_no_token_and_the_others_have_theirs(
+    value: float, params: Any, temperature: float
+) -> None:
     logits = random_logits(3)
+    requests = [
+        make_request(name, temperature=temperature, logprobs=num_logprobs, **params)
+        for name, num_logprobs in (("a", 2), ("b", 2), ("c", None))
+    ]
+    whole = sample(logits, requests)
     logits[1, 77] = value
-    requests = [make_request(name, temperature=temperature, **params) for name in "abc"]
-    with pytest.raises(ValueError, match=r"no token can be sampled for b: .*NaN"):
-        sample(logits, requests)
+    sampled = sample(logits, requests)
+    assert sampled["b"].token_id == -1
+    assert [sampled[name] for name in "ac"] == [whole[name] for name in "ac"]
 
 
-def test_rows_with_some_minus_infinity_are_fine_and_with_nothing_else_refused() -> None:
+def test_a_row_of_minus_infinity_has_no_token_and_one_number_among_them_is_enough() -> None:
     logits = torch.full((1, VOCAB_SIZE), -math.inf)
     both: list[dict[str, Any]] = [{}, {"top_k": 3, "top_p": 0.5, "min_p": 0.1}]
     for params in both:
-        with pytest.raises(ValueError, match="min_tokens forbids"):
-            sample(logits, [make_request(**params)])
+        assert sample(logits, [make_request(**params)])["r"].token_id == -1
     logits[0, 99] = -4.0
     for params in both:
         assert sample(logits, [make_request(**params)])["r"].token_id == 99

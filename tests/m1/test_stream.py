@@ -80,6 +80,7 @@ def test_a_stream_left_before_its_first_output_leaves_nothing(package, how):
 
 @every_milestone
 def test_two_streams_read_in_turn_both_see_every_token(package):
+    """What came while the other was read comes in one piece: an output is the newest there is."""
     engine = make_engine(package)
     streams = [engine.stream(prompt, greedy(8)) for prompt in PROMPTS[:2]]
     seen: list[list[list[int]]] = [[], []]
@@ -88,15 +89,43 @@ def test_two_streams_read_in_turn_both_see_every_token(package):
             if output is not None:
                 snapshots.append(output.token_ids)
     for snapshots, tokens in zip(seen, EXPECTED, strict=False):
-        assert snapshots == [tokens[:length] for length in range(1, 9)]
+        lengths = [len(snapshot) for snapshot in snapshots]
+        assert lengths == sorted(set(lengths)), "each has grown"
+        assert len(lengths) > 2
+        assert snapshots == [tokens[:length] for length in lengths]
+        assert snapshots[-1] == tokens
+    assert_empty(engine)
 
 
 @every_milestone
-def test_generate_serves_others_along_and_their_outputs_come_with_step(package):
+def test_outputs_go_to_those_who_brought_the_requests(package):
+    """`generate`, a stream and `step` compute each other's requests, and get their own outputs."""
     engine = make_engine(package)
     for name, prompt in zip("ab", PROMPTS, strict=False):
         engine.add_request(prompt, greedy(8), request_id=name)
+    stream = engine.stream(PROMPTS[3], greedy(8))
+    for output in engine.step():
+        assert output.request_id in "ab"
     (output,) = engine.generate(PROMPTS[2], greedy(8))
     assert output.token_ids == EXPECTED[2]
     final = run_to_end(engine)
-    assert [final[name].token_ids for name in "ab"] == EXPECTED[:2]
+    assert {name: output.token_ids for name, output in final.items()} == {
+        "a": EXPECTED[0],
+        "b": EXPECTED[1],
+    }
+    assert [output.token_ids for output in stream][-1] == EXPECTED[3]
+    assert_empty(engine)
+
+
+@every_milestone
+def test_an_id_is_taken_until_its_last_output_has_been_given_out(package):
+    engine = make_engine(package)
+    engine.add_request(PROMPTS[0], greedy(2), request_id="mine")
+    engine.generate(PROMPTS[1], greedy(8))  # `mine` ends meanwhile
+    assert engine.has_unfinished_requests()
+    with pytest.raises(ValueError, match="'mine'.*has not been taken yet"):
+        engine.add_request(PROMPTS[2], greedy(2), request_id="mine")
+    assert [output.token_ids for output in engine.step()] == [EXPECTED[0][:2]]
+    assert not engine.has_unfinished_requests()
+    engine.add_request(PROMPTS[2], greedy(2), request_id="mine")
+    assert run_to_end(engine)["mine"].token_ids == EXPECTED[2][:2]

@@ -5,22 +5,25 @@ from __future__ import annotations
 import ast
 import json
 import random
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import milestone_llm.trace
 from milestone_llm.engine.kv import KVEvent, KVUsage
-from milestone_llm.plots import timeline
-from milestone_llm.plots.timeline import (
-    draw_timeline,
-    main,
+from milestone_llm.plots.timeline import draw_timeline, main, step_extents
+from milestone_llm.plots.timeline_spans import (
+    Mark,
+    Span,
+    arrival_order,
+    kv_during_steps,
+    request_marks,
     request_spans,
-    step_extents,
     useful_share,
 )
-from milestone_llm.plots.timeline_spans import Mark, Span, arrival_order, request_marks
 from milestone_llm.trace.records import BatchRow, StepRecord
 
 PNG_HEADER = b"\x89PNG\r\n\x1a\n"
@@ -265,6 +268,38 @@ def test_useful_share_counts_positions() -> None:
     assert useful_share([record(0)]) == 1
 
 
+def batch_row(name: str, end: int, blocks: list[int]) -> BatchRow:
+    return BatchRow(name, "decode", end - 1, 1, 0, None, blocks)
+
+
+def test_kv_of_a_request_counts_until_the_end_of_its_last_step() -> None:
+    ended = {"finished": [{"request_id": "a", "reason": "stop"}]}
+    rows = [batch_row("a", 40, [0, 1, 2]), batch_row("b", 20, [0, 3])]
+    records = [
+        record(0, batch=rows, kv=KVUsage("block", 8, 4, 4, 64, 44, cached=1)),
+        record(1, batch=rows, kv=KVUsage("block", 8, 2, 4, 32, 20, cached=3), **ended),
+        record(2, batch=rows[1:], kv=KVUsage("block", 8, 2, 4, 32, 20, cached=2)),
+    ]
+    # Block 0 is shared: a gives back 1 and 2, which hold 24 tokens.
+    assert kv_during_steps(records) == [(44, 20, 16), (44, 20, 16), (20, 12, 32)]
+    one_slot = record(0, batch=[batch_row("a", 9, [2])], kv=KVUsage("slot", 4, 0, 1, 0, 0), **ended)
+    before = record(0, batch=[], kv=KVUsage("slot", 4, 1, 1, 64, 8))
+    assert kv_during_steps([before, {**one_slot, "step": 1}])[1] == (9, 55, 0)
+
+
+def test_kv_of_a_static_batch_counts_until_its_last_step() -> None:
+    records = simulate("m1_single", CLASSIC, 3)
+    assert records[-1]["kv"]["reserved_tokens"] == 0
+    assert kv_during_steps(records)[-1] == (48 + 99, 2 * (48 + 99), 0)
+
+
+def test_the_capacity_is_in_the_legend_and_in_every_panel(tmp_path: Path) -> None:
+    traces = [simulate("m2_batching", CLASSIC[:n], 3) for n in (1, 3)]
+    text = draw_timeline(traces, ["one", "three"], tmp_path / "map.svg").read_text()
+    assert text.count("<!-- KV capacity -->") == 1
+    assert text.count("stroke-dasharray: 4,2") == 3
+
+
 def test_steps_by_time_follow_one_another() -> None:
     records = [record(3), record(4, execute_ms=16.0)]
     assert step_extents(records, "step") == {3: (2.5, 3.5), 4: (3.5, 4.5)}
@@ -349,13 +384,10 @@ def test_bad_input_ends_with_code_2_and_a_reason(
     assert message in capsys.readouterr().err
 
 
-def test_importing_the_package_does_not_import_matplotlib() -> None:
-    package = Path(timeline.__file__).parent
-    to_read, reached = ["__init__", "trace_console", "plot_style", "timeline_spans"], set()
-    while to_read:
-        name = to_read.pop()
-        reached.add(name)
-        for node in ast.parse((package / f"{name}.py").read_text()).body:
-            if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module not in reached:
-                to_read.append(str(node.module))
-    assert not reached & {"timeline", "timeline_panels"}
+def test_the_trace_imports_no_picture_and_no_matplotlib() -> None:
+    for path in Path(milestone_llm.trace.__path__[0]).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                assert not re.search(r"matplotlib|\bplots\b", str(name)), f"{path} imports {name}"

@@ -1,4 +1,4 @@
-"""The console trace: exact text at 80 columns, every width, ASCII, many rows, telling steps."""
+"""The console trace: exact text at 80 columns, every width, ASCII, many rows, changes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from milestone_llm.engine.kv import KVEvent, KVUsage
-from milestone_llm.plots.style import request_color
-from milestone_llm.trace.console import ConsoleSink, print_telling, telling_records
+from milestone_llm.trace.colors import request_color
+from milestone_llm.trace.console import ConsoleSink, print_changes, steps_with_changes
 from milestone_llm.trace.records import BatchRow, StepRecord
-from milestone_llm.trace.text import Glyphs, fit, fit_list, id_ranges, plural, safe
-
-ASCII, UNICODE = Glyphs(ascii_only=True), Glyphs()
+from milestone_llm.trace.text import ASCII, UNICODE, Words, fit, id_ranges, plural, safe
 
 
 def row(name: str, phase: str, start: int, new: int, **fields: Any) -> BatchRow:
@@ -77,21 +75,21 @@ def test_a_step_reads_like_this_at_80_columns() -> None:
     assert (
         printed(full_step())
         == """\
-── step 12  m4_prefix_chunked  48 prefill + 2 decode tokens  ───────────────────
-   who  phase      tokens          context  sampled  cached  blocks
-   r1   ▸ prefill  +48 at 64..111      112        -      64  3 9 4-7
-   r2   • decode   +1  at 30            31      917       -  0 1
-   r0   • decode   +1  at 41            42        2       -  10 12 11
+── step 12  m4_prefix_chunked  48 prefill + 2 decode tokens ────────────────────
+   who  phase      tokens  positions  context  sampled  cached  blocks
+   r1   ▸ prefill     +48  64..111        112        -      64  3 9 4-7
+   r2   • decode       +1  30              31      917       -  0 1
+   r0   • decode       +1  41              42        2       -  10 12 11
 admitted  r1
 resumed   r2
 preempted r5: no free block for r2
 finished  r0: stop
-kv        alloc 2 blocks: 9 1
-kv        free 3 blocks: 10 12 11
-kv        copy_on_write 1 copy: 4 12
+kv        alloc 2 blocks: 9 (r1) 1 (r2)
+kv        free 3 blocks: 10 12 11 (r0)
+kv        copy_on_write 1 copy: 4 12 (r2)
 queues    waiting 2: r7 r8 | running 2: r1 r2 | swapped 1: r5
 kv        [███████████████▒▒▒▒░░░░░] 40 of 64 blocks used, 24 free (10 cached)
-          598 tokens stored, 640 reserved (6.6% of it empty)
+          598 tokens stored, 640 reserved (6.6% empty)
 time      schedule 0.1 ms, execute 8.0 ms, update 0.2 ms
 
 """
@@ -107,21 +105,27 @@ def test_padding_shows_as_waste_and_times_can_be_left_out() -> None:
     assert (
         printed(record, show_times=False)
         == """\
-── step 10  m1_single  1 decode + 1 padding tokens (50% useful)  ───────────────
-   who  phase      tokens    context  sampled
-   r0   ░ padding  +1              -        -
-   r1   • decode   +1 at 57       58        8
+── step 10  m1_single  1 decode + 1 padding tokens (50% useful) ────────────────
+   who  phase      tokens  positions  context  sampled
+   r0   ░ padding      +1  -                -        -
+   r1   • decode       +1  57              58        8
 queues    waiting 0 | running 1: r1
-kv        74 tokens stored, 147 reserved (49.7% of it empty)
+kv        74 tokens stored, 147 reserved (49.7% empty)
 
 """
     )
 
 
 def test_a_slot_engine_shows_the_slot() -> None:
-    record = step(0, [row("r0", "decode", 6, 1, blocks=[2])], kv=KVUsage("slot", 4, 1, 1, 256, 7))
+    record = step(
+        0,
+        [row("r0", "decode", 6, 1, sampled_token=9, blocks=[2])],
+        kv=KVUsage("slot", 4, 1, 1, 256, 7),
+    )
     lines = printed(record).splitlines()
-    assert lines[1].split() == ["who", "phase", "tokens", "context", "sampled", "slot"]
+    assert lines[1].split() == [
+        *("who", "phase", "tokens", "positions", "context", "sampled", "slot")
+    ]
     assert lines[2].split()[-1] == "2"
     assert "1 of 4 slots used, 3 free" in printed(record)
 
@@ -148,10 +152,14 @@ def test_no_line_is_wider_than_the_console_or_ends_in_spaces(width: int) -> None
 
 
 def test_narrow_consoles_drop_what_the_other_columns_tell() -> None:
-    heads = {width: printed(full_step(), width).splitlines() for width in (66, 60, 50)}
-    assert heads[66][1].split() == ["who", "phase", "tokens", "sampled", "cached", "blocks"]
-    assert heads[60][1].split() == ["who", "phase", "tokens", "sampled", "blocks"]
-    assert heads[50][2].split() == ["who", "phase", "tokens", "blocks"]
+    def head(width: int) -> str:
+        lines = printed(full_step(), width).splitlines()
+        return " ".join(next(line for line in lines if "who" in line).split())
+
+    assert head(70) == "who phase tokens context sampled cached blocks"
+    assert head(60) == "who phase tokens context cached blocks"
+    assert head(50) == "who phase tokens context cached"
+    assert head(40) == "who phase tokens context"
 
 
 def test_a_large_batch_shows_16_rows_and_sums_up_the_rest() -> None:
@@ -162,6 +170,25 @@ def test_a_large_batch_shows_16_rows_and_sums_up_the_rest() -> None:
     assert len(text.splitlines()) < 30
     assert "running 256: r0 r1 r2" in text
     assert "… r255" in text
+
+
+def test_a_true_order_of_events_and_whose_blocks_they_are() -> None:
+    record = full_step()
+    record.events[:0] = [KVEvent("free", "r5", [1, 2, 3]), KVEvent("evict", None, [8])]
+    events = [line for line in printed(record).splitlines() if line.startswith("kv  ")]
+    assert [line.split()[1] for line in events[:3]] == ["free", "evict", "alloc"]
+    assert [line.split(": ")[1] for line in events[:2]] == ["1-3 (r5)", "8"]
+
+
+def test_a_sampled_token_stands_beside_its_text() -> None:
+    text = printed(full_step(), 100, "ascii", decode=lambda token_ids: f" é\n{token_ids[0]}")
+    head, *rows = text.splitlines()[1:5]
+    assert head.split()[5:7] == ["sampled", "text"]
+    assert [row[head.rindex("text") :].split("  ")[0] for row in rows] == [
+        "-",
+        "' \\xe9\\n917'",
+        "' \\xe9\\n2'",
+    ]
 
 
 def test_an_empty_step_says_so() -> None:
@@ -192,7 +219,7 @@ def decode_steps(count: int, names: str, first: int = 0) -> list[StepRecord]:
     return [step(first + n, [row(r, "decode", n, 1) for r in names]) for n in range(count)]
 
 
-def test_telling_steps_are_first_last_and_where_something_changed() -> None:
+def test_steps_shown_are_first_last_and_where_something_changed() -> None:
     records = [
         step(0, [row("a", "prefill", 0, 4), row("b", "prefill", 0, 4)], admitted=["a", "b"]),
         *decode_steps(9, "ab", first=1),
@@ -205,23 +232,23 @@ def test_telling_steps_are_first_last_and_where_something_changed() -> None:
     records[24].resumed.append("a")
     for record in records[26:28]:
         record.waiting.append("c")
-    shown = [record.step for record in telling_records(records)]
+    shown = [record.step for record in steps_with_changes(records)]
     assert shown == [0, 1, 9, 10, 18, 22, 24, 26, 29]
-    assert telling_records([]) == []
-    assert telling_records(records[:1]) == records[:1]
+    assert steps_with_changes([]) == []
+    assert steps_with_changes(records[:1]) == records[:1]
 
 
-def test_gaps_between_telling_steps_are_named() -> None:
+def test_gaps_between_steps_are_named() -> None:
     file = io.StringIO()
     records = [*decode_steps(5, "ab"), *decode_steps(3, "a", first=5)]
-    print_telling(records, Console(file=file, width=80), show_times=False)
+    print_changes(records, ConsoleSink(Console(file=file, width=80), show_times=False))
     lines = file.getvalue().splitlines()
     assert [line for line in lines if line.startswith(("──", "…"))] == [
-        "── step 0  m1_single  2 decode tokens  " + "─" * 41,
+        "── step 0  m1_single  2 decode tokens " + "─" * 42,
         "… 4 steps like step 0 …",
-        "── step 5  m1_single  1 decode token  " + "─" * 42,
+        "── step 5  m1_single  1 decode token " + "─" * 43,
         "… 1 step like step 5 …",
-        "── step 7  m1_single  1 decode token  " + "─" * 42,
+        "── step 7  m1_single  1 decode token " + "─" * 43,
     ]
 
 
@@ -229,8 +256,8 @@ def test_text_helpers() -> None:
     assert id_ranges([4, 5, 6, 7, 12, 9, 10]) == ["4-7", "12", "9", "10"]
     assert fit("chatcmpl-0123456789", 11, ASCII) == "chat...6789"
     assert fit("chatcmpl-0123456789", 11, UNICODE) == "chatc…56789"
-    assert fit_list(["a", "b", "c"], 5, UNICODE) == ["a", "b", "c"]
-    assert fit_list([str(n) for n in range(90)], 14, ASCII) == ["0", "1", "2", "3", "...", "89"]
+    assert Words(["a", "b", "c"] * 2, UNICODE).line(11).plain == "a b c a b c"
+    assert Words([str(n) for n in range(90)], ASCII).line(14).plain == "0 1 2 3 ... 89"
     assert [plural(1, "copy"), plural(2, "copy"), plural(1200, "block")] == [
         "1 copy",
         "2 copies",

@@ -3,18 +3,18 @@ import functools
 import os
 import pty
 import select
-import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
-from milestone_llm.walkthrough.card import plain_function
-from milestone_llm.walkthrough.runner import Look, Stop, run_walkthrough
+from milestone_llm.walkthrough.engine_map import engine_map
+from milestone_llm.walkthrough.guide import read_guide
+from milestone_llm.walkthrough.runner import run_walkthrough
 
 ROOT = Path(__file__).parents[2]
+HERE = f"{__name__.replace('.', '/')}.py"
 
 
 def logged(function):
@@ -56,6 +56,10 @@ class Queue:
         while self.items:
             yield self.items.pop(0)
 
+    @functools.cached_property
+    def first(self):
+        return self.items[0]
+
 
 class ChildQueue(Queue):
     pass
@@ -65,34 +69,43 @@ def scenario():
     queue = ChildQueue.filled(4)
     queue.drain()
     assert queue.size == 2
+    assert queue.first == 2
     list(queue.stream())
 
 
-PUT_CALLED = Stop("put", Queue.put, "An item comes.", [Look("item", "the item", 0)])
-PUT_RETURNED = Stop(
+def guide(*stops):
+    """A guide whose stops are a title, a place as `call Queue.put`, and rows of values."""
+    texts = ["Title\n\nIntro."]
+    for title, where, *rows in stops:
+        event, place = where.split(" ", 1)
+        texts.append("\n".join([f"# {title}", f"{event} {HERE}::{place}", "A note.", *rows]))
+    return read_guide("\n\n".join(texts))
+
+
+def auto(*stops, work=scenario):
+    return run_walkthrough(guide(*stops), work, ["--auto"])
+
+
+PUT_CALLED = ("put", "call Queue.put", "p item == 0  # the item")
+PUT_RETURNED = (
     "put done",
-    Queue.put,
-    "An item is in.",
-    [Look("__return__", "items", 3), Look("self.items", "all")],
-    at="return",
-    when="hits == 3",
+    "return Queue.put, when hits == 3",
+    "p __return__ == 3  # items",
+    "p self.items  # all",
+    "Try `rv`.",
 )
-DRAINED = Stop("drained", ChildQueue.drain, "Some leave.", [Look("taken", "who", [0, 1])], "return")
-
-
-def auto(stops, work=scenario):
-    return run_walkthrough("Title", "Intro.", stops, work, ["--auto"])
+DRAINED = ("drained", "return ChildQueue.drain", "p taken == [0, 1]  # who")
 
 
 def test_stops_come_in_order_with_cards_of_plain_text(capsys):
-    assert auto([PUT_CALLED, PUT_RETURNED, DRAINED]) == 0
+    assert auto(PUT_CALLED, PUT_RETURNED, DRAINED) == 0
     out = capsys.readouterr().out
     assert out.index("Stop 1 of 3: put") < out.index("Stop 2 of 3: put done")
     assert "test_walkthrough_runner.py::Queue.put, on return" in out
     assert "  def put(self, item: int) -> int:" in out
     assert "stopped when hits == 3" in out
     assert "p __return__\n    items\n    = 3   as expected" in out
-    assert "p self.items\n    all\n    = [0, 1, 2]\n" in out
+    assert "p self.items\n    all\n    = [0, 1, 2]\n\nTry `rv`.\n" in out
     assert "3 stops, 3 values as expected." in out
     assert "\x1b" not in out
     assert str(ROOT) not in out
@@ -101,119 +114,129 @@ def test_stops_come_in_order_with_cards_of_plain_text(capsys):
 
 
 def test_decorated_method_shows_its_own_whole_signature(capsys):
-    assert auto([DRAINED]) == 0
+    assert auto(DRAINED) == 0
     signature = "  def drain(\n      self,\n      limit: int = 2,\n  ) -> list[int]:\n"
     assert signature in capsys.readouterr().out
 
 
-def test_a_function_may_appear_several_times(capsys):
-    stops = [
-        Stop("first", Queue.put, "Note.", [Look("item", "it", 0)]),
-        Stop("second", Queue.put, "Note.", [Look("item", "it", 1)]),
-        Stop("fourth", Queue.put, "Note.", [Look("item", "it", 3)], when="item > 2"),
-    ]
-    assert auto(stops) == 0
+REACHED = {
+    "a function may appear several times": [
+        ("first", "call Queue.put", "p item == 0  # it"),
+        ("second", "call Queue.put", "p item == 1  # it"),
+        ("fourth", "call Queue.put, when item > 2", "p item == 3  # it"),
+    ],
+    "hits count from the start and not from the stop before": [
+        ("second", "call Queue.put, when hits == 2", "p item == 1  # it"),
+        ("fourth", "call Queue.put, when hits == 4", "p item == 3  # it"),
+    ],
+    "a caller returns after a stop inside it": [
+        PUT_RETURNED,
+        ("filled", "return Queue.filled", "p queue.size == 4  # size"),
+    ],
+    "wrappers and inherited methods are followed": [
+        ("class method", "call ChildQueue.filled", "p num_items == 4  # n"),
+        ("property", "return ChildQueue.size", "p __return__ == 2  # n"),
+        ("cached property", "return ChildQueue.first", "p __return__ == 2  # n"),
+    ],
+    "a generator returns at each yield": [
+        ("call", "call Queue.stream", "p self.items == [2, 3]  # n"),
+        ("yields", "return Queue.stream", "p __return__ == 2  # item"),
+        ("again", "return Queue.stream", "p __return__ == 3  # item"),
+        ("end", "return Queue.stream", "p __return__ == None  # item"),
+    ],
+    "a condition may fail as long as it holds later": [
+        ("late", "call Queue.put, when 1 / (hits - 1)", "p item == 1  # it"),
+    ],
+    "comprehensions see locals, and a line may be continued": [
+        (
+            "both",
+            "call Queue.put, when len([x for x in range(9) if x in self.items]) == 2",
+            "p [x for x in range(9) if x in self.items]\n  == [0, 1]\n  # in three lines",
+        ),
+    ],
+    "an expression may compare": [
+        ("equal", "call Queue.put", "p (item == 0) == True  # the last == counts"),
+    ],
+}
 
 
-def test_hits_count_from_the_start_and_not_from_the_stop_before(capsys):
-    stops = [
-        Stop("second", Queue.put, "Note.", [Look("item", "it", 1)], when="hits == 2"),
-        Stop("fourth", Queue.put, "Note.", [Look("item", "it", 3)], when="hits == 4"),
-    ]
-    assert auto(stops) == 0
-
-
-def test_caller_returns_after_a_stop_inside_it(capsys):
-    filled = Stop("filled", Queue.filled, "Note.", [Look("queue.size", "size", 4)], "return")
-    assert auto([PUT_RETURNED, filled]) == 0
-
-
-def test_properties_bound_methods_and_inherited_methods_are_followed(capsys):
-    stops = [
-        Stop("class method", ChildQueue.filled, "Note.", [Look("num_items", "n", 4)]),
-        Stop("property", ChildQueue.size, "Note.", [Look("__return__", "n", 2)], "return"),
-    ]
-    assert auto(stops) == 0
-
-
-def test_generator_is_called_once_and_returns_at_each_yield(capsys):
-    stops = [
-        Stop("call", Queue.stream, "Note.", when="hits == 1"),
-        Stop("yields", Queue.stream, "Note.", [Look("__return__", "item", 2)], "return"),
-        Stop("again", Queue.stream, "Note.", [Look("__return__", "item", 3)], "return"),
-        Stop("end", Queue.stream, "Note.", [Look("__return__", "item", None)], "return"),
-    ]
-    assert auto(stops) == 0
-    assert auto([Stop("resumed", Queue.stream, "Note.", when="hits == 2")]) == 1
+@pytest.mark.parametrize("stops", REACHED.values(), ids=REACHED)
+def test_stops_where_and_finds_what_the_guide_says(stops, capsys):
+    assert auto(*stops) == 0, capsys.readouterr().err
 
 
 def test_differing_value_fails_and_the_rest_still_runs(capsys):
-    wrong = Stop("wrong", Queue.put, "Note.", [Look("item", "it", 7), Look("item", "it", 0)])
-    assert auto([wrong, DRAINED]) == 1
+    assert auto(("wrong", "call Queue.put", "p item == 7  # it", "p item == 0  # it"), DRAINED) == 1
     captured = capsys.readouterr()
     assert "= 0   EXPECTED 7" in captured.out
     assert "Stop 2 of 2: drained" in captured.out
     assert captured.err.splitlines()[1:] == ["  stop 1 (wrong): item is 0, expected 7"]
 
 
-def test_expression_that_raises_fails(capsys):
-    assert auto([Stop("wrong", Queue.put, "Note.", [Look("nothing.here", "it")])]) == 1
-    assert "nothing.here is raised NameError" in capsys.readouterr().err
+NEVER = ("never", "call Queue.put, when item == 99", "p item  # it")
+MISFITS = {
+    "nothing.here is raised NameError": [("bad", "call Queue.put", "p nothing.here  # it")],
+    "stop 2 (never) was never reached: ": [PUT_CALLED, NEVER, DRAINED],
+    "Queue.put had 4 calls, after the stop before never": [PUT_CALLED, NEVER],
+    "; nor the 1 after it": [PUT_CALLED, NEVER, DRAINED],
+    "stop 2 (put) was never reached": [DRAINED, PUT_CALLED],
+    "NameError: name 'missing' is not defined": [("bad", "call Queue.put, when missing > 1")],
+}
 
 
-def test_unreached_stop_fails_and_is_named(capsys):
-    never = Stop("never", Queue.put, "Note.", when="item == 99")
-    assert auto([PUT_CALLED, never, DRAINED]) == 1
-    error = capsys.readouterr().err
-    assert "stop 2 (never) was never reached" in error
-    assert "Queue.put had 4 calls" in error
-    assert "nor the 1 after it" in error
-
-
-def test_stop_passed_in_the_wrong_order_is_unreached(capsys):
-    assert auto([DRAINED, PUT_CALLED]) == 1
-    assert "stop 2 (put) was never reached" in capsys.readouterr().err
-
-
-def test_condition_that_raises_is_told(capsys):
-    assert auto([Stop("bad", Queue.put, "Note.", when="missing > 1")]) == 1
-    assert "NameError: name 'missing' is not defined" in capsys.readouterr().err
-
-
-def test_condition_may_fail_as_long_as_it_holds_later(capsys):
-    stop = Stop("late", Queue.put, "Note.", when="1 / (hits - 1)", look=[Look("item", "it", 1)])
-    assert auto([stop]) == 0
-
-
-def test_comprehension_in_a_condition_and_a_look_sees_locals(capsys):
-    expression = "[x for x in range(9) if x in self.items]"
-    look = Look(expression, "items", [0, 1])
-    stop = Stop("both", Queue.put, "Note.", [look], when=f"len({expression}) == 2")
-    assert auto([stop]) == 0
+@pytest.mark.parametrize("complaint", MISFITS)
+def test_what_does_not_fit_fails_and_is_named(complaint, capsys):
+    assert auto(*MISFITS[complaint]) == 1
+    assert complaint in capsys.readouterr().err
 
 
 def test_addresses_are_hidden_and_long_values_wrapped(capsys):
-    looks = [Look("object()", "an object"), Look("list(range(99))", "many")]
-    assert auto([Stop("long", Queue.put, "Note. " * 40, looks)]) == 0
+    looks = ["p object()  # an object", "p list(range(99))  # many"]
+    assert auto(("long", "call Queue.put", "Note. " * 40, *looks)) == 0
     out = capsys.readouterr().out
     assert "<object object at 0x...>" in out
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_list_names_the_stops_without_running(capsys):
+def test_list_names_the_stops_without_running_or_importing(capsys):
     def work():
         raise AssertionError
 
-    stops = [PUT_CALLED, PUT_RETURNED]
-    assert run_walkthrough("Title", "Intro.", stops, work, ["--list"]) == 0
+    elsewhere = read_guide("Title\n\n# far\ncall no_such/module.py::function\nNote.")
+    assert run_walkthrough(elsewhere, work, ["--list"]) == 0
+    assert run_walkthrough(guide(PUT_CALLED, PUT_RETURNED), work, ["--list"]) == 0
     out = capsys.readouterr().out
     assert "  1. put\n" in out
     assert "Queue.put, on return\n     when hits == 3" in out
 
 
-def test_exception_of_the_scenario_goes_through(capsys):
+def test_begins_with_the_files_of_the_engine(capsys):
+    assert (
+        run_walkthrough(guide(PUT_CALLED), scenario, ["--list"], engine="m1_single.scheduler") == 0
+    )
+    num_lines = (ROOT / "m1_single/scheduler.py").read_text().count("\n")
+    assert f"  m1_single/: scheduler.py {num_lines}\n" in capsys.readouterr().out
+    folders = engine_map("m3_paged.engine")
+    assert next(iter(folders)) == "m3_paged"
+    assert {"engine", "scheduler", "block_manager"} <= set(folders["m3_paged"])
+    assert {"engine", "request"} <= set(folders["milestone_llm/engine"])
+    assert not [folder for folder in folders if folder.startswith(("m4", "m5", "tests"))]
+    assert not [folder for folder in folders if folder.endswith("tools")]
+
+
+def test_exception_of_the_scenario_goes_through():
     with pytest.raises(ZeroDivisionError):
-        auto([PUT_CALLED], lambda: 1 // 0)
+        auto(PUT_CALLED, work=lambda: 1 // 0)
+
+
+def test_interrupt_ends_in_one_line(capsys):
+    def work():
+        raise KeyboardInterrupt
+
+    assert auto(PUT_CALLED, work=work) == 130
+    captured = capsys.readouterr()
+    assert captured.out.endswith("\nInterrupted.\n")
+    assert captured.err == ""
 
 
 def test_trace_function_of_others_is_restored(capsys):
@@ -223,33 +246,33 @@ def test_trace_function_of_others_is_restored(capsys):
     before = sys.gettrace()
     sys.settrace(other)
     try:
-        auto([PUT_CALLED])
+        auto(PUT_CALLED)
         assert sys.gettrace() is other
     finally:
         sys.settrace(before)
 
 
-@pytest.mark.parametrize("thing", [Queue, len, "put", 3])
-def test_stop_needs_a_python_function(thing):
-    with pytest.raises(ValueError, match="needs a function"):
-        Stop("bad", thing, "Note.")
+@pytest.mark.parametrize("place", ["Queue", "ROOT", "select.select"])
+def test_stop_needs_a_python_function(place):
+    with pytest.raises(ValueError, match="needs a Python function"):
+        auto(("bad", f"call {place}"))
 
 
-def test_stop_is_at_call_or_return():
-    with pytest.raises(ValueError, match="got 'line'"):
-        Stop("bad", Queue.put, "Note.", at="line")  # type: ignore[arg-type]
+@pytest.mark.parametrize("where", ["line Queue.put", "call Queue.put if True"])
+def test_stop_is_at_call_or_return(where):
+    with pytest.raises(ValueError, match=r"want `call\|return FILE::FUNCTION"):
+        guide(("bad", where))
 
 
-def test_wrappers_are_taken_off():
-    partial = functools.partial(contextlib.contextmanager(Queue.stream), None)
-    assert plain_function(partial) is Queue.stream
-    assert plain_function(functools.cached_property(Queue.drain)).__name__ == "drain"
-    assert plain_function(Queue().put) is Queue.put
+def test_value_needs_a_meaning():
+    with pytest.raises(ValueError, match="got 'p item == 0'"):
+        guide(("bad", "call Queue.put", "p item == 0"))
 
 
-GUIDED = """
+GUIDED = '''
 import sys
-from m1_single.walkthrough_runner import Look, Stop, run_walkthrough
+from milestone_llm.walkthrough.guide import read_guide
+from milestone_llm.walkthrough.runner import run_walkthrough
 
 class Engine:
     def step(self, number):
@@ -266,29 +289,34 @@ def scenario():
         engine.step(number)
     end = "reached"
 
-stops = [
-    Stop("step", Engine.step, "A step.", [Look("number", "which", 1)], when="number == 1"),
-    Stop("end", Engine.step, "Its end.", [Look("__return__", "sum", 5)], at="return",
-         when="number == 2", commands=["rv  the value"]),
-]
-sys.exit(run_walkthrough("Title", "Intro.", stops, scenario))
+GUIDE = """Title
+
+Intro.
+
+# step
+call __main__.py::Engine.step, when number == 1
+A step.
+p number == 1  # which
+
+# end
+return __main__.py::Engine.step, when number == 2
+Its end.
+p __return__ == 5  # sum
+Try `rv` (the value).
 """
+if __name__ == "__main__":
+    sys.exit(run_walkthrough(read_guide(GUIDE), scenario))
+'''
 
 
 @pytest.fixture
 def guided(tmp_path):
-    """A script in a folder with the runner alone: importing torch would take seconds a run."""
-    package = tmp_path / "m1_single"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    for name in ("card", "debugger", "runner"):
-        shutil.copy(ROOT / "m1_single" / f"walkthrough_{name}.py", package)
-    (tmp_path / "guided.py").write_text(textwrap.dedent(GUIDED))
+    (tmp_path / "guided.py").write_text(GUIDED)
     return tmp_path / "guided.py"
 
 
 def environment(folder):
-    return {**os.environ, "PYTHONPATH": str(folder), "HOME": str(folder), "TERM": "dumb"}
+    return {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(folder), "TERM": "dumb"}
 
 
 def run(guided, typed, *options):
@@ -310,7 +338,7 @@ def test_continue_goes_from_stop_to_stop(guided):
     assert code == 0
     assert out.index("Stop 1 of 2") < out.index("-> def step(self, number)")
     assert "= 1   as expected" in out
-    assert "Worth typing:\n  rv   the value" in out
+    assert "Try `rv` (the value).\n" in out
     assert out.index("Stop 2 of 2") < out.index("(Pdb) 5\n(Pdb) 6\n")
     assert "2 stops, 2 values as expected." in out
 
@@ -344,7 +372,7 @@ def test_up_and_down_show_the_callers_names(guided):
 def test_stepping_off_the_end_does_not_enter_the_runner(guided):
     code, out = run(guided, "c\nr\n" + "n\n" * 8)
     assert code == 0
-    assert "walkthrough_" not in out
+    assert "walkthrough/" not in out
     assert "bdb.py" not in out
     assert "reached" in out
 

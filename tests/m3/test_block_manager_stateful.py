@@ -1,4 +1,4 @@
-"""Any order of allocate, adopt, append, fork, free and reset, over a memory that is really written and read.
+"""Any order of allocate, adopt, append, fork, free and reset, over memory that is written and read.
 
 The invariants of the bookkeeping are checked after every operation, and so is what it is for: each
 request finds its own tokens through its table, whatever others wrote, copied or freed meanwhile.

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from m3_paged.scheduler import PagedStepPlan
-from milestone_llm.engine.plan import Preemption, ScheduledRequest
+from milestone_llm.engine.plan import Preemption, ScheduledRequest, StepPlan
 from milestone_llm.engine.request import RequestStatus
 from paged_helpers import PagedDevice, add_all, make_requests, make_scheduler, run_to_end, step
 
@@ -108,7 +107,7 @@ GOLDEN = {
             "a[4:5]@0,1 a/1[4:5]@0,2",
             "a[5:6]@0,1 a/1[5:6]@0,2",
             "b[0:2]@3 c[0:2]@4 | +b +b/1 +c",
-            "b[2:3]@5 c[2:3]@4 b/1[2:3]@3 | copy 3>5",
+            "b[2:3]@5 b/1[2:3]@3 c[2:3]@4 | copy 3>5",
         ],
     ),
 }
@@ -120,7 +119,7 @@ def test_golden_plans(case):
     scheduler = make_scheduler(**fields)
     add_all(scheduler, *(make_requests(*r[:3], n=(*r, 1)[3]) for r in requests))
     assert run_to_end(scheduler) == lines
-    assert scheduler.kv.pool.num_used == scheduler.host.pool.num_used == 0
+    assert scheduler.kv.pool.num_used == scheduler.preempter.host.pool.num_used == 0
 
 
 def test_a_plan_in_full():
@@ -131,11 +130,11 @@ def test_a_plan_in_full():
     device = PagedDevice(scheduler)
     for _ in range(2):
         step(scheduler, device)
-    assert scheduler.schedule() == PagedStepPlan(
+    assert scheduler.schedule() == StepPlan(
         rows=[ScheduledRequest(a, start=5, num_new_tokens=1, blocks=[0, 2])],
         preempted=[Preemption(b, "no free block for b")],
         swap_outs=[(1, 0)],
     )
     assert (b.status, b.num_computed_tokens, b.num_output_tokens) == (RequestStatus.SWAPPED, 4, 2)
-    assert (scheduler.num_preemptions, b.metrics.num_preemptions) == (1, 1)
-    assert scheduler.host.owners == {"b": [0]}
+    assert (scheduler.preempter.num_preemptions, b.metrics.num_preemptions) == (1, 1)
+    assert scheduler.preempter.host.block_tables == {"b": [0]}

@@ -64,24 +64,24 @@ def test_history_agrees_with_the_pool() -> None:
             assert (state.num_blocks, state.block_size) == (record["kv"]["total"], 8)
             if not record["finished"]:  # the record's numbers are those after the step
                 forked = any(event["type"] == "share" for event in record["events"])
-                assert len(state.owners) == record["kv"]["used"]
+                assert len(state.holders) == record["kv"]["used"]
                 assert forked or state.num_stored_tokens == record["kv"]["stored_tokens"]
                 assert state.num_reserved_tokens == record["kv"]["reserved_tokens"]
 
 
-def test_history_names_all_owners_of_a_shared_block() -> None:
+def test_history_names_all_holders_of_a_shared_block() -> None:
     shared = [state.shared for state in block_history(forks())]
     assert shared[0] == {}
     assert ["r0", "r0/1", "r0/2"] in shared[1].values()
 
 
-def test_a_run_ends_where_the_owner_changes_or_begins_anew() -> None:
+def test_a_run_ends_where_the_holder_changes_or_begins_anew() -> None:
     states = [BlockState(step, 4, 8) for step in range(5)]
     for state, owner, stored in zip(states, "aab", (3, 4, 1), strict=False):
-        state.owners, state.stored = {2: [owner]}, {2: stored}
-    states[4].owners, states[4].stored = {2: ["b"]}, {2: 2}
+        state.holders, state.stored = {2: [owner]}, {2: stored}
+    states[4].holders, states[4].stored = {2: ["b"]}, {2: 2}
     runs = block_runs(states)
-    assert [(run.owners, run.first, run.last, run.stored) for run in runs] == [
+    assert [(run.holders, run.first, run.last, run.stored) for run in runs] == [
         (["a"], 0, 1, [3, 4]),
         (["b"], 2, 2, [1]),
         (["b"], 4, 4, [2]),
@@ -99,7 +99,7 @@ def test_a_request_that_got_no_row_keeps_its_blocks() -> None:
     second = json.loads(json.dumps(records[1]))
     lost = second["batch"].pop(0)["request_id"]
     states = block_history([records[0], second])
-    assert [lost] in states[1].owners.values()
+    assert [lost] in states[1].holders.values()
 
 
 def test_figures_of_a_run() -> None:
@@ -136,7 +136,7 @@ def made_up_state(num_blocks: int, num_requests: int) -> BlockState:
         if block % 5:
             number = block * num_requests // num_blocks
             is_last = (block + 1) * num_requests // num_blocks > number
-            state.owners[block], state.stored[block] = [f"r{number}"], 8 if is_last else 16
+            state.holders[block], state.stored[block] = [f"r{number}"], 8 if is_last else 16
     return state
 
 

@@ -97,7 +97,7 @@ def test_every_pool_that_holds_one_request_gives_the_right_tokens(
         tokens = [completion.token_ids for completion in output.outputs]
         assert tokens == expected(family, number, n, is_greedy)
     assert_empty(engine)
-    assert engine.scheduler.host.pool.num_used == 0
+    assert engine.scheduler.preempter.host.pool.num_used == 0
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])

@@ -62,12 +62,12 @@ def test_abort_gives_everything_back_in_whatever_state_the_completions_are(num_s
     for _ in range(num_steps):
         step(scheduler, device)
     abort_group(scheduler, leader)
-    assert set(scheduler.kv.owners) | set(waiting_ids(scheduler)) == {"b"}
-    assert set(scheduler.host.owners) <= {"b"}
+    assert set(scheduler.kv.block_tables) | set(waiting_ids(scheduler)) == {"b"}
+    assert set(scheduler.preempter.host.block_tables) <= {"b"}
     run_to_end(scheduler, device)
     assert other.output_token_ids == expected_tokens(other, 4)
     assert [r.finish_reason for r in leader.completions] == ["abort"] * 3
-    assert scheduler.kv.pool.num_used == scheduler.host.pool.num_used == 0
+    assert scheduler.kv.pool.num_used == scheduler.preempter.host.pool.num_used == 0
 
 
 # --- a step that raised -------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def test_fail_frees_the_host_blocks_of_this_steps_victims_and_recomputes_them():
     scheduler.fail(plan)
     scheduler.check_invariants()
     assert (a.finish_reason, b.status) == ("error", RequestStatus.WAITING)
-    assert scheduler.kv.pool.num_used == scheduler.host.pool.num_used == 0
+    assert scheduler.kv.pool.num_used == scheduler.preempter.host.pool.num_used == 0
     assert run_to_end(scheduler, device)[0] == "b[0:5]@1,2 | ^b"
     assert b.output_token_ids == expected_tokens(b, 5)
 
@@ -100,7 +100,7 @@ def test_fail_leaves_those_alone_who_were_swapped_out_before():
     scheduler.fail(scheduler.schedule())
     scheduler.check_invariants()
     assert (a.finish_reason, b.status) == ("error", RequestStatus.SWAPPED)
-    assert scheduler.host.pool.num_used == 1
+    assert scheduler.preempter.host.pool.num_used == 1
     run_to_end(scheduler, device)
     assert b.output_token_ids == expected_tokens(b, 5)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from m3_paged.scheduler import PagedStepPlan
+from milestone_llm.engine.plan import StepPlan
 from milestone_llm.engine.request import RequestStatus
 from paged_helpers import (
     PagedDevice,
@@ -22,7 +22,7 @@ from paged_helpers import (
 both_modes = pytest.mark.parametrize("preemption", ["recompute", "swap"])
 
 
-def preempted_ids(plan: PagedStepPlan) -> list[str]:
+def preempted_ids(plan: StepPlan) -> list[str]:
     return [preemption.request.request_id for preemption in plan.preempted]
 
 
@@ -184,7 +184,7 @@ def test_a_lone_request_grows_to_max_model_len_in_a_pool_of_just_that(block_size
     add_all(scheduler, request)
     run_to_end(scheduler)
     assert (request.num_tokens, request.finish_reason) == (24, "length")
-    assert scheduler.num_preemptions == 0
+    assert scheduler.preempter.num_preemptions == 0
     assert scheduler.kv.pool.watermark == -(-23 // block_size)  # the last token's KV is not needed
 
 
@@ -195,11 +195,11 @@ def test_a_pool_that_is_exactly_full_preempts_nobody(preemption):
     requests = [make_requests(name, 4, 9) for name in "abc"]  # 12 tokens of KV at the end
     add_all(scheduler, *requests)
     run_to_end(scheduler)
-    assert (scheduler.num_preemptions, scheduler.kv.pool.watermark) == (0, 9)
+    assert (scheduler.preempter.num_preemptions, scheduler.kv.pool.watermark) == (0, 9)
     tighter = make_scheduler(8, preemption=preemption)
     add_all(tighter, *(make_requests(name, 4, 9) for name in "abc"))
     run_to_end(tighter)
-    assert (tighter.num_preemptions, tighter.kv.pool.watermark) == (1, 8)
+    assert (tighter.preempter.num_preemptions, tighter.kv.pool.watermark) == (1, 8)
 
 
 @both_modes
@@ -215,7 +215,7 @@ def test_a_preemption_storm_starves_and_drops_nobody(preemption):
         num_steps += 1
         assert requests[oldest] not in [preemption.request for preemption in plan.preempted]
         assert requests[oldest] in [row.request for row in plan.rows]
-    assert scheduler.num_preemptions >= 18
+    assert scheduler.preempter.num_preemptions >= 18
     assert num_steps <= 20 * 8  # never slower than one after the other
     for request in requests:
         assert request.finish_reason == "length"
@@ -228,13 +228,13 @@ def test_only_what_was_computed_is_swapped_and_the_host_copy_is_freed_on_return(
     add_all(scheduler, make_requests("a", 4, 5), make_requests("b", 3, 5))
     device = PagedDevice(scheduler)
     plan = step_until_preemption(scheduler, device)
-    assert len(plan.swap_outs) == scheduler.host.pool.num_used == 1
+    assert len(plan.swap_outs) == scheduler.preempter.host.pool.num_used == 1
     while not (plan := step(scheduler, device)).resumed:
         pass
     (row,) = plan.rows
     assert (row.start, row.num_new_tokens, len(row.blocks)) == (4, 1, 2)
     assert [target for _, target in plan.swap_ins] == row.blocks[:1]
-    assert scheduler.host.owners == {}
+    assert scheduler.preempter.host.block_tables == {}
 
 
 def test_without_swap_space_swapping_is_recomputing():
@@ -243,5 +243,5 @@ def test_without_swap_space_swapping_is_recomputing():
         scheduler = make_scheduler(4, **fields)
         add_all(scheduler, *(make_requests(name, 3, 9) for name in "abc"))
         lines.append(run_to_end(scheduler))
-        assert scheduler.num_preemptions > 0
+        assert scheduler.preempter.num_preemptions > 0
     assert lines[0] == lines[1]

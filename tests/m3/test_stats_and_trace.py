@@ -134,7 +134,7 @@ def test_a_swap_in_the_trace():
     assert (back.resumed, back.admitted) == (["b"], [])
     assert events(back) == [("alloc", "b", [1, 2]), ("swap_in", "b", [1])]
     assert [(row.request_id, row.start, row.phase) for row in back.batch] == [("b", 4, "decode")]
-    assert engine.scheduler.host.events == []  # told as swaps, and not kept for ever
+    assert engine.scheduler.preempter.host.events == []  # told as swaps, and not kept for ever
 
 
 def test_a_recomputation_in_the_trace():

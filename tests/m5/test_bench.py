@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,52 +13,42 @@ import torch
 
 from m5_kernels import LLMEngine, decoder
 from m5_kernels.bench import main
+from m5_kernels.tools.bench_engines import capture_graphs
 from m5_kernels.tools.bench_limits import RunLimit, limit_lines, limit_text
+from m5_kernels.tools.bench_parts import KERNELS, switched_off
 from m5_kernels.tools.bench_profile import profile_steps
-from m5_kernels.tools.bench_work import KERNELS, capture_graphs, switched_off
 from m5_kernels.tools.measure import Ceilings
 from milestone_llm.bench.measure import RunResult
 from milestone_llm.bench.workloads import WorkItem, mixed
 from milestone_llm.engine.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import build_tiny_model
 
+pytest_plugins = ["bench_helpers"]
 SMALL = ["--model", "tiny-qwen3", "--num-requests", "4", "--device", "cpu", "--no-check"]
 SMALL += ["--input-len", "3", "12", "--output-len", "2", "7"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
-def bench(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
-    """Runs the bench with options; returns what it printed and what it wrote."""
-
-    def run(*arguments: str) -> tuple[str, dict[str, Any]]:
-        path = tmp_path / "bench.json"
-        assert main([*SMALL, "--json", str(path), *arguments]) == 0
-        return capsys.readouterr().out, json.loads(path.read_text())
-
-    return run
+def bench(run_bench: Any) -> Any:
+    """The bench on little work."""
+    return lambda *arguments: run_bench(main, *SMALL, *arguments)
 
 
 def test_the_ladder_does_the_same_work_with_the_same_tokens(bench: Any) -> None:
-    out, data = bench("--engines", "m5", "m2", "m1", "m4", "m3")
-    others = ["m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked"]
+    data = bench("--engines", "m5", "m2", "m1", "m4", "m3", "--baseline", "static").data
+    others = ["HF static batch", "m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked"]
     assert list(data["contestants"]) == ["m5_kernels", *others]
     assert data["same_tokens"] == dict.fromkeys(others, 4)
-    assert all(len(line) <= 80 for line in out.splitlines() if "written" not in line)
 
 
 def test_parts_can_be_switched_off_alone_and_together(bench: Any) -> None:
     everything = "+".join(("graphs", "prefix-cache", *KERNELS))
-    _, data = bench("--without", "pipelining", everything)
+    out, _, data, _ = bench("--without", "pipelining", everything)
     names = ["- pipelining", f"- {everything}"]
     assert data["same_tokens"] == dict.fromkeys(names, 4)
+    assert data["without"] == ["pipelining", everything]
+    assert "--without silu-mul changes nothing on a CPU" in out
+    assert "--without pipelining changes" not in out
 
 
 def test_switched_off_kernels_come_back() -> None:
@@ -73,13 +64,13 @@ def test_a_single_request_is_100_tokens_in_and_512_out(
 ) -> None:
     served = []
 
-    def run_rounds(name: str, engine: Any, items: Any, *_: Any) -> list[RunResult]:
+    def measure(contestants: Any, items: Any, *_: Any, **__: Any) -> dict[str, list[RunResult]]:
         served.extend(items)
         facts = {"steps": 1, "rows_per_step": 1, "useful_share": 1, "kv_watermark": 1}
         times = [[0.1 + i for i in range(512)]]
-        return [RunResult(1.0, [[1] * 512], times, facts)]
+        return {contestants[0].name: [RunResult(1.0, [[1] * 512], times, facts)]}
 
-    monkeypatch.setattr("m5_kernels.bench.run_rounds", run_rounds)
+    monkeypatch.setattr("m5_kernels.tools.bench_engines.measure", measure)
     assert main(["--model", "tiny-llama", "--single", "--device", "cpu", "--no-check"]) == 0
     assert [(len(item.prompt), item.params.max_tokens) for item in served] == [(100, 512)]
     assert "512.0" in capsys.readouterr().out
@@ -111,10 +102,16 @@ def test_profile_of_a_step_adds_up() -> None:
 
 
 def test_profile_is_printed(bench: Any) -> None:
-    out, data = bench("--output-len", "60", "60", "--profile")
+    out, _, data, _ = bench("--output-len", "60", "60", "--profile")
     assert "on the host" in out
     assert "gaps" in out
     assert data["profile"]["num_rows"] == 4
+
+
+def test_what_was_measured_is_written_though_the_profile_fails(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    assert main([*SMALL, "--profile", "--json", str(path)]) == 2  # too short to be profiled
+    assert json.loads(path.read_text())["contestants"]["m5_kernels"]["median"]["tok_s"] > 0
 
 
 def test_limit_counts_weights_a_step_and_kv_a_token() -> None:
@@ -154,6 +151,13 @@ def test_bad_values_end_with_a_message(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_kernel_tables_need_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--kernel", "decode"]) == 2
-    assert "GPU" in capsys.readouterr().err
+@pytest.mark.parametrize("name", ["bench", "kernel_bench", "step_bench", "tune"])
+def test_instruments_without_a_gpu_say_so_in_one_line(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["--threads", "1", *(["--kernel", "decode"] if name == "bench" else [])]
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    assert importlib.import_module(f"m5_kernels.{name}").main() == 2
+    out, err = capsys.readouterr()
+    assert "GPU" in err
+    assert (out, err.count("\n")) == ("", 1)

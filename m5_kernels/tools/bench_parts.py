@@ -1,4 +1,4 @@
-"""What the bench runs: a model of Qwen3-0.6B's shape, engines of all milestones, M5 with parts off.
+"""What the bench runs: a model of Qwen3-0.6B's shape, M5 with parts off, M5 compared with M4.
 
 On a GPU nothing needs to be downloaded: speed depends on shapes, not on what the weights say, so
 the model is filled with random numbers on the device.
@@ -7,8 +7,8 @@ the model is filled with random numbers on the device.
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -24,17 +24,9 @@ from m5_kernels.kernels.rope_kv_write import write_kv_torch
 from m5_kernels.kernels.silu_mul import silu_mul_torch
 from m5_kernels.kernels.skinny_linear import skinny_linear_torch
 from milestone_llm.bench.workloads import random_tokens
-from milestone_llm.engine.sampling_params import SamplingParams
 from milestone_llm.models.checkpoint import LoadedModel
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 
-MILESTONES = {
-    "m1": "m1_single",
-    "m2": "m2_batching",
-    "m3": "m3_paged",
-    "m4": "m4_prefix_chunked",
-    "m5": "m5_kernels",
-}
 FIELDS: dict[str, dict[str, Any]] = {
     "graphs": {"enforce_eager": True},  # without graphs there is no pipelining either
     "pipelining": {"async_scheduling": False},
@@ -68,18 +60,6 @@ def qwen3_shape(device: str) -> LoadedModel:
     )
 
 
-def engine_class(milestone: str) -> type[Any]:
-    """`LLMEngine` of "m1" to "m5"."""
-    engine: type[Any] = importlib.import_module(MILESTONES[milestone]).LLMEngine
-    return engine
-
-
-def fields_of(kind: type[Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """Those of `fields` that an engine's configuration has: earlier milestones have fewer."""
-    known = kind.config_class.__dataclass_fields__
-    return {name: value for name, value in fields.items() if name in known}
-
-
 @contextlib.contextmanager
 def switched_off(names: set[str]) -> Iterator[None]:
     """While it lasts, M5's decoder does without these parts: PyTorch's kernels take their place."""
@@ -103,23 +83,6 @@ def _write_kv(key: torch.Tensor, *others: torch.Tensor) -> None:
     (rope_file.write_kv if key.is_cuda else write_kv_torch)(key, *others)
 
 
-@torch.inference_mode()
-def capture_graphs(engine: Any) -> int:
-    """Capture the decode graph of every batch size now, and not in the middle of a measurement.
-
-    Returns:
-        How many there are; 0 for an engine without graphs.
-    """
-    graphs = getattr(getattr(engine, "runner", None), "graphs", None)
-    if graphs is None:
-        return 0
-    graphs.step_rows.fill_(-1)  # nobody: no state changes
-    for bucket in reversed(graphs.buckets):  # the largest first, the others share its memory
-        graphs.replay(bucket, has_filters=False)
-    torch.cuda.synchronize()
-    return len(graphs.buckets)
-
-
 def check_against_m4(device: str) -> str:
     """Serve a small mixed load in fp32 with M4 and with M5 on this device; the tokens must agree.
 
@@ -132,12 +95,7 @@ def check_against_m4(device: str) -> str:
     items = random_tokens(12, (3, 60), (4, 24), vocab_size=VOCAB_SIZE, seed=7)
     prompts = [item.prompt for item in items]
     params = [
-        SamplingParams(
-            temperature=0.8 * (index % 2),
-            seed=index,
-            max_tokens=item.params.max_tokens,
-            ignore_eos=True,
-        )
+        replace(item.params, temperature=0.8 * (index % 2), seed=index)
         for index, item in enumerate(items)
     ]
     limits: dict[str, Any] = {"max_num_seqs": 6, "max_model_len": 96, "max_num_batched_tokens": 48}

@@ -1,0 +1,1 @@
+"""What shows M2 and runs in no step: the stops of its walkthrough."""

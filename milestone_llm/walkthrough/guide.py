@@ -1,0 +1,120 @@
+'''A walkthrough's guide, written as text: a title, an introduction, and the stops in their order.
+
+    """M2: who runs is decided at every step
+
+    Three requests come to an engine with two rows.
+
+    # r2 is told why it waits
+    return m2_batching/scheduler.py::Scheduler.reason_to_wait, when request.request_id == 'r2'
+    r0 and r1 are in, and there is no third row.
+    p budget == 1  # tokens left: 9 - 3 - 5
+    p self.waiting  # a value that is shown, whatever it is
+    Try `ll` (the tests), `u` (who asked).
+    """
+
+A stop is a function, never a line number: `call` is before its first line, `return` when it hands
+`__return__` back. The condition and the values are expressions over the frame's names. `hits` says
+how often the function was called (or has returned) since the walkthrough began, this time included.
+A line that begins with spaces continues the line before.
+'''
+
+from __future__ import annotations
+
+import functools
+import inspect
+import pkgutil
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Look:
+    """An expression to look at, what it means, and the expression of its expected value."""
+
+    expression: str
+    expected: str
+    meaning: str
+
+    def evaluate(self, names: Mapping[str, Any]) -> tuple[str, bool]:
+        """The value's `repr` without memory addresses, and whether it is the expected one."""
+        try:
+            value = eval(self.expression, dict(names))
+            expected = eval(self.expected, dict(names)) if self.expected else value
+            is_right = repr(value) == repr(expected) or bool(value == expected)
+        except Exception as error:
+            return f"raised {type(error).__name__}: {error}", False
+        return re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", repr(value)), is_right
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A place where the walkthrough stops, and what its card says there."""
+
+    title: str
+    event: str
+    """`call` or `return`."""
+    place: str
+    """`m1_single/scheduler.py::Scheduler.schedule`; imported when the walkthrough runs."""
+    when: str
+    """The condition; empty: the next time."""
+    note: str
+    """One to four sentences: what happens here, and why."""
+    looks: Sequence[Look]
+    hint: str
+    """pdb commands worth typing here."""
+
+    @functools.cached_property
+    def function(self) -> Callable[..., Any]:
+        """The Python function at `place`, behind a property, a class method or a decorator.
+
+        Raises:
+            ValueError: there is none, as for a class or a function written in C.
+        """
+        thing = pkgutil.resolve_name(self.place.replace("/", ".").replace(".py::", ":"))
+        for wrapper in ("fget", "func", "__func__"):  # property, cached_property, class method
+            thing = getattr(thing, wrapper, thing)
+        function = inspect.unwrap(thing)
+        if not inspect.isfunction(function):
+            raise ValueError(f"a stop needs a Python function, {self.place} is {thing!r}")
+        return function
+
+
+@dataclass(frozen=True)
+class Guide:
+    """A whole walkthrough, but for the scenario that it follows."""
+
+    title: str
+    intro: str
+    stops: Sequence[Stop]
+
+
+def read_guide(text: str) -> Guide:
+    """Read a guide in the form that this module's docstring shows.
+
+    Raises:
+        ValueError: a stop's second line or a line with a value is written otherwise.
+    """
+    head, *stops = re.split(r"^# ", text.strip(), flags=re.M)
+    title, _, intro = head.partition("\n")
+    return Guide(title, intro.strip(), [_read_stop(stop) for stop in stops])
+
+
+def _read_stop(text: str) -> Stop:
+    title, place, *rows = re.sub(r"\n +", " ", text.strip()).split("\n")
+    header = re.fullmatch(r"(call|return) ([\w/]+\.py::[\w.]+)(?:, when (.+))?", place)
+    if header is None:
+        raise ValueError(f"{title}: want `call|return FILE::FUNCTION[, when ...]`, got {place!r}")
+    looks = [_read_look(row) for row in rows if row.startswith("p ")]
+    hint = " ".join(row for row in rows if row.startswith("Try "))
+    note = " ".join(row for row in rows if not row.startswith(("p ", "Try ")))
+    return Stop(title, header[1], header[2], header[3] or "", note, looks, hint)
+
+
+def _read_look(row: str) -> Look:
+    # The last ` == ` is the one before the expected value.
+    parts = re.fullmatch(r"p (.+?)(?: == (?!.* == )(.+?))? +# (.+)", row)
+    if parts is None:
+        raise ValueError(f"want `p EXPRESSION[ == VALUE]  # MEANING`, got {row!r}")
+    return Look(parts[1], parts[2] or "", parts[3])
