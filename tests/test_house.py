@@ -112,8 +112,12 @@ def circle_in(graph: dict[str, set[str]]) -> list[str]:
 
 
 def room_of(module: str) -> str:
-    """The folder that a module lies in: `milestone_llm.engine`, `m5_kernels.kernels`."""
-    return module.rpartition(".")[0]
+    """The folder that a module lies in: `milestone_llm.engine`, `m5_kernels.kernels`.
+
+    The doors of a milestone, which lead to its engine and to its tools, count as one of their own.
+    """
+    folder, _, name = module.rpartition(".")
+    return f"{folder}.doors" if folder in MILESTONES and name in DOORS else folder
 
 
 # --- rule 1: arrows point down -------------------------------------------------------------------

@@ -5,8 +5,8 @@ addition each. A step reads every weight once, for however many tokens it comput
 every row's context.
 """
 
-from milestone_llm.models.kv_shape import KVShape
 from milestone_llm.models.checkpoint import load_model
+from milestone_llm.models.kv_shape import KVShape
 
 model = load_model("smollm2-135m", dtype="float32", device="cpu").model
 config, kv = model.config, KVShape.of(model)

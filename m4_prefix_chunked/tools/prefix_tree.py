@@ -47,14 +47,14 @@ class PrefixTree:
     """Blocks in a request's table that cannot be found: not full yet, or a second copy."""
 
     @classmethod
-    def of(cls, kv: PrefixCache, requests: Iterable[Request]) -> PrefixTree:
+    def of(cls, cache: PrefixCache, requests: Iterable[Request]) -> PrefixTree:
         """The tree now.
 
         Args:
             requests: whose tokens to follow; each must have been in the engine.
         """
-        block_tables: Mapping[str, Sequence[int]] = kv.owners
-        pool, size = kv.pool, kv.block_size
+        block_tables: Mapping[str, Sequence[int]] = cache.kv.block_tables
+        pool, size = cache.pool, cache.kv.block_size
         nodes: dict[bytes, Node] = {}
         roots: list[Node] = []
         for request in requests:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from milestone_llm.models.kv_shape import KVShape
 from milestone_llm.bench.workloads import WorkItem
+from milestone_llm.models.kv_shape import KVShape
 
 from .measure import Ceilings
 

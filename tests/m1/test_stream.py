@@ -123,7 +123,7 @@ def test_an_id_is_taken_until_its_last_output_has_been_given_out(package):
     engine.add_request(PROMPTS[0], greedy(2), request_id="mine")
     engine.generate(PROMPTS[1], greedy(8))  # `mine` ends meanwhile
     assert engine.has_unfinished_requests()
-    with pytest.raises(ValueError, match="'mine'.*has not been taken yet"):
+    with pytest.raises(ValueError, match=r"'mine'.*has not been taken yet"):
         engine.add_request(PROMPTS[2], greedy(2), request_id="mine")
     assert [output.token_ids for output in engine.step()] == [EXPECTED[0][:2]]
     assert not engine.has_unfinished_requests()

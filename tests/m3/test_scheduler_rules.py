@@ -121,7 +121,7 @@ def test_the_preempted_keeps_the_tokens_it_had(preemption):
     is_swapped = preemption == "swap"
     assert victim.status is (RequestStatus.SWAPPED if is_swapped else RequestStatus.WAITING)
     assert victim.num_computed_tokens == (4 if is_swapped else 0)
-    assert victim.request_id not in scheduler.kv.owners
+    assert victim.request_id not in scheduler.kv.block_tables
 
 
 @both_modes
