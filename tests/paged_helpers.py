@@ -36,8 +36,15 @@ def make_requests(
     prompt = [zlib.crc32(f"{name}:{i}".encode()) % VOCAB_SIZE for i in range(num_prompt_tokens)]
     leader = Request(name, prompt, params, seed=seed, **fields)
     for index in range(1, n):
-        fork = Request(f"{name}/{index}", prompt, params, **fields)
-        fork.seed, fork.leader, fork.index = seed + index, leader, index
+        fork = Request(
+            f"{name}/{index}",
+            prompt,
+            params,
+            seed=seed + index,
+            leader=leader,
+            index=index,
+            **fields,
+        )
         leader.completions.append(fork)
         leader.forks.append(fork)
     return leader

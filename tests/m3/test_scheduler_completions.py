@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from m3_paged.scheduler import Scheduler
-from milestone_llm.engine.request import Request, RequestStatus
+from milestone_llm.engine.request import Request, RequestStatus, SampledToken
 from paged_helpers import (
     PagedDevice,
     add_all,
@@ -14,7 +14,6 @@ from paged_helpers import (
     make_scheduler,
     run_to_end,
     step,
-    step_until_preemption,
     waiting_ids,
 )
 
@@ -70,38 +69,49 @@ def test_abort_gives_everything_back_in_whatever_state_the_completions_are(num_s
     assert scheduler.kv.pool.num_used == scheduler.preempter.host.pool.num_used == 0
 
 
-# --- a step that raised -------------------------------------------------------------------------
+def test_a_completion_without_a_token_to_choose_ends_alone():
+    """The first, in the very step in which the others start from its KV."""
+    scheduler = make_scheduler(8)
+    leader, other = make_requests("a", 6, 4, n=3), make_requests("b", 3, 4)
+    add_all(scheduler, leader, other)
+    device = PagedDevice(scheduler)
+    plan = scheduler.schedule()
+    output, _ = scheduler.update(plan, device.run(plan) | {"a": SampledToken(-1)})
+    scheduler.check_invariants()
+    assert [c.finish_reason for c in output.outputs] == ["error", None, None]
+    assert [len(c.token_ids) for c in output.outputs] == [0, 1, 1]
+    run_to_end(scheduler, device)
+    for request in (*leader.completions[1:], other):
+        assert request.output_token_ids == expected_tokens(request, 4)
+    assert scheduler.kv.pool.num_used == 0
 
 
-def test_fail_frees_the_host_blocks_of_this_steps_victims_and_recomputes_them():
+# --- a step that raised, or was interrupted -----------------------------------------------------
+
+
+@both_modes
+@pytest.mark.parametrize("is_new_victim", [True, False])
+def test_fail_gives_all_memory_back_and_who_was_not_in_the_step_is_computed_again(
+    is_new_victim, preemption
+):
     """The copy to the host may not have been made; nothing of it may be trusted."""
-    scheduler = make_scheduler(3, preemption="swap")
+    scheduler = make_scheduler(3, preemption=preemption)
     a, b = make_requests("a", 4, 5), make_requests("b", 3, 5)
     add_all(scheduler, a, b)
     device = PagedDevice(scheduler)
-    for _ in range(2):
+    for _ in range(2 if is_new_victim else 3):
         step(scheduler, device)
     plan = scheduler.schedule()
-    assert plan.swap_outs
-    scheduler.fail(plan)
+    assert bool(plan.preempted) is is_new_victim
+    tokens = list(b.output_token_ids)
+    (output,) = scheduler.fail(plan)
     scheduler.check_invariants()
-    assert (a.finish_reason, b.status) == ("error", RequestStatus.WAITING)
+    device.reset()
+    assert (output.request_id, output.finish_reason) == ("a", "error")
+    assert (b.status, b.num_computed_tokens) == (RequestStatus.WAITING, 0)
+    assert b.output_token_ids == tokens == expected_tokens(b, 2)
     assert scheduler.kv.pool.num_used == scheduler.preempter.host.pool.num_used == 0
-    assert run_to_end(scheduler, device)[0] == "b[0:5]@1,2 | ^b"
-    assert b.output_token_ids == expected_tokens(b, 5)
-
-
-def test_fail_leaves_those_alone_who_were_swapped_out_before():
-    scheduler = make_scheduler(3, preemption="swap")
-    a, b = make_requests("a", 4, 5), make_requests("b", 3, 5)
-    add_all(scheduler, a, b)
-    device = PagedDevice(scheduler)
-    step_until_preemption(scheduler, device)
-    scheduler.fail(scheduler.schedule())
-    scheduler.check_invariants()
-    assert (a.finish_reason, b.status) == ("error", RequestStatus.SWAPPED)
-    assert scheduler.preempter.host.pool.num_used == 1
-    run_to_end(scheduler, device)
+    assert run_to_end(scheduler, device)[0] == "b[0:5]@0,1 | ^b"
     assert b.output_token_ids == expected_tokens(b, 5)
 
 
@@ -117,3 +127,34 @@ def test_fail_ends_all_completions_forked_or_not(num_steps):
     assert [completion.finish_reason for completion in output.outputs] == ["error"] * 3
     assert not scheduler.has_unfinished_requests()
     assert scheduler.kv.pool.num_used == 0
+
+
+@both_modes
+@pytest.mark.parametrize("is_planned", [False, True])
+@pytest.mark.parametrize("num_steps", range(6))
+def test_after_a_restart_everybody_keeps_its_tokens_and_is_computed_again(
+    num_steps, is_planned, preemption
+):
+    """Between two steps, or with one planned and not computed: its prompt may just have forked."""
+    scheduler = make_scheduler(4, preemption=preemption)
+    leader, other = make_requests("a", 6, 6, n=3), make_requests("b", 3, 6)
+    add_all(scheduler, leader, other)
+    device = PagedDevice(scheduler)
+    for _ in range(num_steps):
+        step(scheduler, device)
+    if is_planned:
+        scheduler.schedule()
+    requests = [*leader.completions, other]
+    tokens = [list(request.token_ids) for request in requests]
+    scheduler.restart(requests)
+    scheduler.check_invariants()
+    device.reset()
+    assert [request.token_ids for request in requests] == tokens
+    assert scheduler.kv.pool.num_used == scheduler.preempter.host.pool.num_used == 0
+    # Completions that have no token yet start from one prompt again.
+    forks = [] if num_steps == 0 else ["a/1", "a/2"]
+    assert waiting_ids(scheduler) == ["a", *forks, "b"]
+    run_to_end(scheduler, device)
+    for request in requests:
+        assert request.finish_reason == "length"
+        assert request.output_token_ids == expected_tokens(request, 6)
