@@ -10,29 +10,29 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from milestone_llm.cli import run_command
-from milestone_llm.demo import kit as demo_kit
+import m1_single
+from milestone_llm.demo.command import demo_parser, run_demo
 
-from . import LLMEngine
+PICTURE = "m1_timeline.png"
 
 
 def demo(args: argparse.Namespace) -> None:
-    """Serve the requests; show the telling steps, the text, a summary and the timeline."""
-    engine = LLMEngine(args.model, max_num_seqs=args.max_num_seqs, trace=args.trace)
-    items = demo_kit.work_items(args, engine.tokenizer, engine.vocab_size)
-    is_chat = demo_kit.is_chat_model(engine.tokenizer)
-    run = demo_kit.serve_with_progress(engine, items, is_chat, "Static batching")
-    demo_kit.print_trace(run, engine)
-    demo_kit.print_answers(items, run.outputs)
-    demo_kit.print_requests([run])
-    demo_kit.print_summary([run])
-    demo_kit.write_timeline([run], args.out / "m1_timeline.png")
+    """Serve the requests; show the steps in which something happened, text, summary, timeline."""
+    from milestone_llm.demo import show
+    from milestone_llm.demo.work import load_work
+
+    run = load_work(args).run("Static batching", m1_single)
+    show.steps(run)
+    show.answers(run)
+    show.requests([run])
+    show.summary([run])
+    show.timeline([run], args.out / PICTURE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit status."""
-    parser = demo_kit.base_parser("m1_single", __doc__)
-    return run_command(demo, parser.parse_args(arguments))
+    args = demo_parser("m1_single", __doc__).parse_args(arguments)
+    return run_demo(demo, args, [PICTURE], seconds=20)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from milestone_llm.engine.config import EngineConfig
 from milestone_llm.engine.engine import BaseEngine
+from milestone_llm.models.support import check_padded
 from milestone_llm.trace.tracer import Tracer
 
 from .runner import ModelRunner
@@ -15,6 +16,7 @@ class LLMEngine(BaseEngine):
 
     milestone = "m1_single"
     config_class = EngineConfig
+    check_model = staticmethod(check_padded)
     open_trace = staticmethod(Tracer.from_option)
 
     def build_scheduler(self) -> Scheduler:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from milestone_llm.engine.engine import BaseEngine
+from milestone_llm.models.support import check_flat
 from milestone_llm.trace.tracer import Tracer
 
 from .config import EngineConfig
@@ -16,6 +17,7 @@ class LLMEngine(BaseEngine):
 
     milestone = "m2_batching"
     config_class = EngineConfig
+    check_model = staticmethod(check_flat)
     open_trace = staticmethod(Tracer.from_option)
     config: EngineConfig
 

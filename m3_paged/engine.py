@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from milestone_llm.engine.engine import BaseEngine
 from milestone_llm.engine.plan import StepPlan
+from milestone_llm.models.support import check_flat
 from milestone_llm.trace.tracer import Tracer
 
 from .block_cache import BlockCache
@@ -18,6 +19,7 @@ class LLMEngine(BaseEngine):
 
     milestone = "m3_paged"
     config_class = EngineConfig
+    check_model = staticmethod(check_flat)
     open_trace = staticmethod(Tracer.from_option)
     config: EngineConfig
     scheduler: Scheduler

@@ -7,6 +7,7 @@ from m3_paged.kv_memory import num_kv_blocks, with_swap_space
 from m3_paged.runner import ModelRunner
 from milestone_llm.engine.engine import BaseEngine
 from milestone_llm.engine.plan import StepPlan
+from milestone_llm.models.support import check_flat
 from milestone_llm.trace.tracer import Tracer
 
 from .config import EngineConfig
@@ -21,6 +22,7 @@ class LLMEngine(BaseEngine):
 
     milestone = "m4_prefix_chunked"
     config_class = EngineConfig
+    check_model = staticmethod(check_flat)
     open_trace = staticmethod(Tracer.from_option)
     config: EngineConfig
     scheduler: Scheduler

@@ -21,6 +21,7 @@ from milestone_llm.engine.outbox import Reader
 from milestone_llm.engine.plan import StepPlan
 from milestone_llm.engine.request import Request
 from milestone_llm.models.checkpoint import DEFAULT_MODEL
+from milestone_llm.models.support import check_flat
 from milestone_llm.trace.tracer import Tracer
 
 from .config import EngineConfig
@@ -39,6 +40,7 @@ class LLMEngine(BaseEngine):
 
     milestone = "m5_kernels"
     config_class = EngineConfig
+    check_model = staticmethod(check_flat)
     open_trace = staticmethod(Tracer.from_option)
     config: EngineConfig
     scheduler: Scheduler

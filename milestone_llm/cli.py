@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import bdb
+import io
 import json
 import pdb
 import sys
@@ -158,16 +159,27 @@ def progress_bar(is_hidden: bool = False) -> Progress:
     )
 
 
-def run_command(body: Callable[[argparse.Namespace], object], args: argparse.Namespace) -> int:
+def run_command(
+    body: Callable[[argparse.Namespace], object],
+    args: argparse.Namespace,
+    before: Callable[[argparse.Namespace], object] = lambda args: None,
+) -> int:
     """Run a command's body; bad input, Ctrl-C and pdb's `quit` end it with one line.
 
-    Libraries are imported in the body, so that Ctrl-C is caught meanwhile, too.
+    Args:
+        body: imports the libraries that it needs, so that Ctrl-C is caught meanwhile, too.
+        args: its argument; `--threads` is obeyed here.
+        before: what can be said or refused at once, before torch is imported.
 
     Returns:
         The exit status: 0, 2 for bad input, 130 for Ctrl-C.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # an umlaut for an ASCII terminal is no error
+            stream.reconfigure(errors="replace")
     is_debugged = sys.gettrace() is not None  # `python -m pdb` wants to see its own `quit`
     try:
+        before(args)
         from milestone_llm.models.gguf_cache import quiet_transformers
 
         if getattr(args, "threads", None):

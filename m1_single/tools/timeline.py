@@ -1,8 +1,6 @@
 """Draw the timeline of traces: `python -m m1_single.timeline trace.jsonl -o timeline.png`."""
 
-import sys
-
 from milestone_llm.plots.timeline import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from typing import Any
+
+from milestone_llm.demo.work import vocabulary_size
+from milestone_llm.models.checkpoint import LoadedModel, render_chat
 
 SYSTEM_PROMPT = """\
 You are the voice at the desk of a town library. Answer in one or two short sentences, in plain \
@@ -59,22 +64,44 @@ TALKS = (
 """Those who are in the middle of their answers when the long prompt comes."""
 
 _SUBJECTS = ("history", "travel", "music", "science", "cooking", "poems", "gardens", "trains")
-_NAMES = ("Berg", "Okoye", "Silva", "Tanaka", "Moreau", "Novak", "Haddad", "Lind")
-_TITLES = (
-    "The Long Winter",
-    "Salt and Iron",
-    "A River Town",
-    "Notes from the Harbour",
-    "Blue Hour",
-)
 
 
-def catalogue(num_lines: int, seed: int = 0) -> str:
-    """A list of books and a question about it: a long prompt, some 30 tokens a line."""
-    rng = random.Random(seed)
-    lines = [
-        f"{number}. {rng.choice(_SUBJECTS)}: {rng.choice(_TITLES)}, by {rng.choice(_NAMES)}, "
-        f"{rng.randint(1900, 2020)}, shelf {rng.randint(1, 90)}, {rng.randint(1, 4)} copies"
-        for number in range(1, num_lines + 1)
-    ]
-    return "\n".join(["Here is our catalogue.", *lines, "Which subject has the most books?"])
+def chat_prompt(
+    loaded: LoadedModel, text: str, system_prompt: str | None = None, seed: Any = 0
+) -> list[int]:
+    """Token ids of the beginning of a conversation, or of plain text without a chat template.
+
+    Without a tokenizer, random tokens take the place of the words.
+    """
+    tokenizer = loaded.tokenizer
+    if tokenizer is None:
+        system = random_ids(loaded, len((system_prompt or "").split()), f"rules/{seed}")
+        return system + random_ids(loaded, len(text.split()), f"{text}/{seed}")
+    if not getattr(tokenizer, "chat_template", None):
+        return list(tokenizer(f"{system_prompt}\n\n{text}" if system_prompt else text)["input_ids"])
+    messages = [{"role": "user", "content": text}]
+    if system_prompt:
+        messages.insert(0, {"role": "system", "content": system_prompt})
+    return render_chat(tokenizer, messages)
+
+
+def long_prompt(loaded: LoadedModel, num_tokens: int) -> list[int]:
+    """A list of books and a question about it, of at least `num_tokens` tokens (some 20 a line)."""
+    if loaded.tokenizer is None:
+        return random_ids(loaded, num_tokens, "long")
+    subjects, lines = itertools.cycle(_SUBJECTS), ["Here is our catalogue."]
+    text = ""
+    while len(loaded.tokenizer(text)["input_ids"]) < num_tokens:
+        number = len(lines)
+        lines.append(
+            f"{number}. {next(subjects)}, {1900 + number}, shelf {number % 9 + 1}, "
+            f"{number % 4} copies"
+        )
+        text = "\n".join([*lines, "Which subject has the most books?"])
+    return chat_prompt(loaded, text)
+
+
+def random_ids(loaded: LoadedModel, count: int, seed: str) -> list[int]:
+    """Token ids that are always the same for a seed."""
+    rng, vocab_size = random.Random(seed), vocabulary_size(loaded)
+    return [rng.randrange(vocab_size) for _ in range(count)]

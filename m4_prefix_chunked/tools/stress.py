@@ -17,17 +17,24 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from m4_prefix_chunked.engine import LLMEngine
-from milestone_llm.bench.command import config_fields, positive
-from milestone_llm.cli import Formatter, console, progress_bar, run_command
-from milestone_llm.engine.outputs import RequestOutput
+from milestone_llm.cli import (
+    Formatter,
+    add_options,
+    config_fields,
+    positive,
+    progress_bar,
+    run_command,
+    try_to_write,
+)
 
-from .stress_plot import draw_stress
-from .stress_report import Sample, StressReport, print_report, resident_bytes
-from .stress_traffic import PlannedRequest, Traffic
+if TYPE_CHECKING:
+    from .stress_report import StressReport
+    from .stress_traffic import PlannedRequest, Traffic
+
+PICTURE = "m4_stress.png"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,66 +43,37 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m m4_prefix_chunked.stress", description=__doc__, formatter_class=Formatter
     )
     add = parser.add_argument
-    add("--model", default="tiny-llama", help="HF id, folder, GGUF file or tiny-llama")
     add("--concurrency", type=positive, default=128, help="most requests in the engine at once")
     add("--requests", type=positive, default=1000, help="in all, next turns included")
-    add("--seed", type=int, default=0, help="of the traffic and of sampling")
     add("--arrivals", choices=("poisson", "burst"), default="poisson", help="how they come")
     add("--rate", type=float, help="requests a step on average (default: concurrency / 20)")
-    add("--max-model-len", type=positive, default=512, help="tokens of a request")
-    add("--max-num-batched-tokens", type=positive, default=512, help="tokens of a step")
-    add("--block-size", type=positive, default=16, help="tokens of a KV block")
-    add(
-        "--kv-cache-tokens",
-        type=positive,
-        help="KV memory (default: 32 a connection, a third of what they would use)",
-    )
-    add("--preemption", choices=("recompute", "swap"), default="recompute", help="of a victim's KV")
     add("--no-invariants", action="store_true", help="do not check the books after each step")
-    add("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="further fields of the config")
-    add("--json", type=Path, metavar="PATH", help="write the report there")
-    add("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where the picture goes")
+    add_options(parser, "model", "seed", "max-model-len", "max-num-batched-tokens", "block-size")
+    add_options(parser, "kv-cache-tokens", "preemption", "set", "threads", "json", "out")
+    parser.set_defaults(model="tiny-llama", max_model_len=512, max_num_batched_tokens=512)
     return parser
+
+
+def before(args: argparse.Namespace) -> None:
+    """What can be refused at once.
+
+    Raises:
+        ValueError: a rate that is not above 0.
+    """
+    if args.rate is not None and not args.rate > 0:
+        raise ValueError(f"--rate must be above 0 requests a step, got {args.rate:g}")
+    for path in filter(None, (args.out / PICTURE, args.json)):
+        try_to_write(path)
 
 
 def stress(args: argparse.Namespace) -> StressReport:
     """Build, run, report."""
-    if args.rate is not None and not args.rate > 0:
-        raise ValueError(f"--rate must be above 0 requests a step, got {args.rate:g}")
-    engine = build_engine(args)
-    traffic = Traffic(
-        num_requests=args.requests,
-        vocab_size=engine.vocab_size,
-        max_model_len=args.max_model_len,
-        arrivals=args.arrivals,
-        rate=args.rate or args.concurrency / 20,
-        burst_size=args.concurrency,
-        seed=args.seed,
-    )
-    report = StressReport(engine, args.requests)
-    with progress_bar() as bar:
-        task = bar.add_task("stress", total=args.requests, count="")
+    from m4_prefix_chunked import LLMEngine
+    from milestone_llm.demo import show
 
-        def on_step() -> None:
-            count = f"{report.num_ended} of {args.requests} requests"
-            bar.update(task, completed=report.num_ended, count=count)
+    from . import stress_plot, stress_report, stress_traffic
 
-        run(engine, traffic, args.concurrency, report, on_step)
-    report.close()
-    print_report(report, args)
-    picture = args.out / "m4_stress.png"
-    draw_stress(report, picture)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report.as_data(), indent=2) + "\n", encoding="utf-8")
-        console.print(f"\nwritten: {args.json}", soft_wrap=True)
-    console.print(f"\npicture: {picture}", markup=False, soft_wrap=True)
-    return report
-
-
-def build_engine(args: argparse.Namespace) -> LLMEngine:
-    """An engine with too little KV memory for all connections."""
-    return LLMEngine(
+    engine = LLMEngine(
         args.model,
         max_num_seqs=args.concurrency,
         max_model_len=args.max_model_len,
@@ -108,15 +86,29 @@ def build_engine(args: argparse.Namespace) -> LLMEngine:
         check_invariants=not args.no_invariants,
         **config_fields(args.set),
     )
+    traffic = stress_traffic.Traffic(
+        num_requests=args.requests,
+        vocab_size=engine.vocab_size,
+        max_model_len=args.max_model_len,
+        arrivals=args.arrivals,
+        rate=args.rate or args.concurrency / 20,
+        burst_size=args.concurrency,
+        seed=args.seed,
+    )
+    report = stress_report.StressReport(engine, args.requests)
+    serve(traffic, args.concurrency, report)
+    report.close()
+    stress_report.print_report(report, args)
+    if args.json:
+        args.json.write_text(json.dumps(report.as_data(), indent=2) + "\n", encoding="utf-8")
+        show.written("\nwritten", args.json)
+    if report.samples:
+        stress_plot.draw_stress(report, args.out / PICTURE)
+        show.written("\npicture", args.out / PICTURE)
+    return report
 
 
-def run(
-    engine: LLMEngine,
-    traffic: Traffic,
-    concurrency: int,
-    report: StressReport,
-    on_step: Callable[[], None],
-) -> None:
+def serve(traffic: Traffic, concurrency: int, report: StressReport) -> None:
     """Serve all traffic. Who finds no free connection waits outside, in order of arrival.
 
     An invariant that does not hold ends the run; the report says in which step.
@@ -124,16 +116,11 @@ def run(
     outside: deque[PlannedRequest] = deque()
     inside: dict[str, PlannedRequest] = {}
     aborts: dict[str, int] = {}
-
-    def ended(output: RequestOutput, step: int) -> None:
-        planned = inside.pop(output.request_id)
-        aborts.pop(output.request_id, None)
-        report.add(output)
-        if output.finish_reason in ("stop", "length"):
-            traffic.finished(planned, output, step)
-
-    step = 0
+    engine, step = report.engine, 0
+    bar = progress_bar()
+    task = bar.add_task("stress", total=report.num_requests, count="")
     try:
+        bar.start()
         while inside or outside or not traffic.is_over:
             outside += traffic.due(step)
             while outside and len(inside) < concurrency:
@@ -142,28 +129,32 @@ def run(
                 inside[name] = planned
                 if planned.abort_after is not None:
                     aborts[name] = step + planned.abort_after
-            for name in [name for name, when in aborts.items() if when <= step]:
-                output = engine.abort(name)
-                assert output is not None, f"{name} is in the engine"
-                ended(output, step)
+            changed = [engine.abort(name) for name, when in aborts.items() if when <= step]
             if engine.has_unfinished_requests():
                 start = time.perf_counter()
-                outputs = engine.step()
-                report.samples.append(Sample.of(engine, start))
-                for output in outputs:
-                    if output.finished and output.request_id in inside:
-                        ended(output, step)
-                on_step()
+                changed += engine.step()
+                report.sample(start)
+            for output in changed:
+                if output.finished and output.request_id in inside:
+                    planned = inside.pop(output.request_id)
+                    aborts.pop(output.request_id, None)
+                    report.add(output)
+                    if output.finish_reason in ("stop", "length"):
+                        traffic.finished(planned, output, step)
+            count = f"{report.num_ended} of {report.num_requests} requests"
+            bar.update(task, completed=report.num_ended, count=count)
             step += 1
     except AssertionError as error:
         report.broken = f"step {step}: {error}"
+    finally:
+        bar.stop()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit status."""
     reports: list[StressReport] = []
-    resident_bytes()  # before anything is measured
-    status = run_command(lambda args: reports.append(stress(args)), parser().parse_args(arguments))
+    args = parser().parse_args(arguments)
+    status = run_command(lambda args: reports.append(stress(args)), args, before)
     return status or int(not reports[0].is_good)
 
 

@@ -1,49 +1,46 @@
-"""What a stress run has to say for itself: speed, evenness, memory, and blocks that came back."""
+"""What a stress run tells in the end: speed, evenness, memory, and blocks that came back."""
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import os
 import sys
 import time
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rich.table import Table
+import numpy as np
 
-from m4_prefix_chunked.engine import LLMEngine
-from milestone_llm.bench.measure import percentile
-from milestone_llm.bench.report import environment
-from milestone_llm.cli import console
+from milestone_llm.bench.contest import environment, machine_text
+from milestone_llm.demo import show
 from milestone_llm.engine.outputs import RequestOutput
+from milestone_llm.trace.text import plural
 
 WARM_UP_SHARE = 0.2
 """The first steps fill allocators and caches: growth is counted from there on."""
-_MB = 2**20
+MB = 2**20
 
 
 def resident_bytes() -> int:
-    """Physical memory of this process; where the system does not tell, the most it ever had."""
+    """Physical memory of this process; where the system does not say, the most it ever had."""
     statm = Path("/proc/self/statm")
     if statm.exists():
-        import resource
-
-        return int(statm.read_text().split()[1]) * resource.getpagesize()
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     if sys.platform == "win32":
         return 0
     import resource
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The engine after one step. Blocks and requests are counts."""
+class Sample(NamedTuple):
+    """The engine after one step: seconds, milliseconds, bytes, and numbers of requests and blocks.
+
+    `preemptions` counts from the start.
+    """
 
     time: float
     step_ms: float
@@ -52,58 +49,34 @@ class Sample:
     waiting: int
     used_blocks: int
     cached_blocks: int
-    """Free, but they can be found."""
     preemptions: int
-    """Since the start."""
-
-    @classmethod
-    def of(cls, engine: LLMEngine, start: float) -> Sample:
-        """Taken now, of a step that began at `start` (seconds of `time.perf_counter()`)."""
-        now, scheduler = time.perf_counter(), engine.scheduler
-        return cls(
-            time=now,
-            step_ms=(now - start) * 1e3,
-            resident=resident_bytes(),
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            used_blocks=scheduler.kv.pool.num_used,
-            cached_blocks=scheduler.kv.pool.num_cached_free,
-            preemptions=scheduler.num_preemptions,
-        )
 
 
-@dataclass
-class MemoryTrend:
-    """Process memory after the warm-up, in bytes."""
+class MemoryTrend(NamedTuple):
+    """Process memory after the warm-up, in bytes; jitter is the deviation from a straight line."""
 
     first: float
     last: float
+    growth: float
     growth_per_step: float
     jitter: float
-    """Standard deviation from the straight line."""
-
-    @property
-    def growth(self) -> float:
-        """From the end of the warm-up to the end of the run."""
-        return self.last - self.first
 
     @classmethod
     def of(cls, resident: list[int]) -> MemoryTrend:
         """Fit a straight line, least squares, to the samples after the warm-up."""
-        kept = resident[int(len(resident) * WARM_UP_SHARE) :] or [0]
-        steps = range(len(kept))
-        slope, start = (0.0, float(kept[0]))
-        if len(kept) > 1:
-            slope, start = statistics.linear_regression(steps, kept)
-        off = [value - (start + slope * step) for step, value in zip(steps, kept, strict=True)]
-        return cls(start, start + slope * (len(kept) - 1), slope, statistics.pstdev(off))
+        kept = np.array(resident[int(len(resident) * WARM_UP_SHARE) :] or [0], float)
+        steps = np.arange(len(kept))
+        slope, first = np.polyfit(steps, kept, 1) if len(kept) > 1 else (0.0, kept[0])
+        line = first + slope * steps
+        numbers = (first, line[-1], line[-1] - first, slope, (kept - line).std())
+        return cls(*map(float, numbers))
 
 
 @dataclass
 class StressReport:
     """Collects while the traffic runs; `close` looks at what is left in the engine."""
 
-    engine: LLMEngine
+    engine: Any
     num_requests: int
     samples: list[Sample] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
@@ -115,10 +88,8 @@ class StressReport:
     broken: str = ""
     """The step and the invariant that did not hold in it."""
     blocks_lost: int = 0
+    start: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._start = time.perf_counter()
 
     @property
     def num_ended(self) -> int:
@@ -131,35 +102,39 @@ class StressReport:
         is_complete = self.num_ended == self.num_requests and not self.reasons["error"]
         return is_complete and not self.blocks_lost and not self.broken
 
+    def sample(self, start: float) -> None:
+        """Take the figures of a step that began at `start` and has just ended."""
+        now, scheduler = time.perf_counter(), self.engine.scheduler
+        pool = scheduler.kv.pool
+        queues = len(scheduler.running), len(scheduler.waiting)
+        blocks = pool.num_used, pool.num_cached_free
+        step = now - self.start, (now - start) * 1e3, resident_bytes()
+        self.samples.append(Sample(*step, *queues, *blocks, scheduler.num_preemptions))
+
     def add(self, output: RequestOutput) -> None:
         """Take the figures of a request that has ended."""
         self.reasons[str(output.outputs[0].finish_reason)] += 1
         self.num_output_tokens += sum(len(each.token_ids) for each in output.outputs)
         self.num_cached_requests += output.metrics.num_cached_tokens > 0
         if output.metrics.ttft is not None:
-            self.ttft.append(output.metrics.ttft)
-        times = output.metrics.token_times
-        self.gaps.extend(after - before for before, after in pairwise(times))
+            self.ttft.append(1e3 * output.metrics.ttft)
+        self.gaps.extend(1e3 * np.diff(output.metrics.token_times))
 
     def close(self) -> None:
         """The run is over: count what did not come back."""
-        self.seconds = time.perf_counter() - self._start
+        self.seconds = time.perf_counter() - self.start
         scheduler = self.engine.scheduler
-        unfinished = len(scheduler.running) + len(scheduler.waiting)
-        if not unfinished:
+        if not scheduler.running and not scheduler.waiting:
             self.blocks_lost = scheduler.kv.pool.num_used + scheduler.host.pool.num_used
         self.memory = MemoryTrend.of([sample.resident for sample in self.samples])
 
     def as_data(self) -> dict[str, Any]:
         """Everything, ready for JSON; times in ms, memory in bytes."""
         stats = self.engine.stats()
+        times = {"ttft": self.ttft, "itl": self.gaps, "step": [s.step_ms for s in self.samples]}
         latencies = {
-            f"{name}_p{percent}": percentile(values, percent) if values else None
-            for name, values in (
-                ("ttft", [1e3 * value for value in self.ttft]),
-                ("itl", [1e3 * value for value in self.gaps]),
-                ("step", [sample.step_ms for sample in self.samples]),
-            )
+            f"{name}_p{percent}": float(np.percentile(values, percent)) if len(values) else None
+            for name, values in times.items()
             for percent in (50, 95, 99)
         }
         return {
@@ -173,7 +148,7 @@ class StressReport:
             "preemptions": stats["preemptions"],
             "copied_blocks": stats["copied_blocks"],
             "prefix_cache": stats["prefix_cache"],
-            "memory": {**vars(self.memory), "growth": self.memory.growth},
+            "memory": self.memory._asdict(),
             "kv_blocks": stats["kv"]["total"],
             "kv_watermark": stats["kv"]["watermark"],
             "blocks_lost": self.blocks_lost,
@@ -185,46 +160,36 @@ class StressReport:
 def print_report(report: StressReport, args: argparse.Namespace) -> None:
     """What ran, and what became of it."""
     data = report.as_data()
-    machine, cache, memory = data["environment"], data["prefix_cache"], report.memory
-    ends = ", ".join(f"{count} {reason}" for reason, count in sorted(report.reasons.items()))
-    num_after = len(report.samples) - int(len(report.samples) * WARM_UP_SHARE)
+    cache, memory = data["prefix_cache"], report.memory
     lines = {
-        "traffic": f"{args.requests:,} requests, {args.arrivals}, at most {args.concurrency} at "
-        f"once, seed {args.seed}",
-        "machine": f"{report.engine.model_name} on {machine['device']}, {machine['dtype']}, "
-        f"{machine['threads']} threads; Python {machine['python']}, torch {machine['torch']}",
-        "ended by": ends,
+        "traffic": f"{plural(args.requests, 'request')}, {args.arrivals}, at most "
+        f"{args.concurrency} at once, seed {args.seed}",
+        "machine": f"{report.engine.model_name} on {machine_text(data['environment'])}",
+        "ended by": ", ".join(f"{n} {reason}" for reason, n in sorted(report.reasons.items())),
         "throughput": f"{data['tok_s']:,.0f} output tokens/s, "
         f"{report.num_ended / report.seconds:,.1f} requests/s; {report.num_output_tokens:,} tokens "
-        f"in {report.seconds:.1f} s, {data['steps']:,} steps",
-        "TTFT": _percentiles(data, "ttft"),
-        "ITL": _percentiles(data, "itl"),
-        "step": _percentiles(data, "step"),
-        "preemptions": f"{data['preemptions']:,}; {data['copied_blocks']:,} blocks copied on write",
+        f"in {report.seconds:.1f} s, {plural(data['steps'], 'step')}",
+        **{name: _percentiles(data, name.lower()) for name in ("TTFT", "ITL", "step")},
+        "preemptions": f"{data['preemptions']:,}; {plural(data['copied_blocks'], 'block')} copied "
+        "on write",
         "prefix cache": f"{cache['hit_rate']:.1%} of {cache['queried_tokens']:,} tokens found, "
-        f"{report.num_cached_requests:,} requests hit, {cache['evictions']:,} evictions",
-        "memory": f"{memory.last / _MB:,.0f} MB; growth after warm-up "
-        f"{memory.growth / _MB:+.1f} MB in {num_after:,} steps, jitter "
-        f"{memory.jitter / _MB:.1f} MB",
+        f"{plural(report.num_cached_requests, 'request')} hit, "
+        f"{plural(cache['evictions'], 'eviction')}",
+        "memory": f"{memory.last / MB:,.0f} MB; growth after warm-up {memory.growth / MB:+.1f} MB, "
+        f"jitter {memory.jitter / MB:.1f} MB",
         "KV blocks": f"{data['kv_blocks']:,}, at most {data['kv_watermark']:,} in use",
         "blocks lost": str(report.blocks_lost),
     }
     if report.broken:
         lines["BROKEN"] = report.broken
     if report.num_ended < report.num_requests:
-        lines["UNFINISHED"] = f"{report.num_requests - report.num_ended:,} requests"
-    table = Table(box=None, show_header=False)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column()
-    for name, text in lines.items():
-        table.add_row(name, text)
-    console.print(table)
+        lines["UNFINISHED"] = plural(report.num_requests - report.num_ended, "request")
+    show.facts(lines)
 
 
 def _percentiles(data: dict[str, Any], name: str) -> str:
-    values = [data[f"{name}_p{percent}"] for percent in (50, 95, 99)]
-    if None in values:
+    if data[f"{name}_p50"] is None:
         return "-"
-    p50, p95, p99 = values
+    p50, p95, p99 = (data[f"{name}_p{percent}"] for percent in (50, 95, 99))
     jitter = "" if name == "ttft" else f"; jitter (p99 - p50) {p99 - p50:,.1f} ms"
     return f"p50 {p50:,.1f}, p95 {p95:,.1f}, p99 {p99:,.1f} ms{jitter}"

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from milestone_llm.engine.outputs import RequestOutput
@@ -55,19 +54,15 @@ class Traffic:
     rate: float = 4.0
     burst_size: int = 128
     seed: int = 0
-    num_left: int = field(init=False)
-    """Requests that nobody has asked for yet."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.num_left = self.num_requests
-        longest = self.max_model_len // 3
-        self.system_prompts = [
-            self._tokens(max(1, round(longest * share))) for share in (0.2, 0.4, 0.7, 1.0)
-        ]
-        self.later: deque[tuple[int, PlannedRequest]] = deque()
-        """Next turns of conversations, and the step before which each comes."""
-        self._next_arrival = 0.0
+        self.num_left = self.num_requests  # that nobody has asked for yet
+        self.later: list[tuple[int, PlannedRequest]] = []  # next turns, with the step of each
+        self.next_arrival = 0.0
+        shares = (0.2, 0.4, 0.7, 1.0)
+        lengths = [max(1, round(self.max_model_len // 3 * share)) for share in shares]
+        self.system_prompts = [self._tokens(length) for length in lengths]
 
     @property
     def is_over(self) -> bool:
@@ -76,27 +71,23 @@ class Traffic:
 
     def due(self, step: int) -> list[PlannedRequest]:
         """Who comes before this step."""
-        planned = []
-        while self.later and self.later[0][0] <= step:
-            planned.append(self.later.popleft()[1])
-        while self._next_arrival <= step and self.num_left:
+        planned = [turn for when, turn in self.later if when <= step]
+        self.later = [entry for entry in self.later if entry[0] > step]
+        while self.next_arrival <= step and self.num_left:
             size = self.burst_size if self.arrivals == "burst" else 1
             planned += [self._opening() for _ in range(min(size, self.num_left))]
-            self._next_arrival += self.rng.expovariate(self.rate / size)
+            self.next_arrival += self.rng.expovariate(self.rate / size)
         return planned
 
     def finished(self, planned: PlannedRequest, output: RequestOutput, step: int) -> None:
         """Somebody has an answer and may go on with the conversation some steps later."""
         said = [*output.prompt_token_ids, *output.token_ids]
-        own = self._tokens(self._length(8, 0.6, 40))
-        is_too_long = len(said) + len(own) > self.max_model_len * 3 // 4
-        if not planned.num_turns_left or not self.num_left or is_too_long:
-            return
-        turn = self._planned([*said, *own], planned.num_turns_left - 1)
-        turn.params = self._params(len(turn.prompt), planned.params.cache_salt)
-        pause = step + self.rng.randint(1, 20)
-        self.later.append((pause, turn))
-        self.later = deque(sorted(self.later, key=lambda entry: entry[0]))
+        prompt = said + self._tokens(self._length(8, 0.6, 40))
+        is_too_long = len(prompt) > self.max_model_len * 3 // 4
+        if planned.num_turns_left and self.num_left and not is_too_long:
+            salt = planned.params.cache_salt
+            turn = self._planned(prompt, planned.num_turns_left - 1, salt)
+            self.later.append((step + self.rng.randint(1, 20), turn))
 
     def _opening(self) -> PlannedRequest:
         """A request that does not go on with anything."""
@@ -109,27 +100,22 @@ class Traffic:
             return self._planned(prompt, num_turns_left=self.rng.randint(1, 4))
         return self._planned(self._tokens(self._length(40, 0.9, self.max_model_len * 3 // 4)))
 
-    def _planned(self, prompt: list[int], num_turns_left: int = 0) -> PlannedRequest:
+    def _planned(
+        self, prompt: list[int], num_turns_left: int = 0, salt: str | None = None
+    ) -> PlannedRequest:
         self.num_left -= 1
-        is_aborted = self.rng.random() < SHARE_OF_ABORTS
-        return PlannedRequest(
-            prompt=prompt,
-            params=self._params(len(prompt), self.rng.choice(TENANTS)),
-            priority=self.rng.choice(PRIORITIES),
-            abort_after=self.rng.randint(0, 30) if is_aborted else None,
-            num_turns_left=num_turns_left,
-        )
-
-    def _params(self, num_prompt_tokens: int, cache_salt: str) -> SamplingParams:
-        is_greedy = self.rng.random() < SHARE_OF_GREEDY
-        room = self.max_model_len - num_prompt_tokens
-        return SamplingParams(
-            temperature=0.0 if is_greedy else 0.8,
-            seed=self.rng.getrandbits(32),
+        rng, room = self.rng, self.max_model_len - len(prompt)
+        is_aborted = rng.random() < SHARE_OF_ABORTS
+        params = SamplingParams(
+            cache_salt=rng.choice(TENANTS) if salt is None else salt,
+            temperature=0.0 if rng.random() < SHARE_OF_GREEDY else 0.8,
+            seed=rng.getrandbits(32),
             max_tokens=self._length(28, 0.8, min(128, room)),
-            n=2 if self.rng.random() < SHARE_OF_FORKS else 1,
-            cache_salt=cache_salt,
+            n=2 if rng.random() < SHARE_OF_FORKS else 1,
         )
+        priority = rng.choice(PRIORITIES)
+        abort_after = rng.randint(0, 30) if is_aborted else None
+        return PlannedRequest(prompt, params, priority, abort_after, num_turns_left)
 
     def _length(self, median: float, sigma: float, longest: int) -> int:
         """A lognormal length in tokens, at least 1."""

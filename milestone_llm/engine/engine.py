@@ -66,6 +66,7 @@ class BaseEngine(ABC):
         loaded = load_model(model, tokenizer, dtype=self.config.dtype, device=self.config.device)
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.model_name = loaded.name
+        self.check_model(self.model)
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
         self.eos_token_ids = stop_token_ids(self.model)
         self.max_model_len = self.config.resolve_max_model_len(max_position(self.model))
@@ -102,6 +103,11 @@ class BaseEngine(ABC):
     def requests(self) -> dict[str, Request]:
         """Unfinished requests by id, without further completions."""
         return self._loop.requests
+
+    @staticmethod
+    @abstractmethod
+    def check_model(model: PreTrainedModel) -> None:
+        """Raise ValueError for a model that this milestone would not run right."""
 
     @staticmethod
     @abstractmethod

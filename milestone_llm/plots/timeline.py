@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.container import Container
 from matplotlib.figure import Figure
 
 from milestone_llm.trace.text import plural
@@ -118,8 +119,9 @@ def _draw(
     figure.align_ylabels(grid[:, 0])
     handles: dict[str, Artist] = {}
     for axes in grid.flat:
-        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(name, handle)
+        entries = zip(*axes.get_legend_handles_labels(), strict=True)
+        for handle, name in sorted(entries, key=lambda entry: not isinstance(entry[0], Container)):
+            handles.setdefault(name, handle)  # the bars of phases before the marks on them
     num_lines = math.ceil(len(handles) / (width / 1.6))
     figure.legend(
         list(handles.values()),

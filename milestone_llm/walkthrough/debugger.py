@@ -88,10 +88,11 @@ class GuidedPdb(pdb.Pdb):
         """Count the hit and, if the armed stop waits for it, make pdb stop right here."""
         key = id(frame.f_code), event
         self._hits[key] += 1
-        stop = self._stops[self.num_passed] if self.num_passed < len(self._stops) else None
-        if stop is None or (id(stop.function.__code__), stop.event) != key:
+        armed = self._stops[self.num_passed : self.num_passed + 1]
+        if not armed or (id(armed[0].function.__code__), armed[0].event) != key:
             return
-        names = _names(frame) | {"__return__": arg, "hits": self._hits[key]}
+        stop = armed[0]
+        names = {**frame.f_globals, **frame.f_locals, "__return__": arg, "hits": self._hits[key]}
         try:
             if stop.when and not eval(stop.when, names):
                 return
@@ -106,8 +107,8 @@ class GuidedPdb(pdb.Pdb):
         self.message("")
         self.set_step()
         caller: FrameType | None = frame
-        while caller is not None and caller is not self.botframe:
-            caller.f_trace = self.trace_dispatch  # callers ran untraced, and may be stepped into
+        while caller and caller is not self.botframe:  # callers ran untraced, and can be stepped to
+            caller.f_trace = self.trace_dispatch
             caller = caller.f_back
 
     def set_continue(self) -> None:
@@ -117,15 +118,9 @@ class GuidedPdb(pdb.Pdb):
     def _getval(self, arg: str) -> Any:
         """Evaluate for `p` and `pp` as a card does: comprehensions see the frame's locals too."""
         assert self.curframe is not None
-        # Before Python 3.13 a copy holds what the user has assigned.
-        is_copied = sys.version_info < (3, 13)
-        names = self.curframe_locals if is_copied else self.curframe.f_locals
+        is_old = sys.version_info < (3, 13)  # there, a copy holds what the user has assigned
+        names = self.curframe_locals if is_old else self.curframe.f_locals
         try:
             return eval(arg, {**self.curframe.f_globals, **names})
         except Exception:
             return super()._getval(arg)  # reports the error
-
-
-def _names(frame: FrameType) -> dict[str, Any]:
-    """Globals and locals as one, so that a comprehension finds both."""
-    return {**frame.f_globals, **frame.f_locals}

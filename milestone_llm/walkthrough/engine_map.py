@@ -36,6 +36,8 @@ def _used(name: str) -> Iterator[tuple[str, str]]:
             relative = "." * node.level + (node.module or "")
             base = importlib.util.resolve_name(relative, name.rpartition(".")[0])
             yield from ((base, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             yield node.value.id, node.attr  # after `import m3_paged`
 
@@ -46,8 +48,9 @@ def _file_of(base: str, name: str) -> str:
         if _path(module).is_file():
             return "" if ".tools." in module else module
     root = f"{base}.__init__"
-    inside = {taken: origin for origin, taken in _used(root)} if _path(root).is_file() else {}
-    return _file_of(inside[name], name) if name in inside else ""
+    inside = {taken: module for module, taken in _used(root)} if _path(root).is_file() else {}
+    origin = inside.get(name, base)
+    return _file_of(origin, name) if origin != base else ""
 
 
 def _path(module: str) -> Path:

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+import m1_single
+import m2_batching
+import m4_prefix_chunked
 import m5_kernels
 from engine_helpers import (
     assert_empty,
@@ -19,7 +22,6 @@ from engine_helpers import (
     run_to_end,
 )
 from engine_helpers import make_engine as make_any_engine
-from m1_single import SamplingParams
 
 PROMPTS = random_prompts([6, 3, 9, 4], seed=4)
 EXPECTED = [hf_greedy("llama", prompt, 8) for prompt in PROMPTS]
@@ -37,17 +39,19 @@ def add_all(engine: Any, names: str = "abcd", **options: Any) -> None:
         engine.add_request(prompt, greedy(8), request_id=name, **options)
 
 
-def break_at_call(monkeypatch: Any, engine: Any, numbers: set[int], error: BaseException) -> None:
-    """Let these calls of the runner raise after the forward, when KV has been written."""
-    execute, calls = engine.runner.execute, itertools.count(1)
+def break_at_call(
+    monkeypatch: Any, target: Any, method: str, numbers: set[int], error: BaseException
+) -> None:
+    """Let these calls of a method raise once its work is done: KV is written, or books are."""
+    work, calls = getattr(target, method), itertools.count(1)
 
-    def breaking(plan: Any) -> Any:
-        sampled = execute(plan)
+    def breaking(*arguments: Any) -> Any:
+        result = work(*arguments)
         if next(calls) in numbers:
             raise error
-        return sampled
+        return result
 
-    monkeypatch.setattr(engine.runner, "execute", breaking)
+    monkeypatch.setattr(target, method, breaking)
 
 
 # --- abort --------------------------------------------------------------------------------------
@@ -120,23 +124,17 @@ def test_an_aborted_id_can_be_used_again_at_once(package):
 
 
 @every_milestone
-@pytest.mark.parametrize(
-    ("failing", "error"),
-    [
-        (1, RuntimeError("out of memory")),
-        (4, KeyboardInterrupt("out of memory")),  # as harmful: KV is half written
-        (8, RuntimeError("out of memory")),
-    ],
-)
+@pytest.mark.parametrize(("method", "failing"), [("launch", 1), ("launch", 8), ("collect", 4)])
 def test_a_raising_step_ends_its_requests_and_waiting_ones_get_their_tokens(
-    package, failing, error, monkeypatch
+    package, method, failing, monkeypatch
 ):
+    error = RuntimeError("out of memory")
     engine = make_engine(package, max_num_seqs=2, trace="memory")
-    break_at_call(monkeypatch, engine, {failing}, error)
+    break_at_call(monkeypatch, engine.runner, method, {failing}, error)
     add_all(engine)
     for _ in range(failing - 1):
         engine.step()
-    with pytest.raises(type(error), match="out of memory") as raised:
+    with pytest.raises(RuntimeError, match="out of memory") as raised:
         engine.step()
     assert raised.value is error
     stats = engine.stats()
@@ -156,9 +154,56 @@ def test_a_raising_step_ends_its_requests_and_waiting_ones_get_their_tokens(
 
 
 @every_milestone
+@pytest.mark.parametrize("failing", [1, 5])
+@pytest.mark.parametrize(
+    ("part", "method", "error"),
+    [
+        ("runner", "launch", KeyboardInterrupt("stop")),
+        ("runner", "collect", KeyboardInterrupt("stop")),
+        ("scheduler", "schedule", RuntimeError("stop")),
+        ("scheduler", "update", RuntimeError("stop")),
+    ],
+)
+def test_what_is_raised_elsewhere_than_in_a_forward_ends_nobody(
+    package, part, method, error, failing, monkeypatch
+):
+    engine = make_engine(package, max_num_seqs=2)
+    break_at_call(monkeypatch, getattr(engine, part), method, {failing}, error)
+    add_all(engine)
+    for _ in range(failing - 1):
+        engine.step()
+    with pytest.raises(type(error), match="stop"):
+        engine.step()
+    stats = engine.stats()
+    assert (stats["running"], stats["waiting"], stats["kv"]["used"]) == (0, 4, 0)
+    final = run_to_end(engine)
+    assert [final[name].token_ids for name in "abcd"] == EXPECTED
+    assert {output.finish_reason for output in final.values()} == {"length"}
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize("package", [m1_single, m2_batching, m4_prefix_chunked, m5_kernels])
+def test_after_an_interruption_a_request_may_be_larger_than_a_step(package, monkeypatch):
+    """Two prompts of 9 tokens in all were within a step of 10; a recomputation of 11 goes alone.
+
+    (m3_paged refuses a step that is smaller than a request may grow.)
+    """
+    engine = make_engine(package, max_num_seqs=2, max_num_batched_tokens=10, max_model_len=20)
+    break_at_call(monkeypatch, engine.runner, "launch", {6}, KeyboardInterrupt())
+    add_all(engine, "ab")
+    for _ in range(5):
+        engine.step()
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    final = run_to_end(engine)
+    assert [final[name].token_ids for name in "ab"] == EXPECTED[:2]
+    assert_empty(engine)
+
+
+@every_milestone
 def test_outputs_of_a_failed_step_survive_the_next_failure(package, monkeypatch):
     engine = make_engine(package, max_num_seqs=2)
-    break_at_call(monkeypatch, engine, {1, 2}, RuntimeError("again"))
+    break_at_call(monkeypatch, engine.runner, "launch", {1, 2}, RuntimeError("again"))
     add_all(engine)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="again"):
@@ -174,7 +219,7 @@ def test_outputs_of_a_failed_step_survive_the_next_failure(package, monkeypatch)
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("broken")])
 def test_an_interrupted_generate_leaves_an_empty_engine_that_works(package, error, monkeypatch):
     engine = make_engine(package, max_num_seqs=2)
-    break_at_call(monkeypatch, engine, {3}, error)
+    break_at_call(monkeypatch, engine.runner, "launch", {3}, error)
     with pytest.raises(type(error)):
         engine.generate(PROMPTS, greedy(8))
     assert_empty(engine)
@@ -185,7 +230,7 @@ def test_an_interrupted_generate_leaves_an_empty_engine_that_works(package, erro
 @every_milestone
 def test_a_raising_generate_keeps_the_waiting_requests_of_others(package, monkeypatch):
     engine = make_engine(package, max_num_seqs=2)
-    break_at_call(monkeypatch, engine, {3}, RuntimeError("broken"))
+    break_at_call(monkeypatch, engine.runner, "launch", {3}, RuntimeError("broken"))
     with pytest.raises(RuntimeError, match="broken"):
         _generate_then_others(engine)
     final = run_to_end(engine)
@@ -203,19 +248,31 @@ def _generate_then_others(engine: Any) -> None:
 
 
 @every_milestone
-def test_logits_that_are_no_numbers_end_the_step_and_the_next_ones_work(package, monkeypatch):
-    engine = make_engine(package)
-    head, name = engine.model.lm_head, "forward"
+@pytest.mark.parametrize("is_in_prompt", [True, False])
+def test_logits_that_are_no_numbers_end_their_request_and_no_other(
+    package, is_in_prompt, monkeypatch
+):
+    engine = make_any_engine(package)
+    head, method = engine.model.lm_head, "forward"
     if package is m5_kernels:
-        head, name = engine.decoder, "logits"
-    forward = getattr(head, name)
-    monkeypatch.setattr(head, name, lambda hidden: forward(hidden) * float("nan"))
-    with pytest.raises(ValueError, match="NaN"):
-        engine.generate(PROMPTS[0], SamplingParams(seed=1))
-    monkeypatch.undo()
+        head, method = engine.decoder, "logits"
+    forward, calls = getattr(head, method), itertools.count()
+    broken_call = 0 if is_in_prompt else 3
+
+    def breaking(hidden: Any) -> Any:
+        logits = forward(hidden)
+        if next(calls) == broken_call:
+            logits.flatten(0, -2)[0] = float("nan")
+        return logits
+
+    monkeypatch.setattr(head, method, breaking)
+    outputs = engine.generate(PROMPTS, greedy(8))
+    assert [output.finish_reason for output in outputs] == ["error"] + ["length"] * 3
+    assert outputs[0].token_ids == EXPECTED[0][:broken_call]
+    assert [output.token_ids for output in outputs[1:]] == EXPECTED[1:]
     assert_empty(engine)
-    (output,) = engine.generate(PROMPTS[0], greedy(8))
-    assert output.token_ids == EXPECTED[0]
+    (again,) = engine.generate(PROMPTS[0], greedy(8))
+    assert again.token_ids == EXPECTED[0]
 
 
 @every_milestone
@@ -230,8 +287,8 @@ def test_kv_that_is_no_number_does_not_reach_those_who_come_after(package, monke
     else:
         forward = layer.v_proj.forward
         monkeypatch.setattr(layer.v_proj, "forward", lambda x: forward(x) * float("nan"))
-    with pytest.raises(ValueError, match="NaN"):
-        engine.generate(random_prompts([25, 20]), greedy(2))
+    broken = engine.generate(random_prompts([25, 20]), greedy(2))
+    assert [(output.finish_reason, output.token_ids) for output in broken] == [("error", [])] * 2
     monkeypatch.undo()
     if package is m5_kernels:
         weights.copy_(before)

@@ -33,6 +33,7 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "fraction for a token": ({"prompt": [5, 1.5]}, r"list of token ids.*1\.5"),
     "nothing for a prompt": ({"prompt": None}, "list of token ids.*None"),
     "number for a prompt": ({"prompt": 5}, "list of token ids.*5"),
+    "bytes for a prompt": ({"prompt": b"w5"}, "list of token ids.*b'w5'"),
     "one message for a list": ({"prompt": {"role": "user", "content": "Hi"}}, "list of messages"),
     "text without tokenizer": ({"prompt": "w5"}, "no tokenizer"),
     "chat without tokenizer": ({"prompt": [{"role": "user", "content": "Hi"}]}, "no tokenizer"),
@@ -48,7 +49,10 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "several completions": ({"params": {"n": 2}}, "n=2"),
     "duplicate id": ({"request_id": "first"}, "'first'.*unfinished"),
+    "number for an id": ({"request_id": 5}, "request_id must be a string.*5"),
+    "empty id": ({"request_id": ""}, "request_id must be a string.*not empty"),
     "priority without order": ({"priority": "high"}, "priority.*whole number.*'high'"),
+    "truth for a priority": ({"priority": True}, "priority.*whole number.*True"),
 }
 
 
@@ -145,6 +149,12 @@ def test_what_is_no_prompt_is_told_what_a_prompt_is(prompts):
         engine.generate(prompts)
 
 
+def test_text_that_is_none_is_refused_with_the_place():
+    engine = make_engine(m1_single, tokenizer=word_tokenizer())
+    with pytest.raises(ValueError, match="no valid text: character 3 is half of a pair"):
+        engine.add_request("w5 \ud800 w6")
+
+
 def test_text_of_no_tokens_is_an_empty_prompt():
     engine = make_engine(m1_single, tokenizer=word_tokenizer())
     with pytest.raises(ValueError, match="the prompt is empty"):
@@ -158,8 +168,11 @@ def test_text_of_no_tokens_is_an_empty_prompt():
         ("temperature", math.nan),
         ("temperature", math.inf),
         ("temperature", "hot"),
+        ("temperature", True),
+        ("temperature", 2e6),
         ("top_k", -2),
         ("top_k", 1.5),
+        ("top_k", True),
         ("top_p", 0.0),
         ("top_p", 1.01),
         ("top_p", math.nan),
@@ -177,7 +190,12 @@ def test_text_of_no_tokens_is_an_empty_prompt():
         ("min_tokens", 17),
         ("stop", [""]),
         ("stop", ["fine", 5]),
+        ("stop", 5),
         ("stop_token_ids", ["w5"]),
+        ("stop_token_ids", [True]),
+        ("stop_token_ids", "w5"),
+        ("ignore_eos", None),
+        ("cache_salt", None),
         ("logprobs", -1),
         ("logprobs", 1.5),
         ("n", 0),
@@ -195,6 +213,8 @@ def test_sampling_parameter_out_of_range_is_refused_with_its_value(name, value):
         {"top_k": -1, "top_p": 1, "min_p": 1.0},
         {"seed": 2**64 - 1, "min_tokens": 16, "logprobs": 0},
         {"stop": "one"},
+        {"stop": None, "stop_token_ids": None},
+        {"temperature": 1e6, "top_k": 2**40, "top_p": 1e-300},
     ],
 )
 def test_sampling_parameters_at_the_limit_are_taken(params):
@@ -212,6 +232,10 @@ def test_sampling_parameters_at_the_limit_are_taken(params):
         ({"max_model_len": -5}, "max_model_len must be at least 1, got -5"),
         ({"max_model_len": 1025}, "max_model_len is 1025.*only 1024"),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be at least 1, got 0"),
+        ({"max_num_seqs": True}, "max_num_seqs must be of type int, got True"),
+        ({"max_num_seqs": "4"}, "max_num_seqs must be of type int, got '4'"),
+        ({"max_model_len": 8.5}, "max_model_len must be .*int.*, got 8.5"),
+        ({"check_invariants": 1}, "check_invariants must be of type bool, got 1"),
         ({"trace": "nowhere"}, "trace must be .*'nowhere'"),
         ({"dtype": "float7"}, "dtype.*'float7'"),
     ],

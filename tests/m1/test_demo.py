@@ -8,7 +8,7 @@ import pytest
 
 from m1_single import LLMEngine
 from m1_single.demo import main
-from milestone_llm.demo.kit import milliseconds
+from milestone_llm.demo.show import milliseconds
 from milestone_llm.trace.tracer import read_jsonl
 
 PNG = b"\x89PNG\r\n"
@@ -41,7 +41,8 @@ def test_own_prompts_and_lengths(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert main([*TINY, "--out", str(tmp_path), *arguments, str(trace)]) == 0
     assert len(read_jsonl(trace)) == 3
     out = capsys.readouterr().out
-    assert out.count("tokens in, 3 out, ended by length") == 2
+    assert "2 tokens in, 3 out, ended by length" in out
+    assert "1 token in, 3 out, ended by length" in out
 
 
 def test_seed_decides_sampled_tokens(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -235,6 +235,15 @@ def test_a_tiny_temperature_is_as_good_as_greedy() -> None:
     assert sample(logits, [request])["r"].token_id == int(logits.argmax())
 
 
+def test_filters_beyond_all_numbers_keep_one_token_or_all() -> None:
+    logits = random_logits(1)
+    least = make_request(top_p=1e-300)
+    assert sample(logits, [least])["r"].token_id == int(logits.argmax())
+    for seed in range(20):
+        every, plain = (make_request(seed=seed, top_k=top_k) for top_k in (2**40, 0))
+        assert sample(logits, [every]) == sample(logits, [plain])
+
+
 def test_extreme_penalties_do_not_overflow() -> None:
     for penalty in (1e-300, 1e300):
         logits = torch.tensor([[10.0, 0.0, -10.0]])

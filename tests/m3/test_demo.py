@@ -18,11 +18,11 @@ PNG = b"\x89PNG\r\n"
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than serving: one test that looks at the pictures is enough."""
 
-    def draw(traces: Any, *labels_and_path: Any) -> None:
+    def draw(traces: Any, *labels_and_path: Any, by: str = "step") -> None:
         Path(labels_and_path[-1]).write_bytes(PNG)
 
-    monkeypatch.setattr("milestone_llm.demo.kit.draw_timeline", draw)
-    monkeypatch.setattr("m3_paged.demo.draw_kvmap", draw)
+    monkeypatch.setattr("milestone_llm.demo.show.draw_timeline", draw)
+    monkeypatch.setattr("milestone_llm.plots.kvmap.draw_kvmap", draw)
 
 
 @pytest.fixture
@@ -92,8 +92,8 @@ def test_completions_share_blocks_and_copy_on_write(demo: Any) -> None:
     assert "Copy-on-write: a sharer writes into a shared block" in out
     assert "r0+2" not in out.split("Copy-on-write")[0]
     assert f" copies on write      {len(copies)} blocks" in out
-    further = out.split("Further completions")[1]
-    assert all(name in further for name in ("r0/1", "r0/2", "r1/1", "r2/2"))
+    answers = out.split("Answers")[1]
+    assert all(name in answers for name in ("r0/1", "r0/2", "r1/1", "r2/2"))
 
 
 @pytest.mark.usefixtures("no_pictures")

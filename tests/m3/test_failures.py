@@ -14,14 +14,14 @@ from engine_helpers import (
     run_to_end,
 )
 from m1_single import RequestOutput
-from m3_paged.scheduler import PagedStepPlan
+from milestone_llm.engine.plan import StepPlan
 
 PROMPTS = random_prompts([9, 6, 7, 3], seed=11)
 
 TELLING = {
     "swaps out": lambda plan: plan.swap_outs,
     "swaps in": lambda plan: plan.swap_ins,
-    "forks": lambda plan: any(row.request.forks for row in plan.rows),
+    "forks": lambda plan: any(len(row.sampling_requests) > 1 for row in plan.rows),
     "copies": lambda plan: plan.copies,
     "preempts": lambda plan: plan.preempted,
     "resumes": lambda plan: plan.resumed,
@@ -40,19 +40,19 @@ class OutOfLuckError(Exception):
     pass
 
 
-def break_in_step(engine, is_telling, *, is_late: bool) -> list[PagedStepPlan]:
+def break_in_step(engine, is_telling, *, is_late: bool) -> list[StepPlan]:
     """Raise in the first telling step: before anything is done, or after all of it is."""
-    execute, broken = engine.runner.execute, []
+    launch, broken = engine.runner.launch, []
 
     def breaking(plan):
         if broken or not is_telling(plan):
-            return execute(plan)
+            return launch(plan)
         broken.append(plan)
         if is_late:
-            execute(plan)
+            launch(plan)
         raise OutOfLuckError
 
-    engine.runner.execute = breaking
+    engine.runner.launch = breaking
     return broken
 
 

@@ -69,7 +69,7 @@ def test_every_request_ends_and_every_block_comes_back(stress: Any, options: lis
 
 
 def test_a_seed_gives_the_same_traffic_again(stress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = "m4_prefix_chunked.tools.stress.draw_stress"  # takes longer than the run
+    draw = "m4_prefix_chunked.tools.stress_plot.draw_stress"  # takes longer than the run
     monkeypatch.setattr(draw, lambda report, path: path.write_bytes(PNG))
 
     def counts(*arguments: str) -> dict[str, Any]:

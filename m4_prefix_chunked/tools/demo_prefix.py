@@ -1,0 +1,81 @@
+"""Part 1 of the demo: eight prompts with one beginning, cached and not."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import m4_prefix_chunked
+from milestone_llm.bench.workloads import WorkItem
+from milestone_llm.cli import console
+from milestone_llm.demo import show
+from milestone_llm.demo.work import Work
+from milestone_llm.engine.request import Request
+from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.models.checkpoint import LoadedModel
+from milestone_llm.trace.records import StepRecord
+
+from .demo_texts import QUESTIONS, SYSTEM_PROMPT, chat_prompt
+from .prefix_tree import PrefixTree, print_prefix_tree
+
+
+def shared_prefix(args: argparse.Namespace, loaded: LoadedModel, picture: Path) -> None:
+    """Serve prompts with one beginning, cached and not; show who paid and what the cache holds."""
+    questions = args.prompts or list(QUESTIONS)
+    work, keeper = Work(args, loaded, requests(args, loaded, questions)), TreeKeeper()
+    changes: dict[str, Any] = {"max_model_len": work.longest, "max_num_batched_tokens": None}
+    cached = work.run("cached", m4_prefix_chunked, keeper.watch, **changes)
+    changes |= {"enable_prefix_caching": False, "trace": None}
+    runs = [cached, work.run("not cached", m4_prefix_chunked, **changes)]
+    show.step(cached, cached.records[0], "The first request pays")
+    hits = (r for r in cached.records if any(row.num_cached_tokens for row in r.batch))
+    if (hit := next(hits, None)) is not None:
+        show.step(cached, hit, "Another one finds its beginning in the cache")
+    show.requests(runs)
+    show.headline(f"The prefix cache after step {keeper.step}, as a tree")
+    print_prefix_tree(keeper.latest, console, loaded.tokenizer and loaded.tokenizer.decode)
+    show.answers(cached, questions)
+    show.summary(runs)
+    print_counts(cached.engine.stats()["prefix_cache"])
+    show.timeline(runs, picture, by="time")  # there a pause is as wide as it was long
+
+
+def requests(args: argparse.Namespace, loaded: LoadedModel, questions: list[str]) -> list[WorkItem]:
+    """One for each question, some steps apart; prompts are token ids."""
+    items = []
+    for index, question in enumerate(questions):
+        params: dict[str, Any] = {"max_tokens": args.max_tokens, "temperature": args.temperature}
+        if args.temperature > 0:
+            params["seed"] = args.seed + index
+        prompt = chat_prompt(loaded, question, args.system_prompt or SYSTEM_PROMPT, args.seed)
+        items.append(WorkItem(prompt, SamplingParams(**params), arrival_step=index * args.spacing))
+    return items
+
+
+class TreeKeeper:
+    """A trace sink that keeps the prefix tree as it is after the latest admission."""
+
+    latest: PrefixTree
+    step: int
+
+    def watch(self, engine: Any) -> TreeKeeper:
+        """Keep the trees of this engine."""
+        self.scheduler, self.requests = engine.scheduler, dict[str, Request]()
+        return self
+
+    def __call__(self, record: StepRecord) -> None:
+        """Take note of one step."""
+        self.requests |= {request.request_id: request for request in self.scheduler.running}
+        if record.admitted:
+            self.latest = PrefixTree.of(self.scheduler.kv, self.requests.values())
+            self.step = record.step
+
+
+def print_counts(counts: dict[str, Any]) -> None:
+    """What the cache counted."""
+    console.print(
+        f"\nprefix cache: {counts['hits']} of {counts['queries']} requests hit, "
+        f"{counts['saved_tokens']:,} of {counts['queried_tokens']:,} prompt tokens saved "
+        f"({counts['hit_rate']:.1%}), {counts['evictions']} evictions"
+    )

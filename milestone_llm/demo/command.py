@@ -1,0 +1,76 @@
+"""The command line of every demo. Nothing here imports torch: `--help` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from milestone_llm.cli import (
+    OPTIONS,
+    Formatter,
+    add_options,
+    log_console,
+    positive,
+    run_command,
+    try_to_write,
+)
+
+Demo = Callable[[argparse.Namespace], object]
+
+
+def demo_parser(milestone: str, description: str | None) -> argparse.ArgumentParser:
+    """The options that every demo has."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {milestone}.demo", description=description, formatter_class=Formatter
+    )
+    add = parser.add_argument
+    add_options(parser, "model")
+    add("--prompts", nargs="+", metavar="TEXT", help="your own instead of the demo's")
+    meaning = "output tokens of every request, unless EOS comes before (default: the demo's own)"
+    add("--max-tokens", type=positive, metavar="N", help=meaning)
+    add("--temperature", type=float, default=0.0, help="0 is greedy")
+    add_options(parser, "max-num-seqs", "seed", "threads", "trace", "out")
+    return parser
+
+
+def numbers(minimum: int) -> Callable[[str], list[int]]:
+    """An argparse type: whole numbers separated by commas, none below `minimum`."""
+
+    def parse(text: str) -> list[int]:
+        values = [int(part) for part in text.split(",")]
+        if min(values) < minimum:
+            raise argparse.ArgumentTypeError(f"{min(values)} is below {minimum}")
+        return values
+
+    parse.__name__ = "list of numbers"
+    return parse
+
+
+def run_demo(demo: Demo, args: argparse.Namespace, pictures: Sequence[str], *, seconds: int) -> int:
+    """Run a demo. What it will write is tried first, and how long it takes is said.
+
+    Args:
+        pictures: names of the files that it writes to `--out`.
+        seconds: how long it takes with its own options on two CPU cores.
+
+    Returns:
+        The exit status.
+    """
+    return run_command(demo, args, lambda args: _before(args, pictures, seconds))
+
+
+def _before(args: argparse.Namespace, pictures: Sequence[str], seconds: int) -> None:
+    paths = [args.out / picture for picture in pictures]
+    if args.trace not in (None, "console", "memory"):
+        if not args.trace.endswith(".jsonl"):
+            raise ValueError(f"--trace is a path in .jsonl or console, got {args.trace!r}")
+        paths.append(Path(args.trace))
+    for path in paths:
+        try_to_write(path)
+    if args.model == OPTIONS["model"]["default"]:
+        log_console.print(f"About {seconds} s on two CPU cores.", style="dim")
+    is_busy = hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1)
+    if is_busy and log_console.is_terminal:
+        log_console.print("This machine is busy. If it is slow: --threads 1", style="dim")
