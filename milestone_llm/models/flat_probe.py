@@ -1,0 +1,209 @@
+"""A try of what M2 to M5 do with a model: flat batches, and attention by a function of ours.
+
+Everything but attention must look at one token at a time. If so, tokens of two prompts may stand in
+any order, and each still gets the logits that it gets at home:
+
+    prompts    a0 a1 a2 a3   b0 b1 b2           flat    b1 a3 a0 b2 a1 b0 a2
+    positions   0  1  2  3    0  1  2                    1  3  0  2  1  0  2
+
+What looks at neighbours in memory (a convolution, a recurrence, a shift), counts positions itself or
+attends elsewhere than through `AttentionInterface` comes out different. What a few tokens cannot
+show, a window of thousands for instance, is read off the masks that Hugging Face would have built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from .hf_model import attention_function
+from .kv_shape import KVShape
+
+NAME = "probed_attention"
+
+MaskFunction = Callable[..., torch.Tensor]
+"""Whether query may see key: `(batch, head, query position, key position) -> bool tensor`."""
+
+FEATURES = {
+    "softcap": "soft-capping of attention logits",
+    "s_aux": "attention sinks",
+    "position_bias": "a bias on attention logits by distance (such as ALiBi)",
+}
+"""Keywords of an attention function that change its result, and what they stand for."""
+
+HARMLESS = {"scaling", "dropout", "sliding_window", "is_causal", "position_ids", "cache_position"}
+"""Keywords that may have any value: ours are obeyed, others do not matter to attention."""
+
+_MAX_LENGTH = 1 << 20
+
+
+class UnsupportedError(Exception):
+    """The message names a feature, such that "the model has ..." reads well."""
+
+
+@dataclass
+class Probe:
+    """What the attention function is told of the batch, and what it notes of the model."""
+
+    owners: torch.Tensor
+    """Prompt of each token, `[num_tokens]`."""
+    positions: torch.Tensor
+    """Position of each token in its prompt, `[num_tokens]`."""
+    kv_shape: KVShape
+    num_calls: dict[int, int] = field(default_factory=dict)
+    """Calls of each layer, by `layer_idx`."""
+    windows: list[int | None] = field(default_factory=list)
+    """`sliding_window` of each call."""
+    masks: list[torch.Tensor | None] = field(default_factory=list)
+    """What each call got as its mask."""
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """Causal attention of each token to those of its prompt."""
+        distance = self.positions[:, None] - self.positions[None]
+        is_visible = (self.owners[:, None] == self.owners[None]) & (distance >= 0)
+        if self.windows[-1] is not None:
+            is_visible &= distance < self.windows[-1]
+        output = F.scaled_dot_product_attention(
+            query, key, value, is_visible, scale=scaling, enable_gqa=True
+        )
+        return output.transpose(1, 2)
+
+
+def run_flat(model: PreTrainedModel, prompts: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Logits `[num_tokens, vocab_size]` of each prompt, computed in one flat, shuffled batch.
+
+    Raises:
+        UnsupportedError: the model does not do with attention what M2 to M5 rely on.
+    """
+    _check_masks(model, prompts[0])
+    order = torch.randperm(sum(map(len, prompts)), generator=torch.Generator().manual_seed(1))
+    logits, _ = _forward(model, prompts, order)
+    return list(logits.split([len(prompt) for prompt in prompts]))
+
+
+def _forward(
+    model: PreTrainedModel, prompts: list[torch.Tensor], order: torch.Tensor
+) -> tuple[torch.Tensor, Probe]:
+    """Logits of all tokens in the order of the prompts, of a batch that is ordered otherwise."""
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    owners = torch.repeat_interleave(torch.arange(len(prompts)), lengths)[order].to(model.device)
+    positions = torch.cat([torch.arange(length) for length in lengths.tolist()])[order]
+    positions = positions.to(model.device)
+    probe = Probe(owners, positions, KVShape.of(model))
+    with attention_function(model, NAME):
+        output = model(
+            input_ids=torch.cat(prompts)[order][None].to(model.device),
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=order.argsort().to(model.device),
+            attention_metadata=probe,
+        )
+    _check_calls(probe)
+    return output.logits[0], probe
+
+
+def probed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    attention_metadata: Probe | None = None,
+    **keywords: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function under trial: notes what it is given, and attends.
+
+    Args:
+        query: `[1, num_heads, num_tokens, head_dim]`.
+        key: `[1, num_kv_heads, num_tokens, head_dim]`; `value` likewise.
+
+    Returns:
+        `[1, num_tokens, num_heads, head_dim]`, and no attention weights.
+    """
+    probe, shape = attention_metadata, tuple(key.shape)
+    if probe is None:
+        raise UnsupportedError("layers that hand no keywords on to their attention")
+    for name, setting in keywords.items():
+        is_off = setting is None or (isinstance(setting, (bool, int, float)) and not setting)
+        if name not in HARMLESS and not is_off:
+            raise UnsupportedError(FEATURES.get(name, f"attention with {name}={setting!r}"))
+    wanted = (1, probe.kv_shape.num_kv_heads, len(probe.owners), probe.kv_shape.head_dim)
+    if shape != wanted or tuple(value.shape) != wanted or query.shape[-1] != wanted[-1]:
+        raise UnsupportedError(
+            f"keys and values of shapes {list(shape)} and {list(value.shape)} where its config "
+            f"promises {list(wanted)}"
+        )
+    layer = module.layer_idx
+    probe.num_calls[layer] = probe.num_calls.get(layer, 0) + 1
+    probe.windows.append(keywords.get("sliding_window"))
+    probe.masks.append(attention_mask)
+    return probe.attend(query, key, value, keywords["scaling"]), None
+
+
+def _check_calls(probe: Probe) -> None:
+    """Each layer must have attended, and once."""
+    if not probe.num_calls:
+        raise UnsupportedError("attention that cannot be replaced through AttentionInterface")
+    num_layers = probe.kv_shape.num_layers
+    if probe.num_calls != dict.fromkeys(range(num_layers), 1):
+        raise UnsupportedError(
+            f"{num_layers} layers, but attends once in each of {sorted(probe.num_calls)} only"
+        )
+
+
+# --- masks ---------------------------------------------------------------------------------
+
+
+class _NotedMask(torch.Tensor):
+    """A mask that remembers the function it is made of, as long as nobody changes it."""
+
+    mask_function: MaskFunction
+
+
+def noted_mask(
+    batch_size: int, q_length: int, kv_length: int, mask_function: MaskFunction, **_: Any
+) -> torch.Tensor:
+    """The mask function that goes with `probed_attention`."""
+    mask = torch.zeros(batch_size, 1, q_length, kv_length).as_subclass(_NotedMask)
+    mask.mask_function = mask_function
+    return mask
+
+
+def _check_masks(model: PreTrainedModel, prompt: torch.Tensor) -> None:
+    """Compare the masks of Hugging Face with what each layer's `sliding_window` says."""
+    _, probe = _forward(model, [prompt], torch.arange(len(prompt)))
+    config = model.config.get_text_config()
+    num_positions = min(getattr(config, "max_position_embeddings", None) or 1 << 17, 1 << 17)
+    for mask, window in {(id(m), w): (m, w) for m, w in zip(probe.masks, probe.windows)}.values():
+        mask_function = getattr(mask, "mask_function", None)
+        if mask_function is None:
+            raise UnsupportedError("attention masks of its own")
+        if not _is_causal(mask_function, window, num_positions):
+            feature = "causal attention" if window is None else f"a sliding window of {window}"
+            raise UnsupportedError(f"masks that differ from {feature}, as its attention is told")
+
+
+def _is_causal(mask_function: MaskFunction, window: int | None, num_positions: int) -> bool:
+    """Whether each token may see itself and those before it, or the last `window` of these."""
+    queries = torch.arange(num_positions)
+    distances = [-1, 0, 1, 2] + ([window - 1, window] if window else [])
+    for keys in [queries * 0] + [queries - distance for distance in distances]:
+        real = keys >= 0
+        seen = mask_function(torch.tensor(0), torch.tensor(0), queries[real], keys[real])
+        distance = queries[real] - keys[real]
+        wanted = (distance >= 0) & (distance < (window or num_positions))
+        if not torch.equal(seen.expand_as(wanted), wanted):
+            return False
+    return True
+
+
+AttentionInterface.register(NAME, probed_attention)
+AttentionMaskInterface.register(NAME, noted_mask)

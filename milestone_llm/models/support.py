@@ -1,0 +1,168 @@
+"""Which models an engine may serve: those that are known to be right, and nothing else.
+
+Known to be right is a causal language model whose only state is the keys and values of full or
+sliding-window attention, and whose positions mean the same whoever shares the batch. What a config
+says of that is read here. What it does not say is tried, on prompts of a few tokens: the logits of
+a batch must be those of each prompt alone. M1 tries the padded batch that it runs; for M2 to M5,
+which put their own attention into the model, see `flat_probe`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from .flat_probe import UnsupportedError, run_flat
+from .gguf_cache import quiet_transformers
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
+"""Rotary embeddings whose angles depend on a token's own position. `dynamic` and `longrope` also
+look at the longest position in the batch, which may be another request's."""
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+_NUM_TOKENS = (11, 6)
+"""Of the two prompts that are tried; the first is longer than the window of any tiny model."""
+
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3, torch.bfloat16: 0.2, torch.float16: 0.1}
+"""How far logits may be from the expected ones, relative to their length, for a dtype. What is
+wrong is wrong by the order of 1."""
+
+
+def check_flat(model: PreTrainedModel) -> None:
+    """Refuse a model that flat batches and replaced attention (M2 to M5) would change.
+
+    Raises:
+        ValueError: names the class, the model type and what stands in the way.
+    """
+    with _refusals_name(model):
+        _check_config(model)
+        expected = [_alone(model, prompt) for prompt in _prompts(model)]
+        for logits, reference in zip(run_flat(model, _prompts(model)), expected, strict=True):
+            _check_equal(logits, reference, "in a flat batch, with the attention replaced")
+
+
+def check_padded(model: PreTrainedModel) -> None:
+    """Refuse a model that padding on the left and `past_key_values` (M1) would change.
+
+    Raises:
+        ValueError: names the class, the model type and what stands in the way.
+    """
+    with _refusals_name(model):
+        _check_config(model)
+        prompts = _prompts(model)
+        expected = [_alone(model, prompt) for prompt in prompts]
+        width = max(_NUM_TOKENS) - 1  # the last tokens are for the decode step
+        ids, mask = torch.zeros(2, width, dtype=torch.long), torch.zeros(2, width + 1).long()
+        for row, prompt in enumerate(prompts):
+            ids[row, width + 1 - len(prompt) :] = prompt[:-1]
+            mask[row, width + 1 - len(prompt) :] = 1
+        cache = DynamicCache(config=model.config)
+        last = torch.stack([prompt[-1:] for prompt in prompts])
+        for step, (input_ids, seen) in enumerate(((ids, mask[:, :-1]), (last, mask))):
+            positions = (seen.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
+            logits = model(
+                input_ids=input_ids.to(model.device),
+                attention_mask=seen.to(model.device),
+                position_ids=positions.to(model.device),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            ).logits
+            for row, reference in enumerate(expected):
+                # The reference saw the token that is still to come: a causal model does not mind.
+                wanted = reference[len(prompts[row]) - 2 + step]
+                _check_equal(logits[row, -1:], wanted[None], "in a padded batch with a KV cache")
+        if any(not layer.is_initialized for layer in cache.layers):
+            raise UnsupportedError("a layer that keeps no keys and values in `past_key_values`")
+
+
+@contextlib.contextmanager
+def _refusals_name(model: PreTrainedModel) -> Iterator[None]:
+    """Whatever is raised within becomes a refusal that names the model."""
+    name = f"{type(model).__name__} (model type {model.config.model_type})"
+    try:
+        with torch.inference_mode(), quiet_transformers():
+            yield
+    except UnsupportedError as error:
+        raise ValueError(f"{name} cannot be served: it has {error}") from None
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever code we don't know raises
+        lines = str(error).strip().splitlines() or [""]
+        reason = f"{type(error).__name__}: {lines[0]}"
+        raise ValueError(
+            f"{name} cannot be served: a try with two prompts raised {reason}"
+        ) from error
+
+
+def _check_config(model: PreTrainedModel) -> None:
+    """Raise `UnsupportedError` for what the class and the config of a model say."""
+    config = model.config
+    text_config = config.get_text_config(decoder=True)
+    is_known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if not is_known or not isinstance(model, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]):
+        raise UnsupportedError("no causal language model's class")
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedError("cross-attention (it is an encoder-decoder)")
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        for kind in kinds.values() if isinstance(kinds, dict) else [kinds]:
+            if kind is not None and kind not in ROPE_TYPES:
+                raise UnsupportedError(
+                    f"a rotary embedding of type {kind!r}, which depends on the longest position "
+                    f"in the batch; known are {', '.join(ROPE_TYPES)}"
+                )
+    layer_types = set(getattr(text_config, "layer_types", None) or ())
+    if unknown := sorted(layer_types.difference(LAYER_TYPES)):
+        raise UnsupportedError(f"layers of type {', '.join(unknown)}")
+    for layer in DynamicCache(config=config).layers:
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            raise UnsupportedError(f"other state than keys and values ({type(layer).__name__})")
+
+
+def _prompts(model: PreTrainedModel) -> list[torch.Tensor]:
+    """Two prompts of ordinary tokens: no end of text, no place of an image."""
+    config = model.config.get_text_config(decoder=True)
+    special = {
+        token
+        for name, token in {**model.config.to_dict(), **config.to_dict()}.items()
+        if name.endswith(("token_id", "token_index")) and isinstance(token, int)
+    }
+    ids = [token for token in range(config.vocab_size) if token not in special]
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.tensor(ids)[torch.randint(len(ids), (sum(_NUM_TOKENS),), generator=generator)]
+    return list(chosen.split(_NUM_TOKENS))
+
+
+def _alone(model: PreTrainedModel, prompt: torch.Tensor) -> torch.Tensor:
+    """Logits of all tokens of a prompt, `[num_tokens, vocab_size]`, by Hugging Face alone."""
+    input_ids = prompt[None].to(model.device)
+    logits = model(
+        input_ids=input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False
+    ).logits
+    wanted = (1, len(prompt), model.config.get_text_config(decoder=True).vocab_size)
+    if tuple(logits.shape) != wanted:
+        raise UnsupportedError(f"logits of shape {list(logits.shape)}, not {list(wanted)}")
+    return logits[0]
+
+
+def _check_equal(logits: torch.Tensor, expected: torch.Tensor, where: str) -> None:
+    """Raise `UnsupportedError` if logits `[num_tokens, vocab_size]` are not the expected ones."""
+    if logits.shape != expected.shape:
+        raise UnsupportedError(f"no logits for the tokens asked for by `logits_to_keep` {where}")
+    tolerance = _TOLERANCE.get(expected.dtype, 0.2)
+    expected, logits = expected.double(), logits.double()
+    # Entries that a model masks out, with -inf or the like, say nothing. Neither does a NaN.
+    ordinary = (expected.abs() < 1e30) & (logits.abs() < 1e30)
+    difference = ((logits - expected).where(ordinary, 0.0)).norm(dim=-1)
+    error = difference / expected.where(ordinary, 0.0).norm(dim=-1).clamp(min=1e-30)
+    if error.median() > tolerance:
+        raise UnsupportedError(
+            f"other logits {where} than alone (relative error {error.median():.2g})"
+        )
