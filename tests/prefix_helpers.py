@@ -20,6 +20,7 @@ from m4_prefix_chunked.scheduler import Scheduler
 from milestone_llm.engine.plan import StepPlan
 from milestone_llm.engine.request import Request
 from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.models.tiny_models import EOS_TOKEN_ID
 from paged_helpers import VOCAB_SIZE, PagedDevice, expected_tokens, plan_line, step
 
 BLOCK_SIZE = 4
@@ -66,10 +67,12 @@ def request_of(
     n: int = 1,
     seed: int = 0,
     salt: str = "",
+    ignore_eos: bool = True,
     **fields: Any,
 ) -> Request:
     """A request with this prompt, and its further completions, as the engine makes them."""
-    params = SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=True, cache_salt=salt)
+    params = SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=ignore_eos, cache_salt=salt)
+    fields["eos_token_ids"] = frozenset({EOS_TOKEN_ID})
     leader = Request(name, list(token_ids), params, seed=seed, **fields)
     for index in range(1, n):
         fork = Request(
@@ -78,6 +81,7 @@ def request_of(
             params,
             seed=seed + index,
             leader=leader,
+            index=index,
             **fields,
         )
         leader.completions.append(fork)
