@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.container import Container
 from matplotlib.figure import Figure
 
@@ -66,14 +68,12 @@ def step_extents(records: Sequence[Record], by: str) -> Extents:
     check_one_run(records)
     if by == "step":
         return {record["step"]: (record["step"] - 0.5, record["step"] + 0.5) for record in records}
-    extents, now = {}, 0.0
-    for record in records:
-        milliseconds = record["schedule_ms"] + record["execute_ms"] + record["update_ms"]
-        extents[record["step"]] = (now, now + milliseconds / 1000)
-        now += milliseconds / 1000
-    if now == 0:
+    parts = ("schedule_ms", "execute_ms", "update_ms")
+    seconds = [sum(record[part] for part in parts) / 1000 for record in records]
+    if not any(seconds):
         raise ValueError("the trace holds no times: draw it by step")
-    return extents
+    ends = np.cumsum([0.0, *seconds])
+    return {record["step"]: both for record, both in zip(records, pairwise(ends), strict=True)}
 
 
 def _draw(
@@ -92,16 +92,17 @@ def _draw(
         height_ratios=[gantt_height, 1.1, 1.3],
     )
     ends = [end for steps in extents for both in steps.values() for end in both]
-    usages = [np.array(kv_during_steps(records)).T for records in traces]
-    max_capacity = 4 * max(usage.sum(axis=0).max() for usage in usages)
+    usages = [np.array(kv_during_steps(records)) for records in traces]
+    max_tokens = max(usage.sum(axis=1).max() for usage in usages)
     for column, records, steps, usage, label in zip(
         grid.T, traces, extents, usages, labels, strict=True
     ):
         requests, batch, kv = column
         draw_requests(requests, records, steps, order)
-        draw_batch(batch, records, steps)
-        draw_kv(kv, records, steps, usage, max_capacity)
-        last = steps[records[-1]["step"]][1]
+        x = [end for record in records for end in steps[record["step"]]]
+        draw_batch(batch, records, x)
+        draw_kv(kv, records, x, usage, 4 * max_tokens)
+        last = x[-1]
         set_titles(requests, label, _subtitle(records, label, last if by == "time" else None))
         kv.set_xlabel("step" if by == "step" else "seconds spent in steps")
         for axes in column:
@@ -117,20 +118,20 @@ def _draw(
     if by == "step":
         grid[0, 0].xaxis.set_major_locator(whole_numbers())
     figure.align_ylabels(grid[:, 0])
+    _draw_legend(figure, grid.flat, max_columns=int(width / 1.6))
+    return figure
+
+
+def _draw_legend(figure: Figure, panels: Iterable[Axes], max_columns: int) -> None:
+    """One entry for each thing that occurs in the panels."""
     handles: dict[str, Artist] = {}
-    for axes in grid.flat:
+    for axes in panels:
         entries = zip(*axes.get_legend_handles_labels(), strict=True)
         for handle, name in sorted(entries, key=lambda entry: not isinstance(entry[0], Container)):
             handles.setdefault(name, handle)  # the bars of phases before the marks on them
-    num_lines = math.ceil(len(handles) / (width / 1.6))
-    figure.legend(
-        list(handles.values()),
-        list(handles),
-        loc="outside lower center",
-        ncols=math.ceil(len(handles) / num_lines),
-        frameon=False,
-    )
-    return figure
+    num_lines = math.ceil(len(handles) / max_columns)
+    columns, place = math.ceil(len(handles) / num_lines), "outside lower center"
+    figure.legend(list(handles.values()), list(handles), loc=place, ncols=columns, frameon=False)
 
 
 def _subtitle(records: Sequence[Record], label: str, seconds: float | None) -> str:

@@ -1,7 +1,7 @@
 """The three panels of a timeline, each drawn on a matplotlib `Axes`: requests, batch, KV.
 
-All take `extents`, which gives every step its left and right end on the x axis, so that the same
-drawing serves steps and seconds. What is drawn carries its label for the common legend.
+Steps have a left and a right end on the x axis (`Extents`), so that the same drawing serves steps
+and seconds. What is drawn carries its label for the common legend.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from matplotlib.axes import Axes
 from milestone_llm.trace.text import plural
 
 from .picture import whole_numbers
-from .style import CACHED_STYLE, MARKS, PHASE_STYLE, STORED_STYLE, WASTE_STYLE, mark_style
+from .style import (
+    CACHED_STYLE,
+    MARKS,
+    PHASE_STYLE,
+    STORED_STYLE,
+    WASTE_STYLE,
+    PhaseStyle,
+    mark_style,
+)
 from .timeline_spans import (
     Mark,
     Record,
@@ -94,51 +102,41 @@ def _draw_marks(
             axes.scatter(middles, own_lines, **mark_style(kind, 36 if len(line_of) <= 24 else 12))
 
 
-def draw_batch(axes: Axes, records: Sequence[Record], extents: Extents) -> None:
+def draw_batch(axes: Axes, records: Sequence[Record], x: Sequence[float]) -> None:
     """Rows of the batch per step, stacked: decode, prefill, padding."""
-    low = np.zeros(len(records))
-    for phase in ("decode", "prefill", "padding"):
-        rows = [sum(row["phase"] == phase for row in record["batch"]) for record in records]
-        if any(rows):
-            _fill(axes, records, extents, low, low + rows, PHASE_STYLE[phase].area())
-        low = low + rows
+    phases = ("decode", "prefill", "padding")
+    rows = [[sum(row["phase"] == p for row in one["batch"]) for p in phases] for one in records]
+    _stack(axes, x, np.array(rows), [PHASE_STYLE[phase] for phase in phases])
     axes.yaxis.set_major_locator(whole_numbers(5))
 
 
 def draw_kv(
-    axes: Axes, records: Sequence[Record], extents: Extents, usage: np.ndarray, max_capacity: float
+    axes: Axes, records: Sequence[Record], x: Sequence[float], usage: np.ndarray, limit: float
 ) -> None:
     """Tokens stored in the KV cache, those reserved and cached above them, and the capacity.
 
     Args:
         usage: as `kv_during_steps` gives it.
-        max_capacity: one above it is not drawn, for it would flatten the rest.
+        limit: a capacity above it is not drawn, for it would flatten the rest.
     """
-    low = np.zeros(len(records))
-    for tokens, style in zip(usage, (STORED_STYLE, WASTE_STYLE, CACHED_STYLE), strict=True):
-        if any(tokens):
-            _fill(axes, records, extents, low, low + tokens, style.area())
-        low = low + tokens
+    _stack(axes, x, usage, [STORED_STYLE, WASTE_STYLE, CACHED_STYLE])
     kv = records[-1]["kv"]
     used = plural(kv["watermark"], kv["unit"])
     if kv["unit"] != "token":  # m1_single has no pool
         used = f"{kv['watermark']:,} of {plural(kv['total'], kv['unit'])}"
         capacity = kv["total"] * tokens_per_unit(records)
-        if 0 < capacity <= max_capacity:
+        if 0 < capacity <= limit:
             axes.axhline(capacity, color="black", linestyle=(0, (4, 2)), lw=1, label="KV capacity")
     axes.set_title(f"most ever used: {used}", loc="right", fontsize=8)
     axes.yaxis.set_major_locator(whole_numbers(5))
     axes.yaxis.set_major_formatter("{x:,.0f}")
 
 
-def _fill(
-    axes: Axes,
-    records: Sequence[Record],
-    extents: Extents,
-    low: np.ndarray,
-    high: np.ndarray,
-    ink: dict[str, Any],
-) -> None:
-    """An area of steps: each value twice, at both ends of its step."""
-    x = [end for record in records for end in extents[record["step"]]]
-    axes.fill_between(x, np.repeat(low, 2), np.repeat(high, 2), **ink)
+def _stack(axes: Axes, x: Sequence[float], values: np.ndarray, styles: list[PhaseStyle]) -> None:
+    """Areas above one another: `values` is [num_steps, num_styles], `x` both ends of each step."""
+    low = np.zeros(len(x))
+    for column, style in zip(values.T, styles, strict=True):
+        high = low + np.repeat(column, 2)
+        if column.any():
+            axes.fill_between(x, low, high, **style.area())
+        low = high

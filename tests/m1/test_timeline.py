@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import random
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import m1_single
+import m2_batching
+import m3_paged
 import milestone_llm.trace
-from milestone_llm.engine.kv import KVEvent, KVUsage
+from engine_helpers import greedy, make_engine, tiny_model
+from milestone_llm.engine.kv import KVUsage
 from milestone_llm.plots.timeline import draw_timeline, main, step_extents
 from milestone_llm.plots.timeline_spans import (
     Mark,
@@ -46,131 +50,37 @@ def record(step: int, **fields: Any) -> dict[str, Any]:
     return StepRecord(**{**values, "step": step, **fields}).to_dict()
 
 
-@dataclass
-class Job:
-    """A request of the simulated engine below."""
+Job = tuple[int, int]
+"""Tokens of the prompt and of the output."""
 
-    name: str
-    prompt: int
-    output: int
-    arrival: int = 0
-    computed: int = 0
-    made: int = 0
-    swapped: bool = False
-
-    @property
-    def known(self) -> int:
-        return self.prompt + self.made
+CLASSIC: list[Job] = [(6, 10), (48, 100), (20, 50)]
 
 
-def simulate(milestone: str, jobs: list[Job], max_num_seqs: int, **memory: Any) -> list[dict]:
-    """Traces as the engines write them: static in m1, continuous in m2, paged in m3."""
-    is_static, is_paged = milestone == "m1_single", milestone == "m3_paged"
-    num_blocks, mode = memory.get("num_blocks", 64), memory.get("mode", "recompute")
-    max_model_len = memory.get("max_model_len", 256)
-    waiting: list[Job] = []
-    running: list[Job] = []
-    done: list[Job] = []
-    records: list[dict] = []
-    watermark, step = 0, 0
-    jobs = [Job(job.name, job.prompt, job.output, job.arrival) for job in jobs]
+@functools.cache
+def _traced(package: Any, jobs: tuple[Job, ...], **fields: Any) -> list[dict]:
+    fields = {"max_model_len": 256, "max_num_seqs": 3, "trace": "memory", **fields}
+    engine = make_engine(package, tiny_model(num_hidden_layers=1), **fields)
+    prompts, lengths = zip(*jobs, strict=True)
+    engine.generate([[5] * length for length in prompts], [greedy(length) for length in lengths])
+    return [one.to_dict() for one in engine.tracer.records]
 
-    def blocks(job: Job) -> int:
-        return -(-(job.known + 1) // 16)
 
-    while len(done) < len(jobs) or (is_static and running):
-        waiting += [job for job in jobs if job.arrival == step]
-        admitted: list[str] = []
-        resumed: list[str] = []
-        preempted: list[dict[str, str]] = []
-        finished: list[dict[str, str]] = []
-        events: list[KVEvent] = []
-        if is_static and all(job.made == job.output for job in running):
-            running = []
-        while is_paged and len(running) > 1 and sum(map(blocks, running)) > num_blocks:
-            victim = running.pop()
-            victim.swapped = mode == "swap"
-            events.append(KVEvent("swap_out" if victim.swapped else "free", victim.name, [1, 2]))
-            if not victim.swapped:
-                victim.computed = 0
-            waiting.insert(0, victim)
-            preempted.append({"request_id": victim.name, "reason": "no free block"})
-        may_admit = not preempted and not (is_static and running)
-        while may_admit and waiting and len(running) < max_num_seqs:
-            job = waiting[0]
-            if is_paged and sum(map(blocks, [*running, job])) > num_blocks:
-                break
-            running.append(waiting.pop(0))
-            (resumed if job.made else admitted).append(job.name)
-            job.swapped = False
-        batch, counts = [], dict.fromkeys(("prefill", "decode", "padding"), 0)
-        longest = max((job.prompt for job in running), default=0)
-        for job in running:
-            is_padding = job.made == job.output
-            new = 1 if is_padding else job.known - job.computed
-            phase = (
-                "padding" if is_padding else "prefill" if job.computed < job.prompt else "decode"
-            )
-            counts[phase] += new
-            if is_static and phase == "prefill":
-                counts["padding"] += longest - job.prompt
-            batch.append(BatchRow(job.name, phase, job.computed, new, 0, None, []))
-            if not is_padding:
-                job.computed, job.made = job.known, job.made + 1
-                if job.made == job.output:
-                    finished.append({"request_id": job.name, "reason": "length"})
-                    done.append(job)
-        if not is_static:
-            running = [job for job in running if job.made < job.output]
-        elif len(done) == len(jobs):
-            running = []
-        stored = sum(job.computed for job in running if job.made < job.output)
-        if is_paged:
-            used = sum(-(-job.computed // 16) for job in running)
-            reserved, total, unit = used * 16, num_blocks, "block"
-        elif is_static:
-            width = longest + max((job.made for job in running), default=0)
-            used = reserved = width * len(running)
-            total, unit = 0, "token"
-        else:
-            used, total, unit = len(running), max_num_seqs, "slot"
-            reserved = used * max_model_len
-        watermark = max(watermark, used)
-        records.append(
-            StepRecord(
-                step=step,
-                milestone=milestone,
-                schedule_ms=0.1,
-                execute_ms=4 + 0.05 * sum(counts.values()),
-                update_ms=0.1,
-                batch=batch,
-                num_prefill_tokens=counts["prefill"],
-                num_decode_tokens=counts["decode"],
-                num_padding_tokens=counts["padding"],
-                waiting=[job.name for job in waiting if not job.swapped],
-                running=[job.name for job in running if job.made < job.output],
-                swapped=[job.name for job in waiting if job.swapped],
-                admitted=admitted,
-                resumed=resumed,
-                preempted=preempted,
-                finished=finished,
-                kv=KVUsage(unit, total, used, watermark, reserved, stored),
-                events=events,
-            ).to_dict()
-        )
-        step += 1
+def traced(package: Any, jobs: list[Job], **fields: Any) -> list[dict]:
+    """The trace of an engine that serves these requests."""
+    return _traced(package, tuple(jobs), **fields)
+
+
+def many(count: int, longest: int) -> list[Job]:
+    draw = random.Random(0)
+    return [(draw.randint(8, longest), draw.randint(8, longest)) for _ in range(count)]
+
+
+def paged(mode: str) -> list[dict]:
+    """Memory for two requests of five."""
+    fields = {"max_num_seqs": 6, "max_model_len": 48, "kv_cache_tokens": 96, "preemption": mode}
+    records = traced(m3_paged, many(5, 24), **fields)
+    assert any(record["preempted"] for record in records)
     return records
-
-
-CLASSIC = [Job("r0", 6, 10), Job("r1", 48, 100), Job("r2", 20, 50)]
-LATE = [*CLASSIC, Job("r3", 30, 40, arrival=12), Job("r4", 12, 60, arrival=20)]
-
-
-def many(count: int, seed: int = 0, longest: int = 128) -> list[Job]:
-    draw = random.Random(seed)
-    return [
-        Job(f"r{i}", draw.randint(16, longest), draw.randint(16, longest)) for i in range(count)
-    ]
 
 
 def test_neighbouring_steps_in_one_phase_are_one_span() -> None:
@@ -223,7 +133,7 @@ def test_a_running_request_without_a_row_waits_and_a_gap_ends_a_span() -> None:
 
 
 def test_static_batching_of_the_classic_three_gives_exactly_these_spans() -> None:
-    assert request_spans(simulate("m1_single", CLASSIC, 3)) == [
+    assert request_spans(traced(m1_single, CLASSIC)) == [
         Span("r0", "prefill", 0, 0),
         Span("r0", "decode", 1, 9),
         Span("r0", "padding", 10, 99),
@@ -261,7 +171,7 @@ def test_arrival_order_is_rows_before_queues() -> None:
 
 
 def test_useful_share_counts_positions() -> None:
-    static, continuous = simulate("m1_single", CLASSIC, 3), simulate("m2_batching", CLASSIC, 3)
+    static, continuous = traced(m1_single, CLASSIC), traced(m2_batching, CLASSIC)
     useful = 6 + 48 + 20 + 9 + 99 + 49  # prompts, then one position per output but the first
     assert useful_share(static) == pytest.approx(useful / (3 * 48 + 3 * 99))
     assert useful_share(continuous) == 1
@@ -288,13 +198,13 @@ def test_kv_of_a_request_counts_until_the_end_of_its_last_step() -> None:
 
 
 def test_kv_of_a_static_batch_counts_until_its_last_step() -> None:
-    records = simulate("m1_single", CLASSIC, 3)
+    records = traced(m1_single, CLASSIC)
     assert records[-1]["kv"]["reserved_tokens"] == 0
     assert kv_during_steps(records)[-1] == (48 + 99, 2 * (48 + 99), 0)
 
 
 def test_the_capacity_is_in_the_legend_and_in_every_panel(tmp_path: Path) -> None:
-    traces = [simulate("m2_batching", CLASSIC[:n], 3) for n in (1, 3)]
+    traces = [traced(m2_batching, CLASSIC[:n]) for n in (1, 3)]
     text = draw_timeline(traces, ["one", "three"], tmp_path / "map.svg").read_text()
     assert text.count("<!-- KV capacity -->") == 1
     assert text.count("stroke-dasharray: 4,2") == 3
@@ -309,12 +219,9 @@ def test_steps_by_time_follow_one_another() -> None:
 
 
 SCENES = {
-    "static": lambda: [simulate("m1_single", CLASSIC, 3)],
-    "paged": lambda: [
-        simulate("m3_paged", many(12, longest=60), 8, num_blocks=16, mode=mode)
-        for mode in ("recompute", "swap")
-    ],
-    "many": lambda: [simulate("m2_batching", many(256), 32)],
+    "static": lambda: [traced(m1_single, CLASSIC)],
+    "paged": lambda: [paged("recompute"), paged("swap")],
+    "many": lambda: [traced(m2_batching, many(80, 10), max_num_seqs=80)],
 }
 
 
@@ -327,7 +234,7 @@ def test_every_kind_of_trace_gives_a_picture(scene: str, tmp_path: Path) -> None
 
 
 def test_the_same_trace_gives_the_same_svg(tmp_path: Path) -> None:
-    trace = simulate("m2_batching", CLASSIC, 3)
+    trace = traced(m2_batching, CLASSIC)
     pictures = [
         draw_timeline([trace], ["m2"], tmp_path / name, by="time").read_text()
         for name in ("a.svg", "b.svg")
@@ -343,8 +250,8 @@ def write(path: Path, records: list[dict]) -> str:
 
 def test_the_command_draws_several_files(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     files = [
-        write(tmp_path / f"{name}.jsonl", simulate(name, LATE, 3))
-        for name in ("m1_single", "m2_batching")
+        write(tmp_path / f"{package.__name__}.jsonl", traced(package, CLASSIC))
+        for package in (m1_single, m2_batching)
     ]
     output = tmp_path / "both.png"
     main([*files, "-o", str(output), "--labels", "static,continuous"])

@@ -160,9 +160,10 @@ def test_abort_ends_every_completion(num_steps):
     assert [c.finish_reason for c in output.outputs] == ["abort"] * 3
     expected = hf_greedy("llama", PROMPT, 12)
     assert all(c.token_ids == expected[: len(c.token_ids)] for c in output.outputs)
-    assert engine.scheduler.preempter.host.pool.num_used == 0
+    assert set(engine.scheduler.preempter.host.block_tables) <= {"b"}
     assert run_to_end(engine)["b"].token_ids == hf_greedy("llama", PROMPT[:4], 8)
     assert_empty(engine)
+    assert engine.scheduler.preempter.host.pool.num_used == 0
 
 
 def test_an_id_of_a_completion_is_taken_as_long_as_its_request_runs():

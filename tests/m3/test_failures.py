@@ -14,7 +14,7 @@ from engine_helpers import (
     run_to_end,
 )
 from m1_single import RequestOutput
-from milestone_llm.engine.plan import StepPlan
+from milestone_llm.engine.plan import LaunchedStep, StepPlan
 
 PROMPTS = random_prompts([9, 6, 7, 3], seed=11)
 
@@ -41,16 +41,20 @@ class OutOfLuckError(Exception):
 
 
 def break_in_step(engine, is_telling, *, is_late: bool) -> list[StepPlan]:
-    """Raise in the first telling step: before anything is done, or after all of it is."""
+    """Raise in the first telling step: before anything is done, or where its tokens are due."""
     launch, broken = engine.runner.launch, []
+
+    def out_of_luck():
+        raise OutOfLuckError
 
     def breaking(plan):
         if broken or not is_telling(plan):
             return launch(plan)
         broken.append(plan)
-        if is_late:
-            launch(plan)
-        raise OutOfLuckError
+        if not is_late:
+            out_of_luck()
+        launch(plan)
+        return LaunchedStep(wait=out_of_luck)
 
     engine.runner.launch = breaking
     return broken
@@ -79,12 +83,9 @@ def test_a_step_that_raises_gives_everything_back(preemption, what, is_late):
         engine.add_request(prompt, greedy(9, n=n), f"r{number}")
 
     final = run_until_it_raises(engine)
-    failed = {row.request.request_id for row in broken[0].rows}
-    assert not failed & set(engine.scheduler.kv.owners)
-    assert engine.scheduler.kv.pool.num_used == 0  # all that ran were in the step
-    for preemption_ in broken[0].preempted:
-        assert preemption_.request.request_id not in engine.scheduler.host.owners
-        assert not preemption_.request.is_finished
+    scheduler = engine.scheduler
+    assert scheduler.kv.pool.num_used == scheduler.preempter.host.pool.num_used == 0
+    assert not any(victim.request.is_finished for victim in broken[0].preempted)
 
     final |= run_to_end(engine)
     assert final.keys() == {"r0", "r1", "r2", "r3"}
@@ -97,9 +98,9 @@ def test_a_step_that_raises_gives_everything_back(preemption, what, is_late):
             assert completion.token_ids == expected[:num_tokens]
             if completion.finish_reason != "error":
                 assert (completion.finish_reason, num_tokens) == ("length", 9)
-    assert num_errors == sum(len([r.request, *r.request.forks]) for r in broken[0].rows)
+    assert num_errors == sum(len(row.sampling_requests) for row in broken[0].rows)
     assert_empty(engine)
-    assert engine.scheduler.host.pool.num_used == 0
+    assert scheduler.preempter.host.pool.num_used == 0
 
     again = engine.generate(PROMPTS, greedy(5, n=2))
     for prompt, output in zip(PROMPTS, again, strict=True):
@@ -119,7 +120,7 @@ def test_a_failed_step_is_traced_with_what_it_freed():
         {"request_id": "a", "reason": "error"},
         {"request_id": "a/1", "reason": "error"},
     ]
-    assert [event.type for event in record.events] == ["alloc", "free"]
+    assert [event.type for event in record.events] == ["alloc", "share", "free", "free"]
     assert record.kv.used == 0
     (output,) = engine.step()
     assert [completion.finish_reason for completion in output.outputs] == ["error", "error"]

@@ -90,9 +90,12 @@ CONFIGS = st.fixed_dictionaries(
 def assert_nothing_left(engine: Any) -> None:
     stats = engine.stats()
     assert stats["kv"]["free"] == stats["kv"]["total"]
-    assert engine._in_flight is None
-    if engine.decoder is not None:
-        assert not engine.runner.row_of
+    assert not engine.has_unfinished_requests()
+    if engine.decoder is not None:  # rows are taken back with the next launch
+        rows = engine.runner.rows
+        assert all(request.is_finished for _, request in rows.values())
+        used = [row for row, _ in rows.values()]
+        assert sorted(used + engine.runner.free_rows) == list(range(engine.config.max_num_seqs))
 
 
 def check_same_tokens(family: str, device: str, is_host_paced: bool, config: Any) -> None:

@@ -16,7 +16,7 @@ from m5_kernels.kernels.backend import HAS_TRITON
 PROGRAM = """
     import m4_prefix_chunked, m5_kernels
     from m1_single import SamplingParams
-    from m1_single.tiny_models import build_tiny_model
+    from milestone_llm.models.tiny_models import build_tiny_model
     from m5_kernels.kernels import backend
 
     assert backend.INTERPRETED

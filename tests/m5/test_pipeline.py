@@ -8,10 +8,10 @@ import weakref
 from typing import Any
 
 import pytest
+import torch
 
 import m5_kernels
 from m1_single import SamplingParams
-from m5_kernels.scheduler import PLACEHOLDER
 from milestone_llm.models.tiny_models import build_tiny_model
 
 PROMPT = [5, 9, 33, 60, 7]
@@ -65,19 +65,51 @@ def test_a_row_launched_for_a_request_that_had_stopped_is_padding() -> None:
     assert engine.stats()["kv"]["used"] == 0
 
 
-def test_no_placeholder_is_seen_when_a_request_is_aborted_under_way() -> None:
+def finals(engine: Any) -> dict[str, Any]:
+    """Step to the end; the last output of each request."""
+    final = {}
+    while engine.has_unfinished_requests():
+        final.update({output.request_id: output for output in engine.step()})
+    return final
+
+
+def test_a_request_aborted_under_way_has_the_tokens_that_had_come_and_its_id_is_free_again() -> (
+    None
+):
     engine = make_engine()
     request_id = engine.add_request(PROMPT, greedy(8))
     engine.step()
     engine.step()
-    assert engine.requests[request_id].token_ids[-1] == PLACEHOLDER
+    request = engine.requests[request_id]
+    assert (request.num_output_tokens, request.num_in_flight) == (1, 1)
     output = engine.abort(request_id)
     assert output.token_ids == alone()[:1]
     again = engine.add_request(PROMPT, greedy(8), request_id=request_id)
-    final = {}
-    while engine.has_unfinished_requests():
-        final.update({output.request_id: output for output in engine.step()})
-    assert final[again].token_ids == alone()
+    assert finals(engine)[again].token_ids == alone()
+
+
+def test_a_name_used_again_while_a_row_of_its_first_owner_is_under_way_gets_its_own_tokens() -> (
+    None
+):
+    engine = make_engine()
+    engine.add_request(PROMPT, greedy(20), "other")
+    engine.add_request(PROMPT[::-1], greedy(20), "a")
+    for _ in range(4):
+        engine.step()
+    engine.abort("a")
+    engine.add_request(PROMPT, greedy(8), "a")
+    final = finals(engine)
+    assert (final["a"].token_ids, final["other"].token_ids) == (alone(), alone(20))
+
+
+def test_aborting_the_last_request_leaves_nothing_under_way() -> None:
+    engine = make_engine()
+    request_id = engine.add_request(PROMPT, greedy(8))
+    for _ in range(3):
+        engine.step()
+    engine.abort(request_id)
+    assert engine.stats()["steps"] == len(engine.tracer.records) == 3, "the third is settled"
+    assert (engine.step(), engine.stats()["steps"]) == ([], 3)
 
 
 def test_a_block_completed_by_a_token_under_way_is_found_later() -> None:
@@ -88,47 +120,106 @@ def test_a_block_completed_by_a_token_under_way_is_found_later() -> None:
     assert output.metrics.num_cached_tokens == 24
 
 
-def test_logprobs_pause_the_pipeline_and_only_as_long_as_they_are_asked_for() -> None:
+@pytest.mark.parametrize("special", [{"logprobs": 1}, {"repetition_penalty": 1.1}, {"n": 2}])
+def test_what_the_host_must_sample_pauses_the_pipeline_as_long_as_it_is_there(special: Any) -> None:
     engine = make_engine()
-    engine.add_request(PROMPT, greedy(8))
+    assert engine.num_steps_ahead == 1
+    engine.add_request(PROMPT, greedy(8), "r0")
+    assert engine.step() == [], "its first token is under way"
+    engine.add_request(PROMPT[:4], greedy(2, **special), "r1")
+    assert engine.num_steps_ahead == 0
+    outputs = {output.request_id: output for output in engine.step()}
+    assert [len(outputs[name].token_ids) for name in ("r0", "r1")] == [2, 1], "nothing is late"
     engine.step()
-    assert engine._in_flight is not None
-    engine.add_request(PROMPT, greedy(2, logprobs=1))
-    engine.step()
-    assert engine._in_flight is None
-    final = {}
+    assert "r1" not in engine.requests
+    assert engine.num_steps_ahead == 1
+    assert engine.step() == [], "late again"
+    assert finals(engine)["r0"].token_ids == alone()
+
+
+@pytest.mark.parametrize("fields", [{"enforce_eager": True}, {"async_scheduling": False}])
+def test_without_pipelining_a_step_gives_its_tokens_itself(fields: Any) -> None:
+    engine = make_engine(**fields)
+    engine.add_request(PROMPT, greedy(3))
+    seen = []
     while engine.has_unfinished_requests():
-        final.update({output.request_id: output for output in engine.step()})
-        if len(final) == 2 and final["r1"].finished and engine.has_unfinished_requests():
-            assert engine.is_pipelined
-    assert [final[name].token_ids for name in ("r0", "r1")] == [alone(), alone()[:2]]
+        seen.append([output.token_ids for output in engine.step()])
+    assert seen == [[alone()[:1]], [alone()[:2]], [alone()[:3]]]
 
 
 @pytest.mark.parametrize("where", ["launch", "collect"])
+@pytest.mark.parametrize("num_steps", [1, 2, 3])
 def test_a_step_that_raises_ends_its_requests_and_keeps_those_that_wait(
-    where: str, monkeypatch: pytest.MonkeyPatch
+    where: str, num_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(max_num_seqs=1)
-    engine.add_request(PROMPT, greedy(8))
-    engine.add_request(PROMPT, greedy(8))
-    for _ in range(3):
+    for name in ("r0", "r1"):
+        engine.add_request(PROMPT, greedy(8), name)
+    for _ in range(num_steps):
         engine.step()
-    good = getattr(engine.runner, where)
 
     def bad(*_: Any) -> None:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(engine.runner, where, bad)
-    with pytest.raises(RuntimeError, match="device is gone"):
-        engine.step()
-    monkeypatch.setattr(engine.runner, where, good)
-    final = {}
-    while engine.has_unfinished_requests():
-        final.update({output.request_id: output for output in engine.step()})
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, where, bad)
+        with pytest.raises(RuntimeError, match="device is gone"):
+            engine.step()
+    assert not engine.runner.rows
+    final = finals(engine)
     assert final["r0"].finish_reason == "error"
+    # A launch that fails leaves the step before as it was: its token is taken in.
+    num_tokens = num_steps if where == "launch" else num_steps - 1
+    assert final["r0"].token_ids == alone()[:num_tokens]
     assert (final["r1"].token_ids, final["r1"].finish_reason) == (alone(), "length")
     assert engine.stats()["kv"]["used"] == 0
-    assert not engine.runner.row_of
+
+
+@pytest.mark.parametrize("where", ["launch", "collect"])
+def test_ctrl_c_under_way_ends_nobody(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(max_num_seqs=1)
+    for name in ("r0", "r1"):
+        engine.add_request(PROMPT, greedy(8), name)
+    for _ in range(3):
+        engine.step()
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    final = finals(engine)
+    assert [final[name].token_ids for name in ("r0", "r1")] == [alone(), alone()]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_row_without_a_token_ends_its_request_and_its_next_row_is_padding(
+    value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    engine.add_request(PROMPT, greedy(8), "good")
+    engine.add_request(PROMPT[::-1], greedy(8), "bad")
+    for _ in range(3):
+        engine.step()
+    logits = engine.decoder.logits
+
+    def spoilt(hidden: torch.Tensor) -> torch.Tensor:
+        found = logits(hidden)
+        found[1] = value
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.decoder, "logits", spoilt)
+        engine.step()
+    final = finals(engine)
+    assert (final["good"].token_ids, final["good"].finish_reason) == (alone(), "length")
+    assert (len(final["bad"].token_ids), final["bad"].finish_reason) == (3, "error")
+    rows = [row for record in engine.tracer.records for row in record.batch]
+    padding = [row.request_id for row in rows if row.phase == "padding"]
+    assert padding == ["bad"]
+    assert engine.stats()["kv"]["used"] == 0
 
 
 def test_a_preempted_request_keeps_the_token_that_was_under_way() -> None:
@@ -138,9 +229,8 @@ def test_a_preempted_request_keeps_the_token_that_was_under_way() -> None:
     assert [output.token_ids for output in outputs] == [alone(40)] * 3
 
 
-def test_what_was_there_before_is_kept_from_the_garbage_collector_but_engines_are_not() -> None:
+def test_an_engine_that_nobody_holds_any_more_is_collected() -> None:
     engine = make_engine()
-    assert gc.get_freeze_count() > 100_000
     engine.generate([PROMPT], greedy(3))
     seen = weakref.ref(engine)
     del engine

@@ -14,7 +14,7 @@ def test_launchers_run_their_twins_without_triton() -> None:
         import torch
         from m5_kernels import decoder
         from m5_kernels.kernels import backend, flash_decode, sample, step_metadata
-        from m5_kernels.measure import PagedBatch
+        from m5_kernels.tools.measure import PagedBatch
         assert not backend.HAS_TRITON
         batch = PagedBatch.random([5, 9], [1, 1], 2, 1, 16, 4, torch.float32, "cpu")
         output = flash_decode.flash_decode(
