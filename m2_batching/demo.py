@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--max-num-batched-tokens",
         type=numbers(1),
-        default=[2048],
+        default="2048",
         metavar="N[,N...]",
         help="tokens of a step; several are run one after the other and compared",
     )

@@ -23,9 +23,12 @@ from .prefix_tree import PrefixTree, print_prefix_tree
 def shared_prefix(args: argparse.Namespace, loaded: LoadedModel, picture: Path) -> None:
     """Serve prompts with one beginning, cached and not; show who paid and what the cache holds."""
     questions = args.prompts or list(QUESTIONS)
-    work, keeper = Work(args, loaded, requests(args, loaded, questions)), TreeKeeper()
+    work = Work(args, loaded, requests(args, loaded, questions))
     changes: dict[str, Any] = {"max_model_len": work.longest, "max_num_batched_tokens": None}
-    cached = work.run("cached", m4_prefix_chunked, keeper.watch, **changes)
+    engine = work.engine(m4_prefix_chunked, **changes)
+    keeper = TreeKeeper(engine)
+    engine.tracer.sinks.append(keeper)
+    cached = work.serve("cached", engine)
     changes |= {"enable_prefix_caching": False, "trace": None}
     runs = [cached, work.run("not cached", m4_prefix_chunked, **changes)]
     show.step(cached, cached.records[0], "The first request pays")
@@ -37,7 +40,7 @@ def shared_prefix(args: argparse.Namespace, loaded: LoadedModel, picture: Path) 
     print_prefix_tree(keeper.latest, console, loaded.tokenizer and loaded.tokenizer.decode)
     show.answers(cached, questions)
     show.summary(runs)
-    print_counts(cached.engine.stats()["prefix_cache"])
+    print_counts(engine.stats()["prefix_cache"])
     show.timeline(runs, picture, by="time")  # there a pause is as wide as it was long
 
 
@@ -59,10 +62,8 @@ class TreeKeeper:
     latest: PrefixTree
     step: int
 
-    def watch(self, engine: Any) -> TreeKeeper:
-        """Keep the trees of this engine."""
+    def __init__(self, engine: Any) -> None:
         self.scheduler, self.requests = engine.scheduler, dict[str, Request]()
-        return self
 
     def __call__(self, record: StepRecord) -> None:
         """Take note of one step."""

@@ -28,7 +28,7 @@ def demo_parser(milestone: str, description: str | None) -> argparse.ArgumentPar
     add = parser.add_argument
     add_options(parser, "model")
     add("--prompts", nargs="+", metavar="TEXT", help="your own instead of the demo's")
-    meaning = "output tokens of every request, unless EOS comes before (default: the demo's own)"
+    meaning = "output tokens of every request instead of the demo's own, unless EOS comes before"
     add("--max-tokens", type=positive, metavar="N", help=meaning)
     add("--temperature", type=float, default=0.0, help="0 is greedy")
     add_options(parser, "max-num-seqs", "seed", "threads", "trace", "out")

@@ -51,14 +51,19 @@ def steps(run: DemoRun) -> None:
     """The steps in which something happened, unless all have been shown."""
     if not run.prints_steps:
         headline(f"{run.label[:1].upper()}{run.label[1:]}, step by step")
-        print_changes(run.records, ConsoleSink(console))
+        print_changes(run.records, _sink(run))
 
 
 def step(run: DemoRun, record: StepRecord, what: str) -> None:
     """One step, unless all have been shown."""
     headline(f"{what} (step {record.step})")
     if not run.prints_steps:
-        ConsoleSink(console)(record)
+        _sink(run)(record)
+
+
+def _sink(run: DemoRun) -> ConsoleSink:
+    tokenizer = run.engine.tokenizer
+    return ConsoleSink(console, decode=tokenizer and tokenizer.decode)
 
 
 def answers(run: DemoRun, prompts: Sequence[str] = ()) -> None:

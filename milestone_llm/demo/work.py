@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import cycle
 from typing import Any
@@ -81,21 +81,13 @@ class Work:
         engine.tracer = engine.tracer or Tracer()
         return engine
 
-    def run(
-        self,
-        label: str,
-        milestone: Any,
-        sink_for: Callable[[Any], Callable[[StepRecord], None]] | None = None,
-        **changes: Any,
-    ) -> DemoRun:
-        """Serve the requests behind a progress bar, which makes room for a trace on the console.
+    def run(self, label: str, milestone: Any, **changes: Any) -> DemoRun:
+        """Serve the requests with an engine of a milestone's package."""
+        return self.serve(label, self.engine(milestone, **changes))
 
-        Args:
-            sink_for: makes a further sink of the trace from the engine.
-        """
-        run = DemoRun(label, self.engine(milestone, **changes), self.items, [])
-        if sink_for is not None:
-            run.engine.tracer.sinks.append(sink_for(run.engine))
+    def serve(self, label: str, engine: Any) -> DemoRun:
+        """Serve the requests behind a progress bar, which makes room for a trace on the console."""
+        run = DemoRun(label, engine, self.items, [])
         total = sum(item.params.max_tokens * item.params.n for item in self.items)
         num_tokens = 0
         with progress_bar(is_hidden=run.prints_steps) as bar:
@@ -106,7 +98,7 @@ class Work:
                 num_tokens += len(changed)
                 bar.update(task, completed=num_tokens, count=f"{num_tokens} of {total} tokens")
 
-            run.outputs = serve(run.engine, self.items, chat=self.is_chat, on_step=on_step)
+            run.outputs = serve(engine, self.items, chat=self.is_chat, on_step=on_step)
         return run
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import groupby
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.padding import Padding
 from rich.rule import Rule
 from rich.table import Table
@@ -35,7 +35,7 @@ _COLUMNS = (
 _DROP_ORDER = ("text", "positions", "sampled", "slot", "blocks", "cached", "context", "tokens")
 """Columns that go first where the console is narrow: rich makes columns narrower, never fewer."""
 _NUMBERS = ("tokens", "context", "sampled", "cached", "slot")
-_PHASE_STYLE = {"prefill": "bold", "decode": "", "padding": "dim"}
+_STYLE = {"prefill": "bold", "decode": "", "padding": "dim"}
 _NONE = Text("-")
 
 
@@ -97,18 +97,21 @@ class ConsoleSink:
         if not rows:
             return Text("nothing to compute")
         cells = [self._cells(row, record.kv.unit) for row in rows]
-        names = [name for name in _COLUMNS if any(name in own for own in cells)]
-        for dropped in ("", *_DROP_ORDER):
-            names = [name for name in names if name != dropped]
-            table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-            for name in names:
-                _add_column(table, name, [own.get(name, _NONE) for own in cells])
-            for row, own in zip(rows, cells, strict=True):
-                style = _PHASE_STYLE[row.phase]
-                table.add_row(*(own.get(name, _NONE) for name in names), style=style)
-            endless = self.console.options.update_width(1 << 20)
-            if self.console.measure(table, options=endless).minimum <= self.console.width - _INDENT:
-                break
+        columns = {name: [own.get(name, _NONE) for own in cells] for name in _COLUMNS}
+        widths = {
+            name: max(len(name), *(cell.cell_len for cell in column))
+            for name, column in columns.items()
+            if any(name in own for own in cells)
+        }
+        for name in _DROP_ORDER:
+            if sum(width + 2 for width in widths.values()) - 2 > self.console.width - _INDENT:
+                widths.pop(name, None)
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        for name in widths:
+            justify: JustifyMethod = "right" if name in _NUMBERS else "left"
+            table.add_column(name, justify=justify, no_wrap=name != "blocks", overflow="crop")
+        for index, row in enumerate(rows):
+            table.add_row(*(columns[name][index] for name in widths), style=_STYLE[row.phase])
         if not rest:
             return table
         parts = []
@@ -185,18 +188,6 @@ class ConsoleSink:
         """A request's id in its colour."""
         color = request_color(self._index.setdefault(name, len(self._index)))
         return Text(form.format(fit(safe(name, self.glyphs), _MAX_ID_WIDTH, self.glyphs)), color)
-
-
-def _add_column(table: Table, name: str, cells: list[Text | Words]) -> None:
-    """Lists of blocks may be shortened, all else is shown in full."""
-    texts = [Text(name), *(cell for cell in cells if isinstance(cell, Text))]
-    table.add_column(
-        Text(name),
-        justify="right" if name in _NUMBERS else "left",
-        min_width=max(text.cell_len for text in texts),
-        no_wrap=name != "blocks",
-        overflow="crop",
-    )
 
 
 def print_changes(records: list[StepRecord], sink: ConsoleSink | None = None) -> None:

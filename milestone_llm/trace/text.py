@@ -45,8 +45,6 @@ ASCII = Glyphs(True, "...", "#+.", {"prefill": ">", "decode": "*", "padding": "x
 class Words:
     """Words in one line of a table: as many as its column has room for, and the last.
 
-    It tells rich how narrow it may become, so that a table shrinks it before other columns.
-
     >>> Words([str(number) for number in range(90)], ASCII).line(14).plain
     '0 1 2 3 ... 89'
     """
@@ -67,9 +65,14 @@ class Words:
             words[count:-1] = [Text(self.glyphs.gap)]
         return Text(self.lead).append_text(Text(" ").join(words)).append(self.tail)
 
+    @property
+    def cell_len(self) -> int:
+        """Cells that it can make do with: 10, if the words need as many."""
+        return min(10, self.line().cell_len)
+
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """At least 10 cells, if the words need as many."""
-        return Measurement(min(10, self.line().cell_len), self.line().cell_len)
+        """Tells rich how narrow it may become, so that a table shrinks it before other columns."""
+        return Measurement(self.cell_len, self.line().cell_len)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The line for the width that the table gives."""

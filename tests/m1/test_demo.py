@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import bdb
+import io
+import pdb
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from m1_single import LLMEngine
 from m1_single.demo import main
+from milestone_llm import cli
 from milestone_llm.demo.show import milliseconds
+from milestone_llm.models.checkpoint import DEFAULT_MODEL
 from milestone_llm.trace.tracer import read_jsonl
 
 PNG = b"\x89PNG\r\n"
+MILESTONES = "m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked", "m5_kernels"
 TINY = ["--model", "tiny-llama"]
 
 
@@ -93,19 +102,61 @@ def test_bad_options_end_with_usage(
     assert "usage: python -m m1_single.demo" in capsys.readouterr().err
 
 
-def test_ctrl_c_ends_cleanly(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("end", [KeyboardInterrupt, bdb.BdbQuit], ids=["Ctrl-C", "quit in pdb"])
+def test_the_user_s_end_is_a_clean_end(
+    end: type[BaseException],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engines = []
 
     def step(self: LLMEngine) -> list[object]:
         engines.append(self)
-        raise KeyboardInterrupt
+        raise end
 
     monkeypatch.setattr(LLMEngine, "step", step)
     assert main([*TINY, "--out", str(tmp_path)]) == 130
     assert "Stopped" in capsys.readouterr().err
     assert not engines[0].has_unfinished_requests()
+
+
+def test_a_breakpoint_suspends_the_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    stops = []
+    monkeypatch.setattr(sys, "gettrace", lambda: None)  # whatever watches the tests
+    monkeypatch.setattr(cli, "log_console", Console(file=io.StringIO(), force_terminal=True))
+    monkeypatch.setattr(
+        pdb.Pdb, "set_trace", lambda self, frame: stops.append(frame.f_code.co_name)
+    )
+    before = pdb.set_trace
+    with cli.progress_bar() as bar:
+        task = bar.add_task("work", total=2, count="")
+        assert bar.live.is_started
+        pdb.set_trace()
+        assert not bar.live.is_started
+        bar.update(task, completed=1)
+        assert bar.live.is_started, "nobody debugs any more"
+    assert [frame.f_code for frame in stops] == [sys._getframe().f_code]
+    assert pdb.set_trace == before
+
+
+@pytest.mark.parametrize("option", ["--out", "--trace"])
+def test_output_paths_are_tried_before_the_work(
+    option: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LLMEngine, "step", lambda self: pytest.fail("there was work"))
+    (tmp_path / "file").touch()
+    assert main([*TINY, "--out", str(tmp_path), option, str(tmp_path / "file" / "t.jsonl")]) == 2
+    assert "file" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "trying leaves nothing behind"
+
+
+def test_commands_are_parsed_without_torch() -> None:
+    modules = [f"{name}.demo" for name in MILESTONES] + ["m4_prefix_chunked.stress"]
+    code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    assert cli.OPTIONS["model"]["default"] == DEFAULT_MODEL
 
 
 def test_times_are_short() -> None:
