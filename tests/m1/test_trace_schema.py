@@ -20,7 +20,8 @@ from engine_helpers import (
 )
 from milestone_llm.engine.kv import KVEvent, KVUsage
 from milestone_llm.engine.plan import Preemption, ScheduledRequest, StepPlan
-from milestone_llm.trace.records import StepRecord, batch_rows
+from milestone_llm.engine.protocols import SettledStep
+from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.tracer import Tracer, read_jsonl
 
 SCHEMA: dict[str, Any] = {
@@ -108,29 +109,23 @@ def test_every_record_has_exactly_the_fields_of_the_schema(package):
         assert {event["type"] for event in line["events"]} <= EVENTS
 
 
-def test_a_record_of_everything_fits_the_schema_too():
-    """What M1 and M2 never do, so that the schema is checked in full from the start."""
+def a_step_of_everything() -> tuple[Any, Any]:
+    """What M1 and M2 never do, and the queues after it."""
     request = make_request("r1")
     row = ScheduledRequest(request, 0, 4, blocks=[3], num_cached_tokens=0)
     plan = StepPlan([row], [request], [request], [Preemption(request, "no free block for r2")])
-    scheduler = types.SimpleNamespace(
-        waiting=[],
-        running=[request],
-        kv_usage=lambda: KVUsage("block", 64, 40, 51, 640, 598, cached=10),
-    )
-    record = StepRecord.of(
-        step=12,
-        milestone="m4_prefix_chunked",
-        times=[0.0, 0.001, 0.003, 0.0035],
-        plan=plan,
-        rows=batch_rows(plan, {}),
-        scheduler=scheduler,
-        finished=[],
-        events=[KVEvent("alloc", "r1", [9]), KVEvent("evict", None, [4])],
-    )
-    data = record.to_dict()
+    events = [KVEvent("alloc", "r1", [9]), KVEvent("evict", None, [4])]
+    times = [0.0, 0.001, 0.003, 0.0035]
+    step = SettledStep(12, "m4_prefix_chunked", times, plan, {}, [("r0", "stop")], events)
+    usage = KVUsage("block", 64, 40, 51, 640, 598, cached=10)
+    return step, types.SimpleNamespace(waiting=[], running=[request], kv_usage=lambda: usage)
+
+
+def test_a_record_of_everything_fits_the_schema_too():
+    data = StepRecord.of(*a_step_of_everything()).to_dict()
     assert_fits(data, SCHEMA)
     assert (data["schedule_ms"], data["execute_ms"], data["update_ms"]) == (1.0, 2.0, 0.5)
+    assert data["finished"] == [{"request_id": "r0", "reason": "stop"}]
     assert data["kv"]["free"] == 24
 
 
@@ -224,9 +219,15 @@ def test_an_option_of_the_engine_goes_before_the_environment(monkeypatch, capsys
     assert capsys.readouterr().out == ""
 
 
-def test_every_sink_sees_every_record():
+def test_every_sink_sees_every_record_and_one_that_fails_no_more():
     seen: list[list[Any]] = [[], []]
-    tracer = Tracer([seen[0].append, seen[1].append])
-    record: Any = object()
-    tracer.record(record)
-    assert seen == [[record], [record]] == [tracer.records] * 2
+
+    def full_disk(record: Any) -> None:
+        raise OSError("no space left")
+
+    tracer = Tracer([seen[0].append, full_disk, seen[1].append])
+    with pytest.warns(RuntimeWarning, match="the trace ends with step 12: no space left"):
+        tracer.record(*a_step_of_everything())
+    tracer.record(*a_step_of_everything())
+    assert [len(each) for each in seen] == [2, 2]
+    assert seen == [tracer.records] * 2

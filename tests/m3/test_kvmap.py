@@ -77,8 +77,8 @@ def test_history_names_all_holders_of_a_shared_block() -> None:
 
 def test_a_run_ends_where_the_holder_changes_or_begins_anew() -> None:
     states = [BlockState(step, 4, 8) for step in range(5)]
-    for state, owner, stored in zip(states, "aab", (3, 4, 1), strict=False):
-        state.holders, state.stored = {2: [owner]}, {2: stored}
+    for state, holder, stored in zip(states, "aab", (3, 4, 1), strict=False):
+        state.holders, state.stored = {2: [holder]}, {2: stored}
     states[4].holders, states[4].stored = {2: ["b"]}, {2: 2}
     runs = block_runs(states)
     assert [(run.holders, run.first, run.last, run.stored) for run in runs] == [
