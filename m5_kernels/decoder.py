@@ -119,7 +119,7 @@ class FusedDecoder:
         if isinstance(model, (str, Path)):
             from transformers import AutoConfig  # slow to import, and only needed here
 
-            hf_config = AutoConfig.from_pretrained(model)
+            hf_config = AutoConfig.from_pretrained(model, trust_remote_code=False)
             dtype = dtype or hf_config.dtype or torch.float32
             device = device or "cpu"
             weights = _read_safetensors(Path(model))

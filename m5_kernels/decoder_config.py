@@ -1,6 +1,7 @@
 """What the fused decoder must know of a model, read from its Hugging Face config.
 
-Anything that the decoder does not compute is refused here by name.
+Anything that the decoder does not compute is refused here by name; the engine then runs Hugging
+Face's modules under its own attention (`hf_runner`).
 """
 
 from __future__ import annotations
@@ -74,6 +75,15 @@ class DecoderConfig:
             has_qk_norm=family == "qwen3",
             is_tied=config.tie_word_embeddings,
         )
+
+
+def is_fusible(config: Any) -> bool:
+    """Whether the fused decoder computes all that a Hugging Face config asks for."""
+    try:
+        DecoderConfig.from_hf(config)
+    except ValueError:
+        return False
+    return True
 
 
 def rope_table(config: Any, max_positions: int | None = None) -> torch.Tensor:

@@ -26,7 +26,7 @@ from milestone_llm.trace.tracer import Tracer
 
 from .config import EngineConfig
 from .decoder import FusedDecoder
-from .decoder_config import FAMILIES
+from .decoder_config import is_fusible
 from .hf_runner import HFRunner
 from .runner import FusedRunner, is_host_paced
 
@@ -53,7 +53,7 @@ class LLMEngine(BaseEngine):
     def build_scheduler(self) -> Scheduler:
         """M4's schedule. The decoder comes first: KV memory gets what its weights leave."""
         self.decoder: FusedDecoder | None = None
-        if self.model.config.model_type in FAMILIES:
+        if is_fusible(self.model.config):
             self.decoder = FusedDecoder.from_hf(
                 self.model, max_positions=self.max_model_len, consume=self._owns_model
             )

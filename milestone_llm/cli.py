@@ -180,7 +180,7 @@ def run_command(
     is_debugged = sys.gettrace() is not None  # `python -m pdb` wants to see its own `quit`
     try:
         before(args)
-        from milestone_llm.models.gguf_cache import quiet_transformers
+        from milestone_llm.models.pretrained import quiet_transformers
 
         if getattr(args, "threads", None):
             import torch

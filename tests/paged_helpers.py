@@ -86,10 +86,6 @@ class PagedDevice:
         for blocks in (self.blocks, self.host_blocks):
             blocks[:] = [[-9] * self.block_size for _ in blocks]
 
-    def break_off(self, plan: StepPlan) -> None:
-        """A step that raises half way."""
-        self.reset()
-
     def run(self, plan: StepPlan) -> dict[str, SampledToken]:
         """Move blocks, write, read, sample."""
         for source, target in plan.swap_outs:

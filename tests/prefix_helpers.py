@@ -142,7 +142,7 @@ class Life:
     def fail(self) -> StepPlan:
         """Plan a step whose forward raises half way."""
         plan = self.scheduler.schedule()
-        self.device.break_off(plan)
+        self.device.reset()
         self.scheduler.fail(plan)
         self.scheduler.check_invariants()
         return plan

@@ -17,7 +17,7 @@ from milestone_llm.models.checkpoint import (
     max_position,
     stop_token_ids,
 )
-from milestone_llm.models.kv_shape import KVShape
+from milestone_llm.models.kv_shape import kv_bytes_per_token
 
 from .config import EngineConfig
 from .inputs import Prompt
@@ -254,7 +254,7 @@ class BaseEngine(ABC):
             "kv": {
                 **asdict(kv),
                 "free": kv.free,
-                "bytes_per_token": KVShape.of(self.model).bytes_per_token,
+                "bytes_per_token": kv_bytes_per_token(self.model),
                 **milestone.get("kv", {}),
             },
         }

@@ -15,14 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .gguf_cache import converted_folder, file_key, packaged_gguf, quiet_transformers
+from .gguf_cache import converted_folder, file_key, packaged_gguf
+from .pretrained import from_pretrained, load_whole_model
 from .tiny_models import TINY_FAMILIES, build_tiny_model
 
 __all__ = [
@@ -191,20 +187,26 @@ def _cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
 def _load_named(
     model: str | Path, dtype: torch.dtype, wants_tokenizer: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, str]:
+    if not isinstance(model, (str, Path)) or not str(model).strip():
+        raise ValueError(
+            f"a model is named by a Hugging Face id, a folder or a .gguf file, not by {model!r}"
+        )
     text, path = str(model), Path(model).expanduser()
-    if path.suffix == ".gguf" and path.is_file():
-        source, name = str(converted_folder(path, file_key(path))), path.stem
+    if text == DEFAULT_MODEL and not path.is_dir():
+        source, name = str(converted_folder(*packaged_gguf())), DEFAULT_MODEL
+    elif text.startswith("tiny-") and not path.is_dir():
+        return build_tiny_model(text.removeprefix("tiny-")), None, text
     elif path.is_dir():
         source, name = str(path), path.resolve().name
-    elif text == DEFAULT_MODEL:
-        source, name = str(converted_folder(*packaged_gguf())), DEFAULT_MODEL
-    elif text.startswith("tiny-"):
-        return build_tiny_model(text.removeprefix("tiny-")), None, text
+    elif path.suffix == ".gguf" and path.is_file():
+        source, name = str(converted_folder(path, file_key(path))), path.stem
+    elif path.exists():
+        raise ValueError(f"{text} is neither a folder nor a .gguf file")
     elif path.suffix == ".gguf" or not _HUB_ID.fullmatch(text):
         raise ValueError(f"there is no file or folder {text}")
     else:
         source = name = text
-    ready = _from_pretrained(AutoModelForCausalLM, source, dtype=dtype)
+    ready = load_whole_model(source, dtype=dtype)
     return ready, _load_tokenizer(source) if wants_tokenizer else None, name
 
 
@@ -213,26 +215,4 @@ def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
     folder = Path(source).expanduser()
     if folder.is_dir() and not any((folder / file).exists() for file in _TOKENIZER_FILES):
         return None
-    return _from_pretrained(AutoTokenizer, source)
-
-
-def _from_pretrained(auto_class: Any, source: str, **options: Any) -> Any:
-    """`auto_class.from_pretrained`, from the network only if `source` is no local folder."""
-    is_local = Path(source).expanduser().is_dir()
-    try:
-        with quiet_transformers(progress_bars=not is_local):
-            return auto_class.from_pretrained(
-                str(Path(source).expanduser()) if is_local else source,
-                local_files_only=is_local,
-                **options,
-            )
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        if is_local:
-            message = f"cannot load the folder {source}: {lines[0]}"
-        else:
-            message = (
-                f"cannot load {source!r} from the Hugging Face hub: {lines[0]} "
-                f"Give a local folder or a .gguf file instead, or the default {DEFAULT_MODEL!r}"
-            )
-        raise ValueError(message) from error
+    return from_pretrained(AutoTokenizer, source)

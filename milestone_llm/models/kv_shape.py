@@ -33,3 +33,11 @@ class KVShape:
     def bytes_per_token(self) -> int:
         """Bytes of keys and values that one token leaves in all layers together."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+def kv_bytes_per_token(model: PreTrainedModel) -> int | None:
+    """Bytes of keys and values of a token; None for a model whose layers differ in shape."""
+    try:
+        return KVShape.of(model).bytes_per_token
+    except Exception:  # a config that has no such fields, or a value for each layer
+        return None

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from .flat_probe import UnsupportedError, run_flat
-from .gguf_cache import quiet_transformers
+from .flat_probe import FEATURES, UnsupportedError, run_flat
+from .pretrained import quiet_transformers
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
 """Rotary embeddings whose angles depend on a token's own position. `dynamic` and `longrope` also
@@ -42,6 +42,8 @@ def check_flat(model: PreTrainedModel) -> None:
     """
     with _refusals_name(model):
         _check_config(model)
+        if getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None):
+            raise UnsupportedError(FEATURES["softcap"])  # which some model's code forgets about
         expected = [_alone(model, prompt) for prompt in _prompts(model)]
         for logits, reference in zip(run_flat(model, _prompts(model)), expected, strict=True):
             _check_equal(logits, reference, "in a flat batch, with the attention replaced")
@@ -105,8 +107,8 @@ def _check_config(model: PreTrainedModel) -> None:
     """Raise `UnsupportedError` for what the class and the config of a model say."""
     config = model.config
     text_config = config.get_text_config(decoder=True)
-    is_known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-    if not is_known or not isinstance(model, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]):
+    classes = {kind.__name__ for kind in type(model).__mro__}
+    if classes.isdisjoint(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
         raise UnsupportedError("no causal language model's class")
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedError("cross-attention (it is an encoder-decoder)")
@@ -121,8 +123,8 @@ def _check_config(model: PreTrainedModel) -> None:
     layer_types = set(getattr(text_config, "layer_types", None) or ())
     if unknown := sorted(layer_types.difference(LAYER_TYPES)):
         raise UnsupportedError(f"layers of type {', '.join(unknown)}")
-    for layer in DynamicCache(config=config).layers:
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+    for layer in DynamicCache(config=config).layers:  # a dummy uses what another layer keeps
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer):
             raise UnsupportedError(f"other state than keys and values ({type(layer).__name__})")
 
 

@@ -84,7 +84,8 @@ class RandomLife(Life):
     def interrupt(self) -> None:
         """Ctrl-C, before or after a step is planned. Nobody ends; all KV is computed again."""
         if self.rng.random() < 0.5:
-            self.device.break_off(self.scheduler.schedule())
+            self.scheduler.schedule()
+        self.device.reset()
         known = {request: list(request.token_ids) for request in self.unfinished}
         self.scheduler.restart(self.unfinished)
         self.scheduler.check_invariants()
@@ -113,7 +114,7 @@ class RandomLife(Life):
         if self.goes_wrong():
             rows = [row.request for row in plan.rows]
             wrong = {*due, *rows, *(fork for request in rows for fork in request.forks)}
-            self.device.break_off(plan)
+            self.device.reset()
             self.scheduler.fail(plan)
         else:
             sampled = self.device.run(plan)

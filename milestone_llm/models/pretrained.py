@@ -1,0 +1,135 @@
+"""`from_pretrained`, with one clear error for whatever is wrong with the files.
+
+Hugging Face fills weights that a checkpoint lacks with random numbers and goes on; here that is an
+error, like weights of another shape. No code that a checkpoint brings along is ever run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+_NUM_NAMES = 5
+"""Weights that an error names; more are counted."""
+
+
+def load_whole_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
+    """The causal language model of a folder or Hugging Face id, if every weight is there.
+
+    Raises:
+        ValueError: it cannot be loaded, or lacks weights; the message names them.
+    """
+    model, info = from_pretrained(
+        AutoModelForCausalLM,
+        source,
+        dtype=dtype,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # so that they are in `info`, and not only counted
+    )
+    check_whole(source, info)
+    return model
+
+
+def check_whole(source: str, info: dict[str, Any]) -> None:
+    """Refuse a checkpoint some of whose weights were made up.
+
+    Args:
+        info: what `from_pretrained(output_loading_info=True)` gives. Tied weights are not missing.
+
+    Raises:
+        ValueError: names the weights.
+    """
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(f"{source} lacks {len(missing)} weights: {_some(missing)}")
+    mismatched = [
+        f"{name} is {list(stored)}, not {list(wanted)}"
+        for name, stored, wanted in sorted(info["mismatched_keys"])
+    ]
+    if mismatched:
+        raise ValueError(
+            f"{source} has {len(mismatched)} weights of other shapes than its config says: "
+            f"{_some(mismatched)}"
+        )
+
+
+def from_pretrained(auto_class: Any, source: str, **options: Any) -> Any:
+    """`auto_class.from_pretrained`, from the network only if `source` is no local folder.
+
+    Raises:
+        ValueError: one line with the folder or id, the file if one is damaged, and the reason.
+    """
+    folder = Path(source).expanduser()
+    is_local = folder.is_dir()
+    try:
+        with quiet_transformers(progress_bars=not is_local):
+            return auto_class.from_pretrained(
+                str(folder) if is_local else source,
+                local_files_only=is_local,
+                trust_remote_code=False,
+                **options,
+            )
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever the readers of a dozen formats raise
+        if is_local:
+            damaged = _damaged_file(folder)
+            message = f"cannot load the folder {source}: {damaged or one_line(error)}"
+        else:
+            message = (
+                f"cannot load {source!r} from the Hugging Face hub: {one_line(error)} "
+                "Give a local folder or a .gguf file instead, or the default 'smollm2-135m'"
+            )
+        raise ValueError(message) from error
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, in a line; with the name of its class where the text needs it."""
+    lines = str(error).strip().splitlines()
+    if isinstance(error, (OSError, ValueError, ImportError)) and lines:
+        return lines[0]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+
+
+@contextlib.contextmanager
+def quiet_transformers(progress_bars: bool = False) -> Iterator[None]:
+    """No log lines of transformers within, and no progress bars unless asked for."""
+    verbosity = transformers_logging.get_verbosity()
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    if not progress_bars:
+        transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if had_bars and not progress_bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _damaged_file(folder: Path) -> str | None:
+    """The first file of a checkpoint that cannot be read, and why; None if all can."""
+    for file in sorted(folder.iterdir()):
+        try:
+            if file.suffix == ".safetensors":
+                with safe_open(file, framework="pt"):
+                    pass
+            elif file.suffix == ".json":
+                json.loads(file.read_bytes())
+            elif file.suffix in (".bin", ".pt", ".pth"):
+                torch.load(file, map_location="meta", weights_only=True)
+        except Exception as error:
+            return f"the file {file.name} is damaged ({one_line(error)})"
+    return None
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _NUM_NAMES} more" if len(names) > _NUM_NAMES else ""
+    return ", ".join(names[:_NUM_NAMES]) + more
