@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from milestone_llm.cli import log_console, progress_bar
+from milestone_llm.cli import freeze_garbage, log_console, progress_bar
 from milestone_llm.trace.tracer import Tracer
 
 from .workloads import WorkItem, serve
@@ -183,6 +183,7 @@ def measure(
 
         for contestant in contestants:
             run(contestant, short_work(items), "warm-up")
+        freeze_garbage()
         for number in range(1, rounds + 1):
             for contestant in contestants if number % 2 else contestants[::-1]:
                 cpu_start = time.process_time()
