@@ -8,11 +8,14 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install
 
-.PHONY: help setup demo test lint clean
+SECONDS := 60
+
+.PHONY: help setup demo test storm lint clean
 
 help:
 	@echo "make demo   watch $(NEWEST) generate text, step by step"
 	@echo "make test   lint, type check and run the tests"
+	@echo "make storm  random traffic with fresh seeds, SECONDS=600 for ten minutes; says how to repeat a find"
 	@echo "make lint   lint and type check only"
 	@echo "make clean  remove .venv and what the tools left behind"
 
@@ -37,6 +40,10 @@ lint: $(INSTALLED)
 
 test: lint
 	$(BIN)/python -m pytest
+
+storm: $(INSTALLED)
+	STORM=1 $(BIN)/python -m pytest tests -k "random or stateful or storm or families"
+	$(BIN)/python tests/storm.py --seconds $(SECONDS)
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
