@@ -35,6 +35,7 @@ def code_lines(path: Path) -> list[str]:
 
 
 paths = [Path(package, "scheduler.py") for package in (options.below, options.above)]
-below, above = map(code_lines, paths)
-for line in difflib.unified_diff(below, above, *map(str, paths), n=2, lineterm=""):
+below, above = (code_lines(path) for path in paths)
+old, new = (path.as_posix() for path in paths)
+for line in difflib.unified_diff(below, above, old, new, n=2, lineterm=""):
     print(line.rstrip())
