@@ -69,7 +69,7 @@ class TreeKeeper:
         """Take note of one step."""
         self.requests |= {request.request_id: request for request in self.scheduler.running}
         if record.admitted:
-            self.latest = PrefixTree.of(self.scheduler.kv, self.requests.values())
+            self.latest = PrefixTree.of(self.scheduler.prefix_cache, self.requests.values())
             self.step = record.step
 
 

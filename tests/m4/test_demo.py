@@ -131,7 +131,7 @@ def tree_of_three() -> tuple[Any, list[Any], PrefixTree]:
     engine.add_request(other, greedy(8))
     requests += list(engine.requests.values())
     engine.step()
-    return engine, requests, PrefixTree.of(engine.scheduler.kv, requests)
+    return engine, requests, PrefixTree.of(engine.scheduler.prefix_cache, requests)
 
 
 def test_chains_are_collapsed_and_parted_where_requests_part() -> None:
@@ -168,7 +168,7 @@ def test_an_evicted_block_leaves_the_tree() -> None:
         engine.step()
     for prompt in random_prompts([24] * 6, seed=1):
         engine.generate([prompt], greedy(1))
-    after = PrefixTree.of(engine.scheduler.kv, requests)
+    after = PrefixTree.of(engine.scheduler.prefix_cache, requests)
     assert before.roots
     assert not after.roots
     assert drawn(after)[0].startswith("blocks of 4 tokens")
@@ -182,7 +182,7 @@ def test_tenants_with_different_salts_have_trees_of_their_own(salts: tuple[str, 
         engine.add_request(prompt, greedy(4, cache_salt=salt))
     requests = list(engine.requests.values())
     engine.step()
-    tree = PrefixTree.of(engine.scheduler.kv, requests)
+    tree = PrefixTree.of(engine.scheduler.prefix_cache, requests)
     assert len(tree.roots) == len(set(salts))
 
 
