@@ -95,7 +95,8 @@ def requests(runs: Sequence[DemoRun]) -> None:
     """
     headline("Requests, times in ms since each one's arrival")
     names = ["queue", "TTFT", "TPOT", "done"] if len(runs) == 1 else ["TTFT", "done"]
-    names = names if len(runs) < 4 else ["done"]  # must fit 80 columns
+    if len(runs) > 1 and sum(max(len(run.label), 6) + 9 for run in runs) > console.width - 25:
+        names = ["done"]  # numbers that would not fit go as a whole
     columns = ["request", "in", "out"]
     if has_hits := any(out.metrics.num_cached_tokens for out in runs[0].outputs):
         columns.append("saved")

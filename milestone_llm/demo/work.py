@@ -77,9 +77,9 @@ class Work:
         names = [field.name for field in fields(milestone.EngineConfig)]
         options = {name: getattr(self.args, name, None) for name in names} | changes
         given = {name: value for name, value in options.items() if value is not None}
-        engine = milestone.LLMEngine(self.loaded.model, tokenizer=self.loaded.tokenizer, **given)
-        engine.tracer = engine.tracer or Tracer()
-        return engine
+        if Tracer.from_option(None) is None:  # else LLM_TRACE prints every step
+            given.setdefault("trace", "memory")
+        return milestone.LLMEngine(self.loaded.model, tokenizer=self.loaded.tokenizer, **given)
 
     def run(self, label: str, milestone: Any, **changes: Any) -> DemoRun:
         """Serve the requests with an engine of a milestone's package."""
