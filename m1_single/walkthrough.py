@@ -11,7 +11,7 @@ from milestone_llm.walkthrough.runner import run_walkthrough
 from .tools.stops import GUIDE, scenario
 
 STOPS = GUIDE.stops
-main = functools.partial(run_walkthrough, GUIDE, scenario, engine="milestone_llm.engine.engine")
+main = functools.partial(run_walkthrough, GUIDE, scenario, engine="m1_single.engine")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,7 +17,7 @@ Watch two numbers: how many positions are computed for nobody, and how long r2 w
 row of r0 has nothing left to do.
 
 # three prompts come in
-call milestone_llm/engine/engine.py::LLMEngine.generate
+call milestone_llm/engine/engine.py::BaseEngine.generate
 This is all a user sees: prompts in, outputs out. generate() makes a Request of each prompt, queues
 them, and goes on step by step until all of them are finished.
 p [len(prompt) for prompt in prompts] == [3, 5, 4]  # prompt lengths, in tokens
@@ -26,12 +26,14 @@ p self.config.max_num_seqs == 2  # most requests that one step computes
 Try `a` (the arguments), `l` (the source around here), `c` (on to the next stop).
 
 # the loop of every milestone
-call milestone_llm/engine/engine.py::LLMEngine._step
-One step is schedule, execute, update, record. The scheduler decides what to compute and knows no
-tensors; the runner computes and knows no queues. Later milestones replace the two, never this loop.
+call milestone_llm/engine/loop.py::StepLoop._step
+One step is plan, launch, settle. The scheduler plans what to compute and knows no tensors; the
+runner launches it and knows no queues; to settle is to wait for the tokens and hand them to the
+requests. Later milestones bring another scheduler and runner, never another loop.
 p [r.request_id for r in self.scheduler.waiting]
   == ['r0', 'r1', 'r2']  # the queue, first come first served
 p self.scheduler.batch == []  # nothing runs yet
+p self.num_steps_ahead() == 0  # steps that may be left to settle: M1 settles each at once
 Try `w` (who called us), `ll` (the whole step).
 
 # a batch is formed
@@ -61,29 +63,39 @@ give the next token, and the next column is free for it. The attention mask hide
 the real tokens.
 p __return__.tolist() == [[0, 0, 11, 12, 13], [21, 22, 23, 24, 25]]  # input_ids: 0 is padding
 p self.attention_mask.tolist() == [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]  # 0 is masked out
-Try `u` (execute(), which goes on with them), `ll`.
+Try `u` (launch(), which goes on with them), `ll`.
 
 # the forward pass is done
-return m1_single/runner.py::ModelRunner.execute
+return m1_single/runner.py::ModelRunner.launch
 A token's position counts the real tokens before it, not the columns: 11 is at position 0 though it
 stands in column 2. Hugging Face's cache now holds keys and values of all columns, padding included.
 Only the last column's logits are needed, one row a request.
 p position_ids.tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]]  # positions of the columns
 p self.past_key_values.get_seq_length() == 5  # columns in the KV cache
 p tuple(logits.shape) == (2, 199)  # [rows that sample, vocabulary]
-p sorted(__return__) == ['r0', 'r1']  # who got a token
-Try `pp __return__` (the tokens), `p logits.argmax(-1)` (greedy sampling took these).
+p sorted(sampled) == ['r0', 'r1']  # who got a token
+Try `pp sampled` (the tokens), `p logits.argmax(-1)` (greedy sampling took these).
+
+# the step is on its way
+return milestone_llm/engine/loop.py::StepLoop._launch
+The launched step's tokens count as computed: their keys and values are in the cache, or will be.
+The tokens that it samples count as in flight: how many there are is known, which they are is not.
+Here they wait in the runner for the next line; M5 plans another step first.
+p [(r.num_computed_tokens, r.num_in_flight) for r in self.scheduler.running]
+  == [(3, 1), (5, 1)]  # computed tokens of r0 and r1, tokens in flight
+p len(self.in_flight) == 1  # steps that were launched and not settled
+Try `u` (_step(), which settles it), `ll`.
 
 # tokens are handed out
-return m1_single/scheduler.py::Scheduler.update
-Each request has one more token, and its prompt counts as computed. The new token's keys and values
-are not in the cache yet: known tokens are one ahead of computed ones, and that one is what the next
-step computes.
-p [(r.num_computed_tokens, r.num_tokens) for r in self.running]
+return milestone_llm/engine/scheduler.py::BaseScheduler.update
+Each request has one more token. The new token's keys and values are not in the cache yet: known
+tokens are one ahead of computed ones, and that one is what the next step computes.
+p [(r.num_computed_tokens, len(r.token_ids)) for r in self.running]
   == [(3, 4), (5, 6)]  # computed and known tokens of r0 and r1
+p [r.num_in_flight for r in self.running] == [0, 0]  # tokens on their way
 p [len(output.token_ids) for output in __return__]
   == [1, 1]  # output tokens so far, as the caller gets them
-Try `p self.running[0].output_token_ids`.
+Try `p self.running[0].output_token_ids`, `u` (_settle(), which collected the tokens).
 
 # a decode step feeds one column
 return m1_single/runner.py::ModelRunner._extend_batch
@@ -97,7 +109,7 @@ p self.attention_mask.tolist()
 Try `p __return__`.
 
 # r0 has all its tokens
-return m1_single/scheduler.py::Scheduler.update, when hits == 2
+return milestone_llm/engine/scheduler.py::BaseScheduler.update, when hits == 2
 r0 wanted two tokens and has them: it is finished, and its output could go to the user. Yet its row
 stays in the batch, since a row cannot leave the rectangle. r2 could use it, and waits.
 p self.batch[0].finish_reason == 'length'  # why r0 ended
@@ -118,22 +130,23 @@ p __return__.num_padding_tokens == 1  # positions computed for nobody
 Try `w`, `pp __return__.rows[0]`.
 
 # the model computes it all the same
-return m1_single/runner.py::ModelRunner.execute, when hits == 3
+return m1_single/runner.py::ModelRunner.launch, when hits == 3
 The model was given both rows; that one of them is dead, it cannot know. Two rows in, one token out:
 half of this step's work is lost. r0 is fed its last token once more.
 p tuple(input_ids.shape) == (2, 1)  # [rows, columns] of input_ids
 p self.past_key_values.get_seq_length() == 7  # columns in the cache, for both rows
-p sorted(__return__) == ['r1']  # who got a token
+p sorted(sampled) == ['r1']  # who got a token
 Try `p input_ids`, `p plan.rows[0].request.token_ids`.
 
 # the last row is done
-return m1_single/scheduler.py::Scheduler._release, when not self.running
+return m1_single/scheduler.py::Scheduler.free_memory, when not self.running
 r1 has its fifth token. Only now, with nobody left running, is the whole batch given back, and r2
 may come in: the row of r0 was idle for three steps.
+p request.request_id == 'r1'  # who is done
 p self.batch == []  # no row is taken
 p self.batch_width == 0  # columns of the batch
 p [r.request_id for r in self.waiting] == ['r2']  # who waits
-Try `u` (update(), which found r1 finished), `p finished[0].output_token_ids`, `d`.
+Try `p request.output_token_ids`, `u`, `u` (update(), which found r1 finished).
 
 # r2 is admitted at last
 return m1_single/scheduler.py::Scheduler._form_batch, when hits == 2
@@ -141,10 +154,10 @@ The sixth step forms a new batch, of r2 alone: one row where two would fit. Had 
 r0 in the third step, it would be done by now. That is what m2_batching does.
 p [r.request_id for r in self.batch] == ['r2']  # rows of the new batch
 p [r.request_id for r in self.waiting] == []  # who waits
-Try `u`, `u` (_step(), with its step count), `p self._counts`.
+Try `u`, `u` (_launch(), in the step loop), `p self.counts`.
 
 # the bill
-return milestone_llm/engine/engine.py::LLMEngine.generate
+return milestone_llm/engine/engine.py::BaseEngine.generate
 Outputs come back in the order of the prompts, whenever they were done. The trace shows where the
 work went: 18 of 23 computed positions were somebody's. With outputs of 10 and 100 tokens instead of
 2 and 5, the share is far worse.

@@ -15,12 +15,12 @@ five of them padding. A step computes at most nine tokens here (max_num_batched_
 
 After the third step two more arrive: r3 with a prompt of nine tokens, and r4 with one of two.
 
-Watch what each request is told when it asks to join a step, and which slot it gets.
+Watch what each request is told when it asks to join a step, and which region of KV memory it gets.
 
 # the loop is M1's
-call milestone_llm/engine/engine.py::LLMEngine._step
-Schedule, execute, update, record: not a line of the loop differs from M1. What differs is whom it
-asks: m2_batching.engine builds another scheduler and another runner.
+call milestone_llm/engine/loop.py::StepLoop._step
+Plan, launch, settle: M1 runs the very same loop. What differs is whom it asks: m2_batching.engine
+builds another scheduler and another runner.
 p type(self.scheduler).__module__ == 'm2_batching.scheduler'  # who decides
 p type(self.runner).__module__ == 'm2_batching.runner'  # who computes
 p [r.request_id for r in self.scheduler.waiting]
@@ -30,33 +30,33 @@ Try `w` (who called us), `ll` (the whole step).
 # may r0 join?
 return m2_batching/scheduler.py::Scheduler.reason_to_wait
 The head of the queue is asked for a reason to wait, and each limit is looked at in turn: rows
-(max_num_seqs), tokens of this step (the budget), KV memory (a free slot). None means that there is
-no such reason.
+(max_num_seqs), tokens of this step (the budget), KV memory (a free region). None means that there
+is no such reason.
 p request.request_id == 'r0'  # who asks
 p (len(self.running), self.config.max_num_seqs) == (0, 2)  # rows taken, rows there
-p (request.num_tokens, budget) == (3, 9)  # tokens it needs, tokens left
-p self.kv.free_slots == [0, 1]  # KV slots that nobody owns
+p (request.num_uncomputed_tokens, budget) == (3, 9)  # tokens it needs, tokens left
+p self.kv.free_regions == [0, 1]  # KV regions that nobody owns
 p __return__ == None  # the reason to wait
-Try `ll` (the three tests), `u` (_admit(), which asks on until there is a reason).
+Try `ll` (the three tests), `u` (schedule(), which asks on until there is a reason).
 
-# r0 gets a slot and a row
-return m2_batching/scheduler.py::Scheduler._start
-To be admitted is to own a slot: room for max_model_len tokens, though r0 will store only four. The
-row says what the step computes: from token 0 on, three of them.
-p self.kv.owners == {'r0': 0}  # slot of each request
-p self.max_model_len == 64  # tokens reserved by a slot
-p (__return__.start, __return__.num_new_tokens, __return__.blocks)
-  == (0, 3, [0])  # first token, number of tokens, slot
-Try `pp __return__`, `p self.running`.
+# r0 gets a region and a row
+return m2_batching/scheduler.py::Scheduler._admit
+To be admitted is to own a region: room for max_model_len tokens, though r0 will store only four.
+The row says what the step computes: from token 0 on, three of them.
+p self.kv.regions == {'r0': 0}  # region of each request
+p self.max_model_len == 64  # tokens reserved by a region
+p (plan.rows[-1].start, plan.rows[-1].num_new_tokens, plan.rows[-1].blocks)
+  == (0, 3, [0])  # first token, number of tokens, region
+Try `pp plan.rows[-1]`, `p self.running`.
 
 # r2 is told why it waits
 return m2_batching/scheduler.py::Scheduler.reason_to_wait, when request.request_id == 'r2'
 r0 and r1 are in, and there is no third row. The other limits would say no as well: one token of the
-budget is left, and no slot. There are as many slots as rows, so the test for memory never decides
-in M2; it does in M3, where memory is counted in blocks.
+budget is left, and no region. There are as many regions as rows, so the test for memory never
+decides in M2; it does in M3, where memory is counted in blocks.
 p __return__ == 'max_num_seqs=2 requests are running'  # the reason to wait
 p budget == 1  # tokens left: 9 - 3 - 5
-p self.kv.free_slots == []  # KV slots that nobody owns
+p self.kv.free_regions == []  # KV regions that nobody owns
 Try `p request`, `u`.
 
 # the first plan
@@ -73,14 +73,14 @@ return m2_batching/attention.py::AttentionMetadata.build
 Both prompts go through the model as one sequence of eight tokens. Linear layers, norms and the MLP
 do not care: they look at one token at a time. Only attention must know whose token is whose, and
 this is what it is told.
-p __return__.token_slots.tolist() == [0, 0, 0, 1, 1, 1, 1, 1]  # whose slot
+p __return__.token_regions.tolist() == [0, 0, 0, 1, 1, 1, 1, 1]  # whose region
 p __return__.token_positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]  # where in it
 p __return__.prefill_spans == [(0, 3), (3, 8)]  # which tokens attend to each other
-p __return__.decode_slots.tolist() == []  # slots that decode
-Try `u` (attention_metadata(), called by execute()), `u`, `ll`.
+p __return__.decode_regions.tolist() == []  # regions that decode
+Try `u` (launch(), which hands this to the model), `ll`.
 
 # inside layer 0
-call m2_batching/attention.py::slot_attention
+call m2_batching/attention.py::region_attention
 Hugging Face's own decoder layer calls this in place of its attention. The batch is one row of eight
 tokens; there are four query heads and two KV heads, not repeated (GQA). There is no mask: the
 metadata, handed through model(...), replaces it.
@@ -88,37 +88,36 @@ p tuple(query.shape) == (1, 4, 8, 16)  # [1, heads, tokens, head_dim]
 p tuple(key.shape) == (1, 2, 8, 16)  # [1, KV heads, tokens, head_dim]
 p attention_mask == None  # what Hugging Face would have masked
 p module.layer_idx == 0  # layer
-Try `w` (from execute() through transformers to here), `ll`.
+Try `w` (from launch() through transformers to here), `ll`.
 
 # r0 leaves in the step that finishes it
-return m2_batching/scheduler.py::Scheduler._release, when finished
+return m2_batching/scheduler.py::Scheduler.free_memory
 The second step has decoded both rows, and r0 has its two tokens. It leaves in the same step, and
-its slot goes back to the free ones. Nothing is erased: what r0 stored is there until somebody else
-writes over it.
-p [r.request_id for r in finished] == ['r0']  # who is done
+its region is free. Nothing is erased: what r0 stored is there until somebody else writes over it.
+p (request.request_id, request.finish_reason) == ('r0', 'length')  # who is done, and why
 p [r.request_id for r in self.running] == ['r1']  # who goes on
-p self.kv.free_slots == [0]  # KV slots that nobody owns
+p self.kv.free_regions == [0]  # KV regions that nobody owns
 p [r.request_id for r in self.waiting] == ['r2']  # who waits
-Try `u` (update(), which M2 takes from M1), `p finished[0].output_token_ids`.
+Try `u`, `u` (update(), which every scheduler has), `p request.output_token_ids`.
 
 # r2 asks again
 return m2_batching/scheduler.py::Scheduler.reason_to_wait, when len(self.running) == 1
 The third step gives r1 its token first: running requests come before waiting ones. Eight tokens are
-left, a row is free and a slot, so r2 may join. In M1 this was the step in which the dead row of r0
-was computed for the first time.
+left, a row is free and a region, so r2 may join. In M1 this was the step in which the dead row of
+r0 was computed for the first time.
 p request.request_id == 'r2'  # who asks
 p budget == 8  # tokens left: 9 - 1
 p __return__ == None  # the reason to wait
 Try `p [r.request_id for r in self.running]`.
 
-# the slot of r0 is used again
-return m2_batching/scheduler.py::Scheduler._start, when request.request_id == 'r2'
-r2 gets the lowest free slot, which was r0's one step ago. Low slots first keeps the used ones close
-together, so that attention can read them as one slice.
-p self.kv.owners == {'r1': 1, 'r2': 0}  # slot of each request
-p __return__.blocks == [0]  # slot of the new row
-p [(e.type, e.request_id) for e in self.kv.events] == [('alloc', 'r2')]  # for the trace
-Try `p self.kv.watermark` (most slots ever used).
+# the region of r0 is used again
+return m2_batching/scheduler.py::Scheduler._admit, when request.request_id == 'r2'
+r2 gets the lowest free region, which was r0's one step ago. Low regions first keeps the used ones
+close together, so that attention can read them as one slice.
+p self.kv.regions == {'r1': 1, 'r2': 0}  # region of each request
+p plan.rows[-1].blocks == [0]  # region of the new row
+p [(e.type, e.request_id) for e in self.events] == [('alloc', 'r2')]  # for the trace
+Try `p self.kv.watermark` (most regions ever used).
 
 # prefill and decode in one step
 return m2_batching/scheduler.py::Scheduler.schedule, when hits == 3
@@ -134,51 +133,53 @@ Try `pp __return__.rows`.
 # two kinds of rows for attention
 return m2_batching/attention.py::AttentionMetadata.build, when hits == 3
 Decode rows stand first, so that their tokens are one slice. The prefill row attends to itself; the
-decode row looks into its slot, where seven tokens will be, its own included.
-p __return__.token_slots.tolist() == [1, 0, 0, 0, 0]  # whose slot
+decode row looks into its region, where seven tokens will be, its own included.
+p __return__.token_regions.tolist() == [1, 0, 0, 0, 0]  # whose region
 p __return__.token_positions.tolist() == [6, 0, 1, 2, 3]  # where in it
-p __return__.decode_slots.tolist() == [1]  # slots that decode
+p __return__.decode_regions.tolist() == [1]  # regions that decode
 p __return__.decode_context_lens.tolist() == [7]  # tokens they attend to
 p __return__.prefill_spans == [(1, 5)]  # tokens of the prefill row
-Try `p __return__.is_dense` (are most of the slots read?), `u`, `u`.
+Try `p __return__.is_dense` (are most of the regions read?), `u`.
 
 # the price of one call for all decode rows
 return m2_batching/attention.py::AttentionMetadata.decode_mask,
-  when self.prefill_spans and len(self.decode_slots)
-All decode rows share one attention call, which reads the slots where they lie, up to the longest
-context. So slot 0 is read too, and its result thrown away: it sees one position, since a softmax
+  when self.prefill_spans and len(self.decode_regions)
+All decode rows share one attention call, which reads the regions where they lie, up to the longest
+context. So region 0 is read too, and its result thrown away: it sees one position, since a softmax
 over none is not a number. That is what M2 gives up.
-p tuple(__return__.shape) == (2, 1, 1, 7)  # [slots, 1, 1, longest context]
+p tuple(__return__.shape) == (2, 1, 1, 7)  # [regions, 1, 1, longest context]
 p __return__[:, 0, 0].int().tolist()
-  == [[1, 0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1]]  # what each slot's query may see
-Try `p self.decode_slots`, `u` (_decode(), which uses the mask), `ll`.
+  == [[1, 0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1]]  # what each region's query may see
+Try `p self.decode_regions`, `u` (_decode(), which uses the mask), `ll`.
 
 # both rows have a token
-return m2_batching/runner.py::ModelRunner.execute, when hits == 3
+return m2_batching/runner.py::flat_forward, when hits == 3
 Only the last token of each row goes through the LM head (logits_to_keep): two of five. One forward
 gave r1 its third token and r2 its first.
+p len(input_ids) == 5  # tokens computed
+p last_tokens == [0, 4]  # those whose logits are wanted
+p tuple(output.logits.shape) == (1, 2, 199)  # [1, rows that sample, vocabulary]
 p sorted(__return__) == ['r1', 'r2']  # who got a token
-p plan.num_tokens == 5  # tokens computed
-Try `pp __return__`, `p output.logits.shape` ([1, rows that sample, vocabulary]).
+Try `pp __return__`, `u` (launch()).
 
 # r3 arrives while others decode
-call m2_batching/scheduler.py::Scheduler.add, when self.running
+call milestone_llm/engine/scheduler.py::BaseScheduler.add, when self.running
 Between two steps a request arrives. It is put into the queue and no more: nothing is stopped for
 it, and the next call of schedule() will ask whether it may join.
 p (request.request_id, request.num_prompt_tokens) == ('r3', 9)  # who comes
 p [r.request_id for r in self.running] == ['r1', 'r2']  # who runs
-Try `u` (_enqueue()), `u` (add_request(), called between two steps).
+Try `w` (from add_request(), called between two steps, to here).
 
 # r3 needs a whole step for itself
 return m2_batching/scheduler.py::Scheduler.reason_to_wait,
   when request.request_id == 'r3' and len(self.running) == 1
-The fourth step had no row free. In the fifth there is a row and a slot, but r1 takes one of nine
-tokens, and a prompt is computed in one piece: it waits for a step in which nobody else runs.
+The fourth step had no row free. In the fifth there is a row and a region, but r1 takes one of
+nine tokens, and a prompt is computed in one piece: it waits for a step in which nobody else runs.
 m4_prefix_chunked cuts prompts into chunks.
 p (len(self.running), self.config.max_num_seqs) == (1, 2)  # rows taken, rows there
-p self.kv.free_slots == [0]  # KV slots that nobody owns
+p self.kv.free_regions == [0]  # KV regions that nobody owns
 p __return__ == 'it needs 9 tokens, the step has 8 left'  # the reason to wait
-Try `p request.num_tokens, budget`.
+Try `p request.num_uncomputed_tokens, budget`.
 
 # nobody overtakes
 return m2_batching/scheduler.py::Scheduler.schedule, when hits == 5
@@ -190,7 +191,7 @@ p [r.request_id for r in self.waiting] == ['r3', 'r4']  # who waits
 Try `ll`, `p self.config.policy`.
 
 # the bill
-return milestone_llm/engine/engine.py::LLMEngine.stats
+return milestone_llm/engine/engine.py::BaseEngine.stats
 The requests of M1's walkthrough are done after five steps, not seven, and 18 positions, not 23. r2
 has its first token in the third step instead of the sixth. The other two steps are for r3 and r4.
 Below, see how little of the reserved KV memory is used.

@@ -1,4 +1,4 @@
-"""M3's guide: a block allocated, a table that grows, a preemption, a copy-on-write."""
+"""M3's guide: a block allocated, a table that grows, preemption, copy-on-write, swap."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from milestone_llm.walkthrough.guide import read_guide
 GUIDE = read_guide(
     """M3: KV memory in blocks
 
-The KV cache holds 20 tokens, and a request may have up to 16 (max_model_len=16). In slots that
+The KV cache holds 20 tokens, and a request may have up to 16 (max_model_len=16). In regions that
 is memory for one request. Here it is five blocks of four tokens, and two requests come: r0 with a
 prompt of 6 tokens that wants 5 more, and r1 with 7 that wants 7. Together they grow to 11 and 14
 tokens, or 3 and 4 blocks: two more than there are.
 
-When both are done, a third prompt asks for two completions (n=2).
+When both are done, a third prompt asks for two completions (n=2). At last the first two come
+again, to an engine with preemption='swap'.
 
 Watch the block tables: who gets which block, who must give his back, and which are shared.
 
@@ -22,9 +23,19 @@ Watch the block tables: who gets which block, who must give his back, and which 
 return m3_paged/block_manager.py::BlockManager.__init__
 All KV memory is cut into blocks, and a list says which are free. Nobody's memory is set aside: a
 block belongs to whoever asks first. The manager counts blocks and knows no tensors.
-p (num_blocks, block_size) == (5, 4)  # blocks, and tokens in each
-p list(self.pool.free_blocks) == [0, 1, 2, 3, 4]  # all are free
+p (pool.num_blocks, block_size) == (5, 4)  # blocks, and tokens in each
+p list(pool.free_blocks) == [0, 1, 2, 3, 4]  # all are free
+p self.block_tables == {}  # which blocks each request has
 Try `u` (the scheduler, which builds it), `l`.
+
+# the same loop over another scheduler
+call milestone_llm/engine/loop.py::StepLoop._step
+The step loop is the one of M1 and M2: plan, launch, settle. M3 brings a scheduler that counts
+blocks, and a runner that moves blocks as the plan says before the model runs.
+p type(self.scheduler).__module__ == 'm3_paged.scheduler'  # who plans
+p type(self.runner).__module__ == 'm3_paged.runner'  # who launches
+p [r.request_id for r in self.scheduler.waiting] == ['r0', 'r1']  # the queue
+Try `ll` (the loop), `u` (one thread at a time), `u`.
 
 # a block is allocated
 return m3_paged/block_manager.py::BlockManager.allocate
@@ -32,17 +43,17 @@ r0 is admitted, and gets room for the 6 tokens that are known of it, not for the
 have. Its block table lists the blocks in the order of its tokens. A reference count says how many
 tables hold a block.
 p num_tokens == 6  # tokens to find room for
-p self.owners == {'r0': [0, 1]}  # block tables
+p self.block_tables == {'r0': [0, 1]}  # block tables
 p self.pool.ref_counts == [1, 1, 0, 0, 0]  # tables that hold blocks 0 to 4
-Try `u`, `p self.kv.describe(16)` (what a slot would have taken).
+Try `u`, `p self.kv.describe(16)` (what a region would have taken).
 
-# two requests in the memory of one slot
+# two requests in the memory of one region
 return m3_paged/scheduler.py::Scheduler.schedule
 r1 is admitted as well: its 7 tokens take two blocks, and one is still free. That both could not
 grow to their full length is no reason to let one wait now.
 p [(r.request.request_id, r.phase, r.start, r.num_new_tokens) for r in __return__.rows]
   == [('r0', 'prefill', 0, 6), ('r1', 'prefill', 0, 7)]  # rows of the step
-p self.kv.owners == {'r0': [0, 1], 'r1': [2, 3]}  # block tables
+p self.kv.block_tables == {'r0': [0, 1], 'r1': [2, 3]}  # block tables
 p self.kv.pool.num_free == 1  # free blocks
 Try `pp __return__.rows[1]`, `p self.kv_usage()`.
 
@@ -54,7 +65,7 @@ its slot, a line of the KV tensors. The last blocks of r0 and r1 are not full, w
 p [row.blocks for row in rows] == [[0, 1], [2, 3]]  # block tables of the rows
 p __return__.slot_mapping.tolist()
   == [0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 14]  # slots of the 13 tokens
-Try `p cache.block_size`, `u` (attention_metadata(), then execute()).
+Try `p cache.block_size`, `u` (launch(), which hands this to the model).
 
 # keys and values are stored
 call m3_paged/block_cache.py::BlockCache.write
@@ -70,16 +81,16 @@ Two steps later r1 has 9 tokens, and the ninth does not fit into two blocks. So 
 one, the last that is free. It lies wherever there was room; here it happens to be next to the
 others.
 p (request_id, start, end) == ('r1', 8, 9)  # tokens to be written
-p self.owners == {'r0': [0, 1], 'r1': [2, 3, 4]}  # block tables
+p self.block_tables == {'r0': [0, 1], 'r1': [2, 3, 4]}  # block tables
 p self.pool.num_free == 0  # free blocks
-Try `p self.events`, `u`.
+Try `p self.events`, `u` (_make_room(), called for each running request).
 
 # attention reads through the tables
 return m3_paged/block_cache.py::BlockCache.gather,
   when block_tables.tolist() == [[2, 3, 4], [0, 1, 0]]
 Attention wants each request's keys in one piece. Plain torch cannot follow a table, so the blocks
-are copied side by side first; the shorter table is filled up with block 0. M5's kernel will read
-them where they lie.
+are copied side by side first; the shorter table is filled up with its own first block. M5's kernel
+will read them where they lie.
 p block_tables.tolist() == [[2, 3, 4], [0, 1, 0]]  # of r1 and r0
 p tuple(__return__[0].shape) == (2, 2, 12, 16)  # [rows, KV heads, positions, head size]
 Try `u`, `p group.context_lens`.
@@ -96,32 +107,40 @@ return m3_paged/block_manager.py::BlockManager.can_append, when request_id == 'r
 Now r0 has 9 tokens and needs a third block. None is free.
 p (request_id, start, end) == ('r0', 8, 9)  # tokens to be written
 p self.num_blocks_for(end) == 3  # blocks needed for 9 tokens
-p self.owners[request_id] == [0, 1]  # blocks there are
+p self.block_tables[request_id] == [0, 1]  # blocks there are
 p self.pool.num_free == 0  # free blocks
 p __return__ == False  # whether it can go on
 Try `u`, `p self.by_seniority()[-1].request_id` (who will have to go).
 
 # a preemption, and its reason
-call m3_paged/scheduler.py::Scheduler._preempt
+call m3_paged/preemption.py::Preempter.preempt
 Somebody must give blocks back, and it is who was admitted last. r1 has 9 tokens in the cache, two
 of its output among them. A request that came first is never stopped for one that came later, so the
 first always gets on.
 p victim.request_id == 'r1'  # who has to go
 p reason == 'no free block for r0'  # why
-p self.config.preemption == 'recompute'  # what becomes of its KV
+p self.host.pool.num_blocks == 0  # host memory to swap to: none, so its KV will be dropped
 p (victim.num_computed_tokens, victim.num_tokens) == (9, 10)  # computed, known
 Try `w`, `p victim.output_token_ids`.
 
 # the victim keeps its tokens, not its KV
-return m3_paged/scheduler.py::Scheduler._preempt
-All blocks of r1 are free again, and it stands in the queue, at the head. What it has generated so
-far it keeps: no token is ever taken back. What is computed starts at 0 again. With
-preemption='swap' its blocks would have been copied to host memory.
+return m3_paged/preemption.py::Preempter.preempt
+All blocks of r1 are free again. What it has generated so far it keeps: no token is ever taken back.
+What is computed starts at 0 again: later, prompt and output are computed as one row.
 p (victim.num_computed_tokens, victim.num_tokens) == (0, 10)  # computed, known
 p victim.status.value == 'waiting'  # its status
-p [r.request_id for r in self.waiting] == ['r1']  # the queue
 p list(self.kv.pool.free_blocks) == [4, 3, 2]  # free blocks
-Try `p self.num_preemptions`.
+Try `p self.num_preemptions`, `u` (_make_room(), which puts it at the head of the queue).
+
+# r0 has its block
+return m3_paged/scheduler.py::Scheduler._make_room
+The loop in here preempts until the block is there, or until the request that asked is itself the
+victim. r0 gets the block that has been free the longest.
+p request.request_id == 'r0'  # who asked
+p self.kv.block_tables == {'r0': [0, 1, 4]}  # block tables
+p [r.request_id for r in self.waiting] == ['r1']  # the queue
+p __return__ == True  # whether r0 runs in this step
+Try `ll`.
 
 # the step goes on without it
 return m3_paged/scheduler.py::Scheduler.schedule
@@ -131,7 +150,7 @@ p [(r.request.request_id, r.phase, r.start, r.num_new_tokens) for r in __return_
   == [('r0', 'decode', 8, 1)]  # rows of the step
 p len(__return__.preempted) == 1  # preempted in this step
 p self.kv.pool.num_free == 2  # free blocks
-Try `p self.kv.owners`.
+Try `pp __return__.preempted`.
 
 # r1 has to wait
 return m3_paged/scheduler.py::Scheduler.reason_to_wait
@@ -141,26 +160,25 @@ p __return__ == 'no KV memory: 10 tokens need 3 blocks, 2 are free'  # why it ca
 Try `p budget` (tokens that the step has left).
 
 # r0 is done and leaves its blocks
-return m3_paged/scheduler.py::Scheduler._release, when finished
+return m3_paged/scheduler.py::Scheduler.free_memory
 A block whose last reference goes is free at once, and can be anybody's in the next step.
-p [r.request_id for r in finished] == ['r0']  # who is done
+p (request.request_id, request.finish_reason) == ('r0', 'length')  # who is done, and why
 p self.kv.pool.num_free == 5  # free blocks
 Try `p list(self.kv.pool.free_blocks)`.
 
 # r1 is resumed
-return m3_paged/scheduler.py::Scheduler._start,
-  when request.request_id == 'r1' and request.metrics.num_preemptions
+return m3_paged/scheduler.py::Scheduler._admit, when plan.resumed
 r1 gets other blocks than before, in another order, and nobody minds: the table says where they are.
 Its ten tokens are computed in one row, as if all were a prompt. Nine of them had been computed
 before: that is what a preemption costs.
 p [r.request_id for r in plan.resumed] == ['r1']  # resumed in this step
-p __return__.phase == 'prefill'  # how the row is labelled
-p (__return__.start, __return__.num_new_tokens) == (0, 10)  # from where, how many
-p __return__.blocks == [3, 2, 4]  # its block table
+p plan.rows[-1].phase == 'prefill'  # how the row is labelled
+p (plan.rows[-1].start, plan.rows[-1].num_new_tokens) == (0, 10)  # from where, how many
+p plan.rows[-1].blocks == [3, 2, 4]  # its block table
 Try `p request.token_ids`.
 
 # nobody lost a token
-return milestone_llm/engine/engine.py::LLMEngine.generate
+return milestone_llm/engine/engine.py::BaseEngine.generate
 Both have all they wanted. The tokens of r1 are those that it would have got alone, for the same
 tokens give the same KV, and a sampled token depends on its seed and position only.
 p [len(output.token_ids) for output in __return__] == [5, 7]  # tokens each
@@ -171,12 +189,13 @@ Try `pp self.stats()`, `pp self.tracer.records[3].to_dict()`.
 
 # one prompt, two completions
 return m3_paged/block_manager.py::BlockManager.fork
-The prompt of r2 was computed once. Now r2/1 forks from it: it gets a copy of the table, not of the
-blocks, and the reference counts rise to two.
-p self.owners == {'r2': [0, 1], 'r2/1': [0, 1]}  # block tables
+The step that is being planned computes the prompt of r2, once. So r2/1 forks from it here: it gets a
+copy of the table, not of the blocks, and the reference counts rise to two. Both will get a token of
+their own from the same logits.
+p self.block_tables == {'r2': [0, 1], 'r2/1': [0, 1]}  # block tables
 p self.pool.ref_counts == [2, 2, 0, 0, 0]  # tables that hold blocks 0 to 4
 p self.pool.num_used == 2  # blocks in use
-Try `u`, `p [fork.seed for fork in leader.forks]`.
+Try `u` (_add_row()), `p [r.request_id for r in row.sampling_requests]`.
 
 # a sharer wants to write
 return m3_paged/block_manager.py::BlockManager.append, when request_id == 'r2'
@@ -185,7 +204,7 @@ it. r2 comes first. Since the block is shared, it takes a new one and leaves the
 copy-on-write. The first block is full, is never written again, and stays shared.
 p (request_id, start, end) == ('r2', 6, 7)  # tokens to be written
 p __return__ == [(1, 4)]  # copies to make: (from, to)
-p self.owners == {'r2': [0, 4], 'r2/1': [0, 1]}  # block tables
+p self.block_tables == {'r2': [0, 4], 'r2/1': [0, 1]}  # block tables
 p self.pool.ref_counts == [2, 1, 0, 0, 1]  # tables that hold blocks 0 to 4
 Try `p self.num_copies`.
 
@@ -194,40 +213,62 @@ return m3_paged/block_manager.py::BlockManager.append, when request_id == 'r2/1'
 When r2/1 comes to write, the block is its own: one copy was enough for two completions.
 p (request_id, start, end) == ('r2/1', 6, 7)  # tokens to be written
 p __return__ == []  # copies to make
-Try `p self.owners`.
+Try `p self.block_tables`.
 
 # the copy is made before the forward
-return m3_paged/block_cache.py::BlockCache.copy, when copies
+return m3_paged/block_cache.py::BlockCache.move_blocks, when plan.copies
 The scheduler only noted the copy in its plan. The runner makes it, in all layers, before the model
 runs.
-p copies == [(1, 4)]  # (from, to)
-p [torch.equal(self.keys[0][old], self.keys[0][new]) for old, new in copies]
+p plan.copies == [(1, 4)]  # (from, to)
+p [torch.equal(self.keys[0][old], self.keys[0][new]) for old, new in plan.copies]
   == [True]  # the same keys in both
-Try `u` (execute(), with swaps and copies first).
+Try `u` (launch(), where blocks are moved first).
 
-# the bill
-return milestone_llm/engine/engine.py::LLMEngine.generate
+# what sharing saved
+return milestone_llm/engine/engine.py::BaseEngine.generate
 Two completions of their own, from one computation of the prompt. All blocks are back.
 p [len(c.token_ids) for c in __return__[0].outputs] == [3, 3]  # tokens each
 p len({tuple(c.token_ids) for c in __return__[0].outputs}) == 2  # different completions
 p self.stats()['copied_blocks'] == 1  # blocks copied
 p self.stats()['kv']['free'] == 5  # free blocks
 Try `pp self.stats()`, `pp self.tracer.records[-2].to_dict()`.
+
+# the same preemption, with host memory
+return m3_paged/preemption.py::Preempter.preempt, when self.host.pool.num_blocks
+Another engine, the same two requests, and preemption='swap': r1 has to go in the same step. But its
+KV is to be copied to blocks in host memory, and what is computed of it stays computed.
+p victim.status.value == 'swapped'  # its status
+p (victim.num_computed_tokens, victim.num_tokens) == (9, 10)  # computed, known
+p plan.swap_outs == [(2, 0), (3, 1), (4, 2)]  # copies to make: (device block, host block)
+p self.host.block_tables == {'r1': [0, 1, 2]}  # block tables in host memory
+Try `p list(self.kv.pool.free_blocks)` (those of r1 are free, as before).
+
+# one token to compute, not ten
+return m3_paged/scheduler.py::Scheduler._admit, when plan.resumed
+r0 is done, and r1 gets three blocks, whichever are free. Its KV comes back into them, so its row has
+one token, where recompute had ten. Two copies over the bus are the price, and host memory.
+p plan.swap_ins == [(0, 3), (1, 2), (2, 4)]  # copies to make: (host block, device block)
+p (plan.rows[-1].start, plan.rows[-1].num_new_tokens) == (9, 1)  # from where, how many
+p self.preempter.host.block_tables == {}  # block tables in host memory
+Try `p request.status`, `pp plan.rows[-1]`.
+
+# the same tokens either way
+return milestone_llm/engine/engine.py::BaseEngine.generate
+Recompute and swap differ in what a preemption costs, and in nothing that a user could see. Swap
+computed nine tokens less.
+p [len(output.token_ids) for output in __return__] == [5, 7]  # tokens each
+p [output.metrics.num_preemptions for output in __return__]
+  == [0, 1]  # how often each was preempted
+p [self.stats()['prefill_tokens'], self.stats()['decode_tokens']]
+  == [13, 10]  # tokens computed: prompts, and one at a time
+Try `pp self.stats()`.
 """
 )
 
 
 def scenario() -> None:
-    """Two requests that do not fit together, then one prompt with two completions."""
-    engine = m3_paged.LLMEngine(
-        "tiny-llama",
-        max_model_len=16,
-        block_size=4,
-        kv_cache_tokens=20,
-        device="cpu",
-        dtype="float32",
-        trace="memory",
-    )
+    """Two requests that do not fit together, two completions, and the first two with swap."""
+    engine = _engine()
     prompts = [[11, 12, 13, 14, 15, 16], [21, 22, 23, 24, 25, 26, 27]]
     params = [
         SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
@@ -236,3 +277,17 @@ def scenario() -> None:
     engine.generate(prompts, params)
     two = SamplingParams(temperature=1, seed=1, max_tokens=3, ignore_eos=True, n=2)
     engine.generate([31, 32, 33, 34, 35, 36], two)
+    _engine(preemption="swap").generate(prompts, params)
+
+
+def _engine(preemption: str = "recompute") -> m3_paged.LLMEngine:
+    return m3_paged.LLMEngine(
+        "tiny-llama",
+        max_model_len=16,
+        block_size=4,
+        kv_cache_tokens=20,
+        preemption=preemption,
+        device="cpu",
+        dtype="float32",
+        trace="memory",
+    )

@@ -19,12 +19,14 @@ more blocks than were never used. r4 then goes on with the conversation of r0.
 Watch which tokens are computed, and what becomes of blocks that nobody owns.
 
 # another scheduler, M3's runner
-call milestone_llm/engine/engine.py::LLMEngine._step
-The loop is M1's and the runner is M3's. Finding what is in the cache and cutting prompts into
-chunks are decisions: no tensor code changes for them.
-p type(self.scheduler).__module__ == 'm4_prefix_chunked.scheduler'  # who decides
-p type(self.runner).__module__ == 'm3_paged.runner'  # who computes
-p type(self.scheduler.kv).__name__ == 'PrefixCache'  # who keeps the block tables
+call milestone_llm/engine/loop.py::StepLoop._step
+The loop is M1's, the runner and the block tables are M3's. Finding what is in the cache and cutting
+prompts into chunks are decisions: no tensor code changes for them. The prefix cache stands beside
+the block tables, over a pool of blocks that remembers what they hold.
+p type(self.scheduler).__module__ == 'm4_prefix_chunked.scheduler'  # who plans
+p type(self.runner).__module__ == 'm3_paged.runner'  # who launches
+p type(self.scheduler.kv).__module__ == 'm3_paged.block_manager'  # who keeps the block tables
+p self.scheduler.prefix_cache.pool is self.scheduler.kv.pool == True  # over one pool
 Try `w` (who called us), `ll` (the whole step).
 
 # the name of a block
@@ -38,22 +40,22 @@ p __return__.hex()[:8] == '96d14081'  # its name (the first 4 of 32 bytes)
 Try `ll`, `u` (_hash(), which computes each hash once).
 
 # nothing is known of r0
-return m4_prefix_chunked/prefix_cache.py::PrefixCache.find_prefix
+return m4_prefix_chunked/prefix_cache.py::PrefixCache.find
 Before r0 is admitted the scheduler asks for the longest cached prefix, block by block from the
 first. The walk ends at the first block that nobody has: what comes after it cannot be known either,
 since its name contains this one's.
 p request.num_tokens == 11  # known tokens of r0
 p self.pool.block_of == {}  # names of cached blocks
-p __return__ == ([], 0)  # blocks found, tokens saved
+p (__return__.blocks, __return__.num_tokens) == ([], 0)  # blocks found, tokens saved
 Try `ll`, `u` (reason_to_wait(), which needs it to count tokens and blocks).
 
 # two blocks become findable
-return m4_prefix_chunked/prefix_cache.py::PrefixCache.cache_full_blocks
+return m4_prefix_chunked/prefix_cache.py::PrefixCache.make_findable
 The step will compute tokens 0 to 10 of r0 and so fill two blocks. They get their names when the
 step is planned, not when it is done: a second request with these tokens could join the same step.
 Block 2 has three of four tokens and no name.
-p (start, end) == (0, 11)  # tokens of the row
-p self.owners == {'r0': [0, 1, 2]}  # block tables
+p end == 11  # tokens that are in the cache after the step
+p self.kv.block_tables == {'r0': [0, 1, 2]}  # block tables
 p list(self.pool.block_of.values()) == [0, 1]  # blocks that can be found
 p self.pending == {0, 1}  # of these, not written yet
 p [name.hex()[:8] for name in self.hashes['r0']]
@@ -68,54 +70,54 @@ one.
 p block == 2  # the block
 p sorted(self.hash_of) == [0, 1, 2]  # blocks that can be found
 p __return__ == True  # whether it is the first block of this content
-Try `u` (cache_full_blocks()), `p start, end`, `p request.token_ids[8:12]`.
+Try `u` (make_findable()), `p first, end`, `p request.token_ids[8:12]`.
 
 # r0 is done, its blocks are not
-return m4_prefix_chunked/scheduler.py::Scheduler._end, when finished
+return m4_prefix_chunked/scheduler.py::Scheduler.free_memory
 The four blocks go to the end of the free list, behind those that were never used, and the last one
 goes first: if memory gets short the end of a prefix is given up before its beginning, which more
 requests may share. Blocks 0, 1 and 2 keep content and name.
+p (request.request_id, request.finish_reason) == ('r0', 'length')  # who is done, and why
 p list(self.kv.pool.free_blocks) == [4, 5, 6, 7, 8, 9, 3, 2, 1, 0]  # free
 p self.kv.pool.num_used == 0  # blocks in use
 p self.kv.pool.num_cached_free == 3  # free, but they can be found
-Try `p sorted(self.kv.pool.hash_of)`, `p self.running`.
+Try `p sorted(self.kv.pool.hash_of)`, `u`, `u` (update()).
 
 # r1 finds two blocks
-return m4_prefix_chunked/prefix_cache.py::PrefixCache.find_prefix, when request.request_id == 'r1'
+return m4_prefix_chunked/prefix_cache.py::PrefixCache.find, when request.request_id == 'r1'
 r1 begins with the same eight tokens. Two lookups find blocks 0 and 1, though nobody owns them; the
 third block is not full, so there is nothing to look up.
 p request.num_tokens == 10  # known tokens of r1
-p __return__ == ([0, 1], 8)  # blocks found, tokens saved
+p (__return__.blocks, __return__.num_tokens) == ([0, 1], 8)  # blocks found, tokens saved
 Try `p [name.hex()[:8] for name in self.hashes['r1']]` (the names are those of r0).
 
 # a hit takes blocks off the free list
-return m4_prefix_chunked/prefix_cache.py::PrefixCache.allocate_with_prefix,
-  when request.request_id == 'r1'
+return m4_prefix_chunked/prefix_cache.py::PrefixCache.allocate, when request.request_id == 'r1'
 The cached blocks are shared first, which takes them out of the middle of the free list, and only
 then is a new one allocated: in the other order it might have been one of them. r1 starts as if
 eight of its tokens had been computed.
-p self.owners == {'r1': [0, 1, 4]}  # block tables
+p hit.num_tokens == 8  # tokens saved
+p self.kv.block_tables == {'r1': [0, 1, 4]}  # block tables
 p list(self.pool.free_blocks) == [5, 6, 7, 8, 9, 3, 2]  # free
-p __return__ == (8, [])  # tokens saved, copies to make
-Try `p self.counts`, `u` (_allocate()), `p request.num_computed_tokens`.
+p __return__ == []  # copies to make
+Try `p self.counts`, `u` (_admit()), `ll`.
 
 # all of r2 is cached
-return m4_prefix_chunked/prefix_cache.py::PrefixCache.find_prefix, when request.request_id == 'r2'
+return m4_prefix_chunked/prefix_cache.py::PrefixCache.find, when request.request_id == 'r2'
 r2 is those eight tokens and no more. Both blocks are found, yet only seven tokens are saved: the
 logits of the last one are wanted, so that one is computed again.
 p request.num_tokens == 8  # known tokens of r2
-p __return__ == ([0, 1], 7)  # blocks found, tokens saved
+p (__return__.blocks, __return__.num_tokens) == ([0, 1], 7)  # blocks found, tokens saved
 Try `ll`, `p self.pending`.
 
 # nobody writes into a shared block
-return m4_prefix_chunked/prefix_cache.py::PrefixCache.allocate_with_prefix,
-  when request.request_id == 'r2'
+return m4_prefix_chunked/prefix_cache.py::PrefixCache.allocate, when request.request_id == 'r2'
 The last token of r2 lies in block 1, which r1 holds too. To compute it is to write it, and whoever
 writes into a shared block gets a copy first: M3's copy-on-write, as it is.
-p __return__ == (7, [(1, 5)])  # tokens saved, copies to make
-p self.owners == {'r1': [0, 1, 4], 'r2': [0, 5]}  # block tables
-p self.pool.ref_counts[:6] == [2, 1, 0, 0, 1, 1]  # owners of blocks 0 to 5
-Try `p [(e.type, e.request_id, e.blocks) for e in self.events]`.
+p __return__ == [(1, 5)]  # copies to make: (from, to)
+p self.kv.block_tables == {'r1': [0, 1, 4], 'r2': [0, 5]}  # block tables
+p self.pool.ref_counts[:6] == [2, 1, 0, 0, 1, 1]  # tables that hold blocks 0 to 5
+Try `p [(e.type, e.request_id, e.blocks) for e in self.pool.events]`.
 
 # three tokens instead of eighteen
 return m4_prefix_chunked/scheduler.py::Scheduler.schedule, when len(__return__.rows) == 2
@@ -137,15 +139,15 @@ p __return__ == 10  # tokens left: 12 - 2
 Try `ll`, `u` (schedule(), with the other policy), `ll`.
 
 # an eviction
-return m4_prefix_chunked/caching_pool.py::CachingBlockPool.allocate, when self.evicted
+return m4_prefix_chunked/caching_pool.py::CachingBlockPool.allocate, when self.num_evictions
 r3 needs five blocks for all of its tokens, though the first chunk fills fewer: a prompt once begun
 must not run out of memory half way. Three were never used, block 3 held tokens without a name; the
 fifth is the cached block that has been free the longest.
 p __return__ == 2  # the block allocated
-p self.evicted == [2]  # blocks that lost their content
+p (self.events[-1].type, self.events[-1].blocks) == ('evict', [2])  # what the trace will say
 p sorted(self.hash_of) == [0, 1, 4]  # blocks that can still be found
 p list(self.free_blocks) == []  # free
-Try `u` (_grow()), `u` (append()), `u` (allocate_with_prefix()), `p self.owners`.
+Try `w` (from schedule() to here), `p self.num_evictions`.
 
 # a chunk
 return m4_prefix_chunked/scheduler.py::Scheduler._add_row, when row.request.request_id == 'r3'
@@ -158,11 +160,11 @@ p __return__ == 10  # tokens taken of the budget
 Try `p self.config.long_prefill_token_threshold` (would cut further), `ll`.
 
 # nobody's next token has waited
-return m3_paged/runner.py::ModelRunner.execute, when len(plan.rows) == 3
+return m3_paged/runner.py::ModelRunner.launch, when len(plan.rows) == 3
 One forward computed a decode row each for r1 and r2 and ten tokens of r3. Two tokens come out of
 it. With prefill_policy='prefill_first', r1 and r2 would have waited for both chunks of r3.
 p plan.num_tokens == 12  # tokens computed
-p sorted(__return__) == ['r1', 'r2']  # who got a token
+p sorted(sampled) == ['r1', 'r2']  # who got a token
 Try `pp [(row.request.request_id, row.start, row.end) for row in plan.rows]`.
 
 # the last chunk samples
@@ -176,26 +178,26 @@ p [row.samples for row in __return__.rows] == [True, True]  # which rows sample
 Try `p [row.request.num_computed_tokens for row in __return__.rows]`.
 
 # what the eviction costs
-return m4_prefix_chunked/prefix_cache.py::PrefixCache.find_prefix, when request.request_id == 'r4'
+return m4_prefix_chunked/prefix_cache.py::PrefixCache.find, when request.request_id == 'r4'
 r4 is the conversation of r0 going on: its eleven tokens, its three outputs, and one more word of
 the user. All three full blocks were in the cache once; the third went to r3. Four tokens are
 computed again: an eviction costs time, never a wrong answer.
 p request.num_tokens == 15  # known tokens of r4
-p __return__ == ([0, 1], 8)  # blocks found, tokens saved
+p (__return__.blocks, __return__.num_tokens) == ([0, 1], 8)  # blocks found, tokens saved
 p self._hash(request, 2) in self.pool.block_of == False  # whether anybody has the third block
 Try `p request.token_ids`, `p self.counts`.
 
 # blocks in use are not forgotten
-return m4_prefix_chunked/prefix_cache.py::PrefixCache.reset
+return m4_prefix_chunked/scheduler.py::Scheduler.reset_prefix_cache
 After a change of weights, cached keys and values are wrong and must go. While a request holds some
 of them that cannot be done, so the reset is refused, and the caller tries again when all are
 finished.
-p self.pool.num_used == 4  # blocks in use
+p self.kv.pool.num_used == 4  # blocks in use
 p __return__ == False  # whether the cache is empty now
-Try `ll`, `p self.owners`.
+Try `ll`, `p self.kv.block_tables`.
 
 # the bill
-return m4_prefix_chunked/engine.py::LLMEngine.stats
+return milestone_llm/engine/engine.py::BaseEngine.stats
 Of 62 prompt tokens 23 were saved and 39 computed, and nobody's output is different for it. The hit
 rate counts tokens: the share of those looked for that were found. The second eviction was for r4:
 block 4, which r1 had filled while decoding.
@@ -212,7 +214,7 @@ p [[f'{row.request_id} +{row.num_new_tokens}' for row in record.batch] for recor
 p [(e.type, e.request_id, e.blocks) for record in self.tracer.records for e in record.events if
     e.type in ('share', 'copy_on_write', 'evict')]
   == [('share', 'r1', [0, 1]), ('share', 'r2', [0, 1]), ('copy_on_write', 'r2', [1, 5]), ('evict',
-    None, [2]), ('evict', None, [4]), ('share', 'r4', [0, 1])]
+    None, [2]), ('share', 'r4', [0, 1]), ('evict', None, [4])]
   # what the trace says of the cache
 Try `pp __return__`, `pp self.tracer.records[3].to_dict()`.
 """

@@ -19,25 +19,25 @@ On a GPU, Python needs up to a millisecond to plan a step and to take in its tok
 waited for that, it would be idle for a good part of each step. So step n+1 is planned and
 launched while step n runs, though its tokens are not known yet.
 
-Watch the -1 that stands for a token on its way, and what becomes of r1's last row.
+Watch num_in_flight, which counts tokens on their way, and what becomes of r1's last row.
 
 # nothing under way
-call m5_kernels/engine.py::LLMEngine._step
-The loop of M1 is schedule, execute, update. Here execute is cut in two, launch and collect, and
-between them lies the whole next call. The schedule is M4's; the model is a fused decoder that took
-over the Hugging Face model's weights.
-p self.is_pipelined == True  # no request needs the host to sample
-p self._in_flight == None  # a step that was launched and not collected
-p type(self.scheduler).__mro__[1].__module__ == 'm4_prefix_chunked.scheduler'  # whose schedule
-p type(self.runner).__name__ == 'FusedRunner'  # who computes
-Try `ll` (the two loops), `p self.decoder.config`.
+call milestone_llm/engine/loop.py::StepLoop._step, when self.milestone == 'm5_kernels'
+The loop is M1's: plan, launch, settle. But one launched step may be left to settle here, so the
+next one is planned and launched before its tokens are there. The schedule is M4's; the model is a
+fused decoder that took over the Hugging Face model's weights.
+p self.num_steps_ahead() == 1  # launched steps that may be left to settle
+p len(self.in_flight) == 0  # steps that were launched and not settled
+p type(self.scheduler).__module__ == 'm4_prefix_chunked.scheduler'  # who plans
+p type(self.runner).__name__ == 'FusedRunner'  # who launches
+Try `ll` (the loop), `p self.runner.decoder.config`.
 
 # state lives on the device
 return m5_kernels/runner.py::FusedRunner._send
 Each running request has a row of tensors on the device: tokens, length, block table, sampling
 parameters. The host sends what changed since the last step, in one transfer. At first that is all
 of it.
-p self.row_of == {'r0': 0, 'r1': 1}  # row of each request
+p {name: index for name, (index, _) in self.rows.items()} == {'r0': 0, 'r1': 1}  # row of each
 p step == [(0, 3, 1), (1, 5, 1)]  # row, new tokens, whether it samples
 p [state.rows.token_ids[row, :n].tolist() for row, n, _ in step]
   == [[11, 12, 13], [21, 22, 23, 24, 25]]  # the device's copy of the tokens
@@ -45,93 +45,106 @@ p state.rows.num_computed_tokens.tolist() == [0, 0]  # computed so far, by row
 Try `p state.rows.block_table`, `u` (launch()).
 
 # the step is launched
-return m5_kernels/engine.py::LLMEngine._launch
-On a GPU the kernels are queued by now, and nobody has waited. What comes back is a promise: who
-samples, and where the tokens will be. A step of decode rows alone is one CUDA graph, a single
-launch.
-p __return__.sampling == [True, True]  # which rows sample
-p type(__return__.launched).__name__ == 'LaunchedStep'  # the promise
-Try `p __return__.launched.requests`.
-
-# the step is expected
-return m5_kernels/scheduler.py::Scheduler.expect
-So that the next step can be planned, this one counts as computed, and every row that samples gets a
-placeholder, -1, for the token that will come. The plan needs to know how many tokens there are,
-never which.
-p [(r.num_computed_tokens, r.num_tokens) for r in self.running]
-  == [(3, 4), (5, 6)]  # computed and known tokens
-p [r.token_ids[-1] for r in self.running] == [-1, -1]  # last tokens
-Try `ll`.
+return milestone_llm/engine/loop.py::StepLoop._launch
+On a GPU the kernels are queued by now, and nobody has waited: the runner gave back a promise of
+tokens. So that the next step can be planned, this one counts as computed, and each request counts a
+token in flight. The plan needs to know how many tokens there are, never which.
+p len(self.in_flight) == 1  # steps that were launched and not settled
+p [(r.num_computed_tokens, r.num_tokens) for r in self.scheduler.running]
+  == [(3, 4), (5, 6)]  # computed tokens, and all: those in flight are counted
+p [(len(r.token_ids), r.num_in_flight) for r in self.scheduler.running]
+  == [(3, 1), (5, 1)]  # tokens that the host knows, tokens in flight
+Try `p launched`, `ll`.
 
 # the first call gives nothing
-return m5_kernels/engine.py::LLMEngine._step
+return milestone_llm/engine/engine.py::BaseEngine.step
 Outputs come one call late. That is the price: a call of latency, of which a caller notices nothing,
 since the device was never idle.
 p __return__ == []  # outputs
-p self._in_flight is None == False  # nothing under way?
-Try `p self._in_flight.plan`.
+p len(self._loop.in_flight) == 1  # steps under way
+Try `p self._loop.in_flight[0].plan`.
 
 # the second step feeds tokens that the host has never seen
 return m5_kernels/runner.py::FusedRunner._send, when hits == 2
-Each row is to compute one token. The host has -1 for it; the device has the real one, for the last
+Each row is to compute one token. The host does not have it yet; the device does, for the last
 kernel of a step appends what was sampled to the row. Hardly anything is sent: the rows of the step,
 and a block where one was added.
-p [row.request.token_ids[-1] for row in rows] == [-1, -1]  # what the host knows
-p [int(state.rows.token_ids[i, row.start]) >= 0 for i, row in enumerate(rows)]
-  == [True, True]  # whether the device has a token there
+p [len(row.request.token_ids) - row.start for row in rows] == [0, 0]  # of it, what the host knows
+p [bool(state.rows.token_ids[i, row.start]) for (i, _, _), row in zip(step, rows)]
+  == [True, True]  # does the device have it? Before, there were zeros
 p state.rows.num_computed_tokens.tolist() == [3, 5]  # computed so far, by row
 p step == [(0, 1, 1), (1, 1, 1)]  # row, new tokens, whether it samples
 Try `p state.rows.token_ids[:, :8]`, `u`.
 
+# the host gets the tokens of the first step
+return m5_kernels/runner.py::FusedRunner.collect
+Only now does the host wait for the tokens of step 0, while the device has step 1 to do. They are
+those that the device has gone on with.
+p list(__return__) == ['r0', 'r1']  # who got a token
+p [t.token_id for t in __return__.values()] == self.state.rows.token_ids[[0, 1], [3, 5]].tolist()
+  == True  # are they token 3 of r0 and token 5 of r1 on the device?
+Try `pp __return__`, `u` (_settle()).
+
 # the first step is settled
-return m5_kernels/scheduler.py::Scheduler.settle
-Only now does the host wait for the tokens of step 0, while the device has step 1 to do.
-Placeholders become tokens; text, stop tokens and lengths are looked at as ever.
-p [(r.num_computed_tokens, r.num_tokens) for r in self.running]
-  == [(3, 4), (5, 6)]  # computed and known tokens
-p [r.token_ids[-1] >= 0 for r in self.running] == [True, True]  # real tokens?
+return milestone_llm/engine/scheduler.py::BaseScheduler.update
+The requests take their tokens in. Text, stop tokens and lengths are looked at as ever, one step
+late. The tokens of step 1 are still in flight.
+p [(len(r.token_ids), r.num_in_flight) for r in self.running]
+  == [(4, 1), (6, 1)]  # tokens that the host knows, tokens in flight: those of step 1
 p [len(output.token_ids) for output in __return__] == [1, 1]  # outputs so far
-Try `p sampled`, `u` (_settle(), which collected them).
+Try `p sampled`, `ll`.
 
 # r1 turns out to have stopped
-return m5_kernels/scheduler.py::Scheduler.settle, when hits == 2
+return milestone_llm/engine/scheduler.py::BaseScheduler.update
 The third call has launched step 2, and now the tokens of step 1 are in: that of r1 is its stop
 token. It is finished as of step 1, and gets not one token more. But step 2 is under way, and r1 has
 a row in it.
 p [(o.request_id, o.finish_reason) for o in __return__]
   == [('r0', None), ('r1', 'stop')]  # why they ended
 p [r.request_id for r in self.running] == ['r0']  # who is left
-p self.kv.owners.keys() == {'r0'} == True  # are its blocks given back?
-Try `p finished`.
+p list(self.kv.block_tables) == ['r0']  # who has blocks
+Try `u` (_settle()), `p [row.request.request_id for row in self.in_flight[0].plan.rows]`.
 
-# its row and its blocks go at once
-return m5_kernels/runner.py::FusedRunner.forget, when request_id == 'r1'
+# its row and its blocks can be used at once
+return m5_kernels/runner.py::FusedRunner._release_rows
 Somebody else may get them in the very next step, while the wasted row still writes its keys there.
 That is safe without any waiting: steps run one after another on the device, and whoever gets a
 block writes a slot before reading it.
-p self.row_of == {'r0': 0}  # row of each request
+p {name: index for name, (index, _) in self.rows.items()} == {'r0': 0}  # row of each request
 p self.free_rows == [1]  # rows for newcomers
 Try `w`.
 
-# nothing is expected of it
-return m5_kernels/scheduler.py::Scheduler.expect, when hits == 3
-Step 2 was launched with both rows. r0 gets a placeholder, r1 is finished and is left alone.
-p [(row.request.request_id, row.request.is_finished) for row in plan.rows]
-  == [('r0', False), ('r1', True)]  # rows of the step under way
-p [r.token_ids[-1] for r in self.running] == [-1]  # last tokens of who runs
-Try `p plan.rows[1].request.token_ids`.
+# what the wasted row computed is dropped
+return milestone_llm/engine/scheduler.py::BaseScheduler.update, when plan.num_padding_tokens
+Step 2 is settled. A token came back for r1 too, and nobody wants it. Its row was computed for
+nobody, so from now on the plan calls it padding.
+p sorted(sampled) == ['r0', 'r1']  # who got a token from the device
+p [(row.request.request_id, row.phase) for row in plan.rows]
+  == [('r0', 'decode'), ('r1', 'padding')]  # rows of the step
+p [output.request_id for output in __return__] == ['r0']  # who takes one in
+Try `p plan.rows[1].request.output_token_ids`.
 
 # no row for a length that is known
-return m5_kernels/scheduler.py::Scheduler.is_decoding, when request.num_output_tokens == 4
-r0 has three tokens and a placeholder, and wanted four. That can be known without the token, so it
+return milestone_llm/engine/request.py::Request.num_uncomputed_tokens, when not __return__
+r0 has three tokens and one in flight, and wanted four. That can be known without the token, so it
 gets no row too many. Only an end that depends on what a token is - EOS, a stop token, a stop string
 - wastes a row.
-p request.num_output_tokens == 4  # outputs, the placeholder included
-p __return__ == False  # does it get a row?
+p (self.num_output_tokens, self.num_in_flight) == (3, 1)  # outputs, and tokens in flight
+p self.num_tokens == self.max_num_tokens == True  # is that its length?
+p __return__ == 0  # tokens that a step can compute now
 Try `ll`.
 
+# nothing to launch, one step to settle
+return milestone_llm/engine/loop.py::StepLoop._launch
+The plan is empty, so no step is launched. The last one is settled at once, since none is ahead of
+it.
+p plan.rows == []  # rows of the plan
+p __return__ == False  # whether a step was launched
+p len(self.in_flight) == 1  # steps to settle
+Try `u` (_step()), `ll`.
+
 # the bill
-return m4_prefix_chunked/engine.py::LLMEngine.stats
+return milestone_llm/engine/engine.py::BaseEngine.stats
 Four steps and one wasted row, which the trace calls padding. On a GPU such a row costs what any row
 costs in a step that would have been run anyway; waiting for the host in every step would cost far
 more.
