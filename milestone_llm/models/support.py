@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from .flat_probe import FEATURES, UnsupportedError, run_flat
@@ -25,6 +24,10 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
 look at the longest position in the batch, which may be another request's."""
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
+
+_KV_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
+"""Layers of Hugging Face's cache that hold keys and values or nothing, by name: not every release
+has all of them."""
 
 _NUM_TOKENS = (11, 6)
 """Of the two prompts that are tried; the first is longer than the window of any tiny model."""
@@ -124,7 +127,7 @@ def _check_config(model: PreTrainedModel) -> None:
     if unknown := sorted(layer_types.difference(LAYER_TYPES)):
         raise UnsupportedError(f"layers of type {', '.join(unknown)}")
     for layer in DynamicCache(config=config).layers:  # a dummy uses what another layer keeps
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer):
+        if type(layer).__name__ not in _KV_LAYERS:
             raise UnsupportedError(f"other state than keys and values ({type(layer).__name__})")
 
 
