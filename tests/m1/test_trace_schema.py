@@ -20,7 +20,9 @@ from engine_helpers import (
 )
 from milestone_llm.engine.kv import KVEvent, KVUsage
 from milestone_llm.engine.plan import Preemption, ScheduledRequest, StepPlan
-from milestone_llm.trace.records import StepRecord, batch_rows
+from milestone_llm.engine.protocols import SettledStep
+from milestone_llm.engine.request import SampledToken
+from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.tracer import Tracer, read_jsonl
 
 SCHEMA: dict[str, Any] = {
@@ -108,30 +110,37 @@ def test_every_record_has_exactly_the_fields_of_the_schema(package):
         assert {event["type"] for event in line["events"]} <= EVENTS
 
 
-def test_a_record_of_everything_fits_the_schema_too():
-    """What M1 and M2 never do, so that the schema is checked in full from the start."""
+def a_step_of_everything() -> tuple[SettledStep, Any]:
+    """What M1 and M2 never do, and the queues after it."""
     request = make_request("r1")
     row = ScheduledRequest(request, 0, 4, blocks=[3], num_cached_tokens=0)
     plan = StepPlan([row], [request], [request], [Preemption(request, "no free block for r2")])
-    scheduler = types.SimpleNamespace(
+    step = SettledStep(
+        number=12,
+        milestone="m4_prefix_chunked",
+        times=[0.0, 0.001, 0.003, 0.0035],
+        plan=plan,
+        sampled={"r1": SampledToken(7)},
+        finished=[("r0", "stop")],
+        events=[KVEvent("alloc", "r1", [9]), KVEvent("evict", None, [4])],
+    )
+    queues = types.SimpleNamespace(
         waiting=[],
         running=[request],
         kv_usage=lambda: KVUsage("block", 64, 40, 51, 640, 598, cached=10),
     )
-    record = StepRecord.of(
-        step=12,
-        milestone="m4_prefix_chunked",
-        times=[0.0, 0.001, 0.003, 0.0035],
-        plan=plan,
-        rows=batch_rows(plan, {}),
-        scheduler=scheduler,
-        finished=[],
-        events=[KVEvent("alloc", "r1", [9]), KVEvent("evict", None, [4])],
-    )
-    data = record.to_dict()
+    return step, queues
+
+
+def test_a_record_of_everything_fits_the_schema_too():
+    """So that the schema is checked in full from the start."""
+    data = StepRecord.of(*a_step_of_everything()).to_dict()
     assert_fits(data, SCHEMA)
     assert (data["schedule_ms"], data["execute_ms"], data["update_ms"]) == (1.0, 2.0, 0.5)
     assert data["kv"]["free"] == 24
+    assert data["batch"][0]["sampled_token"] == 7
+    assert data["preempted"] == [{"request_id": "r1", "reason": "no free block for r2"}]
+    assert data["finished"] == [{"request_id": "r0", "reason": "stop"}]
 
 
 @every_milestone
@@ -227,6 +236,21 @@ def test_an_option_of_the_engine_goes_before_the_environment(monkeypatch, capsys
 def test_every_sink_sees_every_record():
     seen: list[list[Any]] = [[], []]
     tracer = Tracer([seen[0].append, seen[1].append])
-    record: Any = object()
-    tracer.record(record)
-    assert seen == [[record], [record]] == [tracer.records] * 2
+    for _ in range(2):
+        tracer.record(*a_step_of_everything())
+    assert len(tracer.records) == 2
+    assert seen == [tracer.records] * 2
+
+
+def test_a_sink_that_fails_gets_no_more_records_and_the_engine_goes_on():
+    def full_disk(record: StepRecord) -> None:
+        raise OSError("no space left")
+
+    engine, seen = make_engine(m1_single, trace="memory"), []
+    engine.tracer.sinks += [full_disk, seen.append]
+    with pytest.warns(RuntimeWarning, match="trace ends with step 0: no space left") as warned:
+        (output,) = engine.generate(PROMPTS[0], greedy(3))
+    assert len(warned) == 1
+    assert output.token_ids == hf_greedy("llama", PROMPTS[0], 3)
+    assert seen == engine.tracer.records
+    assert len(seen) == 3
