@@ -25,6 +25,7 @@ class SortedScheduler(Scheduler):
     def _form_batch(self) -> list[Request]:
         """Choose who of `self.waiting` forms the next batch.
 
-        Hint: put `self.waiting` into another order, let `super()._form_batch()` take from its head.
+        Hint: take out of `self.waiting` whom you do not want, let `super()._form_batch()` take from
+        the rest, and put the others back.
         """
         raise NotImplementedError

@@ -33,6 +33,7 @@ class FairQueue(RequestQueue):
         """Put a request where it belongs.
 
         Hint: give it a virtual start time when it is added - when its tenant will have paid for
-        what it queued before, but not before now - and the heap of `RequestQueue` does the rest.
+        what it queued before, but not before now - and the list of `RequestQueue`, sorted by
+        `key`, does the rest.
         """
         raise NotImplementedError

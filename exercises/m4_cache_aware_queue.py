@@ -5,8 +5,8 @@ memory is short, each evicts the beginning that the next but one needs: the cach
 nobody hits. Serve those together that share what is cached. Conditions:
 
 1. Among waiting requests, the next is the one of which the cache saves most tokens
-   (`kv.find_prefix(request)[1]`); of equals, the one that came first. What is cached changes with
-   every step, so this is asked anew each time.
+   (`prefix_cache.find(request).num_tokens`); of equals, the one that came first. What is cached
+   changes with every step, so this is asked anew each time.
 2. Nobody starves: a request that has been overtaken `patience` times, which is to say that so many
    later arrivals were popped while it waited, is next, whatever is cached. Of several such, the
    one that came first.
@@ -15,7 +15,7 @@ nobody hits. Serve those together that share what is cached. Conditions:
 The scheduler uses `add`, `peek`, `pop`, `remove`, `len` and iteration, as in
 milestone_llm/engine/request_queue.py. To serve with it:
 
-    engine.scheduler.waiting = CacheAwareQueue(engine.scheduler.kv)
+    engine.scheduler.waiting = CacheAwareQueue(engine.scheduler.prefix_cache)
 
     python -m pytest tests/exercises/test_m4_cache_aware_queue.py
 """
@@ -30,15 +30,15 @@ from milestone_llm.engine.request_queue import RequestQueue
 class CacheAwareQueue(RequestQueue):
     """Waiting requests, those with most of their tokens in the cache first."""
 
-    def __init__(self, kv: PrefixCache, patience: int = 8) -> None:
+    def __init__(self, prefix_cache: PrefixCache, patience: int = 8) -> None:
         super().__init__("fcfs")
-        self.kv = kv
+        self.prefix_cache = prefix_cache
         self.patience = patience
 
     def peek(self) -> Request:
         """The next request, left in the queue. `self._requests` has all of them by their ids.
 
-        Hint: `pop` takes from a heap whose order you no longer want, so it needs replacing as well;
+        Hint: `pop` takes from a list whose order you no longer want, so it needs replacing as well;
         there you know who is being overtaken.
         """
         raise NotImplementedError

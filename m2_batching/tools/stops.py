@@ -160,7 +160,7 @@ p len(input_ids) == 5  # tokens computed
 p last_tokens == [0, 4]  # those whose logits are wanted
 p tuple(output.logits.shape) == (1, 2, 199)  # [1, rows that sample, vocabulary]
 p sorted(__return__) == ['r1', 'r2']  # who got a token
-Try `pp __return__`, `u` (launch()).
+Try `pp __return__`, `w` (who called it).
 
 # r3 arrives while others decode
 call milestone_llm/engine/scheduler.py::BaseScheduler.add, when self.running

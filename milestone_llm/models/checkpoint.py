@@ -100,6 +100,10 @@ def load_model(
     ready = ready.eval().requires_grad_(False)
     if isinstance(tokenizer, (str, Path)):
         own_tokenizer = _load_tokenizer(str(tokenizer))
+        if own_tokenizer is None:
+            raise ValueError(f"the folder {str(tokenizer)!r} holds no tokenizer")
+    elif not hasattr(tokenizer, "decode") and tokenizer is not None:
+        raise ValueError(f"a tokenizer is a ready one, a folder or an id, not {tokenizer!r}")
     elif tokenizer is not None:
         own_tokenizer = tokenizer
     return LoadedModel(ready, own_tokenizer, name)
@@ -191,7 +195,14 @@ def _load_named(
         raise ValueError(
             f"a model is named by a Hugging Face id, a folder or a .gguf file, not by {model!r}"
         )
-    text, path = str(model), Path(model).expanduser()
+    text = str(model)
+    try:
+        path = Path(model).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"{text[:80]!r} names no model and can be no path: {error!s:.80}"
+        ) from None
     if text == DEFAULT_MODEL and not path.is_dir():
         source, name = str(converted_folder(*packaged_gguf())), DEFAULT_MODEL
     elif text.startswith("tiny-") and not path.is_dir():

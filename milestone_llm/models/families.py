@@ -92,13 +92,23 @@ SMALL: dict[str, Any] = {
 }
 """Value of each config field that has to do with size, in whatever family has it."""
 
-_CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv", "full_attention"]}
+_CONVOLUTIONS = {"layer_types": ["conv", "full_attention"] * 2}
 
 SPECIAL: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1, 3]},
     "blt": {"encoder_hash_byte_group_vocab": 50},
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4}},
+    "cohere_compass_text": {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 1e4}
+            for kind in ("full_attention", "sliding_attention")
+        }
+    },
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0}},
+    "dots3_note": {"adapter_in_dim": 64},
     "gpt_bigcode": {"num_key_value_heads": 1},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": _CONVOLUTIONS,
     "lfm2_moe": _CONVOLUTIONS,
     "mamba2": {"head_dim": 32, "n_groups": 1},

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants as hub_constants
+from huggingface_hub import get_session
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+_HUB_TIMEOUT_S = 5.0
 _NUM_NAMES = 5
 """Weights that an error names; more are counted."""
 
@@ -68,11 +71,13 @@ def from_pretrained(auto_class: Any, source: str, **options: Any) -> Any:
     """
     folder = Path(source).expanduser()
     is_local = folder.is_dir()
+    if folder.exists() and not is_local:
+        raise ValueError(f"{source} is no folder")
     try:
         with quiet_transformers(progress_bars=not is_local):
             return auto_class.from_pretrained(
                 str(folder) if is_local else source,
-                local_files_only=is_local,
+                local_files_only=is_local or not _hub_answers(),
                 trust_remote_code=False,
                 **options,
             )
@@ -92,10 +97,10 @@ def from_pretrained(auto_class: Any, source: str, **options: Any) -> Any:
 
 def one_line(error: BaseException) -> str:
     """What an error says, in a line; with the name of its class where the text needs it."""
-    lines = str(error).strip().splitlines()
-    if isinstance(error, (OSError, ValueError, ImportError)) and lines:
-        return lines[0]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    lines = [line.strip() for line in str(error).strip().splitlines()] or ["no message"]
+    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    is_clear = isinstance(error, (OSError, ValueError, ImportError))
+    return text if is_clear else f"{type(error).__name__}: {text}"
 
 
 @contextlib.contextmanager
@@ -112,6 +117,17 @@ def quiet_transformers(progress_bars: bool = False) -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if had_bars and not progress_bars:
             transformers_logging.enable_progress_bar()
+
+
+def _hub_answers() -> bool:
+    """Whether the hub can be reached. If not, `huggingface_hub` would retry for half a minute."""
+    if hub_constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        get_session().head(hub_constants.ENDPOINT, timeout=_HUB_TIMEOUT_S)
+    except Exception:  # of whatever HTTP library it uses
+        return False
+    return True
 
 
 def _damaged_file(folder: Path) -> str | None:

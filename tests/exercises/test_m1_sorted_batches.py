@@ -7,6 +7,7 @@ import pytest
 from engine_helpers import FakeRunner, make_request, scripted_steps
 from m1_single import EngineConfig
 from m1_single.scheduler import Scheduler
+from milestone_llm.engine.request_queue import RequestQueue
 
 EXERCISE = ("m1_sorted_batches.py", "SortedScheduler")
 
@@ -68,12 +69,14 @@ def test_what_the_exercise_starts_from_is_not_good_enough():
 
 
 def test_sorting_by_length_alone_is_caught():
+    class ByLength(RequestQueue):
+        def key(self, request):
+            return (request.num_prompt_tokens, request.arrival, 0)
+
     class ShortestFirst(Scheduler):
-        def _form_batch(self):
-            self.waiting = type(self.waiting)(
-                sorted(self.waiting, key=lambda request: request.num_prompt_tokens)
-            )
-            return super()._form_batch()
+        def __init__(self, config, max_model_len):
+            super().__init__(config, max_model_len)
+            self.waiting = ByLength()
 
     assert useful_share(ShortestFirst) > 0.95
     with pytest.raises(AssertionError):

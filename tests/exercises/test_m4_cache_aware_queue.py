@@ -14,24 +14,27 @@ PATIENCE = 8
 def life_with(kind, patience=PATIENCE, **fields):
     """A scheduler of one row, on a pool that holds one request and little else."""
     life = Life(**{"num_blocks": 7, "max_num_seqs": 1, **fields})
-    life.scheduler.waiting = kind(life.kv, patience)
+    life.scheduler.waiting = kind(life.cache, patience)
     return life
 
 
 class FirstComeFirstServed(RequestQueue):
-    def __init__(self, kv, patience):
+    def __init__(self, prefix_cache, patience):
         super().__init__("fcfs")
 
 
 class NeverPatient(RequestQueue):
     """The longest prefix first, for ever."""
 
-    def __init__(self, kv, patience):
+    def __init__(self, prefix_cache, patience):
         super().__init__("fcfs")
-        self.kv = kv
+        self.prefix_cache = prefix_cache
 
     def peek(self):
-        return min(self._requests.values(), key=lambda r: (-self.kv.find_prefix(r)[1], self.key(r)))
+        def key(request):
+            return (-self.prefix_cache.find(request).num_tokens, self.key(request))
+
+        return min(self._requests.values(), key=key)
 
     def pop(self):
         request = self.peek()
@@ -119,7 +122,7 @@ def test_everybody_is_served_also_after_preemption(exercise):
         for number in range(40)
     ]
     life.run(*requests)
-    assert life.scheduler.num_preemptions > 0
+    assert life.scheduler.preempter.num_preemptions > 0
 
 
 def test_the_queue_that_the_exercise_starts_from_is_caught():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import multiprocessing
 import os
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -207,6 +209,115 @@ def test_model_that_cannot_be_had_gives_one_line_that_says_what_to_do(tmp_path):
             load_model(missing)
 
 
+def saved(folder: Path, **overrides: object) -> Path:
+    build_tiny_model("llama", **overrides).save_pretrained(folder)
+    return folder
+
+
+def change_config(folder: Path, **fields: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+def refusal(model: object) -> str:
+    """The message with which a model is refused; it is one line."""
+    with pytest.raises(ValueError, match=".") as error:
+        load_model(model, device="cpu")  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"GARBAGE" * 99, None], ids=["empty", "garbage", "half"])
+def test_damaged_safetensors_are_refused_by_file_name(tmp_path, content):
+    file = saved(tmp_path) / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    assert "the file model.safetensors is damaged" in refusal(tmp_path)
+
+
+def test_damaged_or_dangerous_pickles_are_refused_and_not_run(tmp_path):
+    class Dangerous:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "was run"),)
+
+    weights = build_tiny_model("llama").state_dict()
+    (saved(tmp_path) / "model.safetensors").unlink()
+    file = tmp_path / "pytorch_model.bin"
+    torch.save(weights, file)
+    load_model(tmp_path, device="cpu")
+    file.write_bytes(file.read_bytes()[:9999])
+    assert "the file pytorch_model.bin is damaged" in refusal(tmp_path)
+    torch.save({**weights, "model.norm.weight": Dangerous()}, file)
+    assert "the file pytorch_model.bin is damaged" in refusal(tmp_path)
+    assert not (tmp_path / "was run").exists()
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused_with_their_names(tmp_path):
+    file = saved(tmp_path) / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    assert "lacks 1 weights: model.layers.1.mlp.up_proj.weight" in refusal(tmp_path)
+
+
+def test_more_layers_or_other_shapes_than_the_file_has_are_refused(tmp_path):
+    change_config(saved(tmp_path), num_hidden_layers=4)
+    assert "lacks 18 weights: model.layers.2.input_layernorm.weight" in refusal(tmp_path)
+    change_config(tmp_path, num_hidden_layers=2, intermediate_size=96)
+    assert "mlp.down_proj.weight is [64, 128], not [64, 96]" in refusal(tmp_path)
+
+
+def test_tied_weights_are_not_missing(tmp_path):
+    saved(tmp_path, tie_word_embeddings=True)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    assert load_model(tmp_path, device="cpu").model.config.tie_word_embeddings
+
+
+@pytest.mark.parametrize("heads", [0, -4, "x"])
+def test_a_config_that_makes_no_sense_is_refused(tmp_path, heads):
+    change_config(saved(tmp_path), num_attention_heads=heads)
+    assert str(tmp_path) in refusal(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    assert "the file config.json is damaged" in refusal(tmp_path)
+
+
+def test_code_that_comes_with_a_checkpoint_is_never_run(tmp_path, monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda *question: asked.append(str(question)) or "y")
+    code = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    change_config(saved(tmp_path), model_type="unheard_of", auto_map=code)
+    (tmp_path / "code.py").write_text(f"import os; os.mkdir({str(tmp_path / 'was run')!r})")
+    assert "custom code" in refusal(tmp_path)
+    assert not asked
+    assert not (tmp_path / "was run").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["", "  ", None, 5, b"x", "/etc/passwd", "a\0b", "x" * 5000, "~no-such-user/x", "a/b/c"]
+)
+def test_what_names_no_model_is_refused(name):
+    assert refusal(name)
+
+
+def test_what_is_no_tokenizer_is_refused(tmp_path):
+    for tokenizer in (5, "", tmp_path):
+        with pytest.raises(ValueError, match="tokenizer"):
+            load_model("tiny-llama", tokenizer=tokenizer)
+
+
+def test_without_a_network_a_hub_name_is_refused_soon_and_quietly(monkeypatch, capfd):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+
+    def no_network(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_network)
+    started = time.monotonic()
+    assert "couldn't connect" in refusal("nobody/no-such-model")
+    assert time.monotonic() - started < 10
+    assert capfd.readouterr() == ("", "")
+
+
 # --- GGUF and its cache --------------------------------------------------------------------
 
 
@@ -241,6 +352,18 @@ def test_file_that_is_no_gguf_is_refused_and_leaves_nothing(cache, tmp_path):
         load_model(file)
     assert "\n" not in str(error.value)
     assert [path for path in cache.iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.parametrize("length", [0, 4, 30, 400, 100_000])
+def test_gguf_file_that_ends_early_is_refused_by_name(cache, tmp_path, length):
+    try:
+        whole = gguf_cache.packaged_gguf()[0]
+    except ValueError as error:
+        pytest.skip(str(error))
+    file = tmp_path / "half.gguf"
+    with whole.open("rb") as start:
+        file.write_bytes(start.read(length))
+    assert f"cannot read {file} as a GGUF model" in refusal(file)
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, OSError, SystemExit])

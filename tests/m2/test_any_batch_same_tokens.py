@@ -114,7 +114,7 @@ works = st.lists(
     max_num_batched_tokens=st.sampled_from([36, 61, 2048]),
     policy=st.sampled_from(["fcfs", "priority"]),
 )
-@example(  # a slot is freed by an abort and taken by a longer request while others decode
+@example(  # a region is freed by an abort and taken by a longer request while others decode
     works=[Work(1), Work(2, 1), Work(3, 2, abort=2), Work(5, 3, arrival=2), Work(0, arrival=3)],
     family="mistral",
     max_num_seqs=3,

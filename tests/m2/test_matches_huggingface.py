@@ -1,4 +1,4 @@
-"""Selective batching gives the very tokens of `generate`, in flat batches and reused slots."""
+"""Selective batching gives the very tokens of `generate`, in flat batches and reused regions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine_helpers import (
     tiny_model,
 )
 from m1_single import SamplingParams
-from m2_batching.attention import NAME as SLOT_ATTENTION
+from m2_batching.attention import NAME as REGION_ATTENTION
 from milestone_llm.models.checkpoint import LoadedModel
 from milestone_llm.models.tiny_models import TINY_FAMILIES
 
@@ -40,8 +40,8 @@ def test_flat_batches_give_the_tokens_of_generate(family, max_num_seqs, max_num_
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_a_reused_slot_shows_nothing_of_its_last_owner(family):
-    """The first owner leaves 41 + 5 tokens in the slot, its successors see only their own."""
+def test_a_reused_region_shows_nothing_of_its_last_owner(family):
+    """The first owner leaves 41 + 5 tokens in the region, its successors see only their own."""
     engine = make_engine(m2_batching, tiny_model(family), max_num_seqs=1, max_model_len=64)
     for prompt, length in [(PROMPTS[1], 5), (PROMPTS[0], 12), (PROMPTS[5], 9)]:
         (output,) = engine.generate(prompt, greedy(length))
@@ -49,8 +49,8 @@ def test_a_reused_slot_shows_nothing_of_its_last_owner(family):
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_one_decode_row_in_a_high_slot_is_read_alone(family):
-    """Slots 0..6 fall empty around slot 7: attention gathers one slot instead of reading all."""
+def test_one_decode_row_in_a_high_region_is_read_alone(family):
+    """Regions 0..6 fall empty beside it: attention gathers one region instead of reading all."""
     model = tiny_model(family)
     engine = make_engine(m2_batching, model, max_num_seqs=8, trace="memory")
     prompts = [*random_prompts([3] * 7, seed=3), PROMPTS[5]]
@@ -89,7 +89,7 @@ def test_the_model_is_hugging_faces_own_again_after_every_step():
     engine = make_engine(m2_batching, model)
     engine.add_request(PROMPTS[0], greedy(4))
     engine.step()
-    assert model.config._attn_implementation != SLOT_ATTENTION
+    assert model.config._attn_implementation != REGION_ATTENTION
     assert hf_generate(model, PROMPTS[2], 12, eos_token_id=199) == hf_greedy("llama", PROMPTS[2])
     engine.step()
 

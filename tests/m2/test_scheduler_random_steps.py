@@ -24,8 +24,8 @@ def check_step(scheduler: Scheduler, plan: StepPlan, waiting_before: list[Reques
     assert plan.num_tokens <= config.max_num_batched_tokens
     assert len(plan.rows) <= config.max_num_seqs
     assert len({row.request.request_id for row in plan.rows}) == len(plan.rows)
-    slots = [slot for row in plan.rows for slot in row.blocks]
-    assert len(set(slots)) == len(plan.rows), "one slot each"
+    regions = [region for row in plan.rows for region in row.blocks]
+    assert len(set(regions)) == len(plan.rows), "one region each"
     assert plan.admitted == waiting_before[: len(plan.admitted)], "from the head of the queue"
     assert [row.request for row in plan.rows][len(plan.rows) - len(plan.admitted) :] == (
         plan.admitted

@@ -45,12 +45,12 @@ def test_the_batch_falls_as_requests_finish_and_nothing_is_padded():
     assert all(plan.num_padding_tokens == 0 for plan in plans)
 
 
-def test_a_finished_request_leaves_at_once_and_its_slot_is_used_in_the_next_step():
+def test_a_finished_request_leaves_at_once_and_its_region_is_used_in_the_next_step():
     arrivals = {0: [make_request(name, 2, n) for name, n in (("a", 3), ("b", 2), ("c", 2))]}
     scheduler = make_scheduler(max_num_seqs=2)
     plans = list(scripted_steps(scheduler, arrivals))
-    slots = [{row.request.request_id: row.blocks for row in plan.rows} for plan in plans]
-    assert slots == [
+    regions = [{row.request.request_id: row.blocks for row in plan.rows} for plan in plans]
+    assert regions == [
         {"a": [0], "b": [1]},
         {"a": [0], "b": [1]},
         {"a": [0], "c": [1]},
@@ -129,7 +129,7 @@ def test_generation_ends_at_max_model_len():
 # --- abort, failure, configuration --------------------------------------------------------------
 
 
-def test_an_aborted_requests_slot_and_row_are_free_in_the_next_step():
+def test_an_aborted_requests_region_and_row_are_free_in_the_next_step():
     scheduler = make_scheduler(max_num_seqs=2)
     requests = {name: make_request(name, 2, 3) for name in "abcd"}
     lines = []
@@ -159,7 +159,7 @@ def test_a_failed_step_ends_its_requests_and_the_queue_goes_on():
     assert describe(scheduler.schedule()) == "c[0:2]"
 
 
-def test_kv_usage_shows_what_a_slot_reserves_and_what_it_stores():
+def test_kv_usage_shows_what_a_region_reserves_and_what_it_stores():
     scheduler, runner = make_scheduler(max_model_len=64), FakeRunner()
     for n, name in enumerate("ab"):
         scheduler.add(make_request(name, 5, 9, arrival=n))

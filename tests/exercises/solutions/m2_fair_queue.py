@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 from milestone_llm.engine.request import Request
-from milestone_llm.engine.request_queue import RequestQueue
+from milestone_llm.engine.request_queue import Key, RequestQueue
 
 
 class FairQueue(RequestQueue):
-    """Start-time fair queueing: a heap ordered by virtual start times."""
+    """Start-time fair queueing: a queue ordered by virtual start times."""
 
     def __init__(self, policy: str = "fcfs") -> None:
         super().__init__(policy)
@@ -21,8 +21,8 @@ class FairQueue(RequestQueue):
         self._start[request.request_id] = start
         super().add(request)
 
-    def key(self, request: Request) -> tuple[int, int]:
-        return (self._start[request.request_id], request.arrival)
+    def key(self, request: Request) -> Key:
+        return (self._start[request.request_id], request.arrival, request.index)
 
     def pop(self) -> Request:
         request = super().pop()

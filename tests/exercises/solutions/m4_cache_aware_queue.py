@@ -2,15 +2,15 @@ from __future__ import annotations
 
 from m4_prefix_chunked.prefix_cache import PrefixCache
 from milestone_llm.engine.request import Request
-from milestone_llm.engine.request_queue import RequestQueue
+from milestone_llm.engine.request_queue import Key, RequestQueue
 
 
 class CacheAwareQueue(RequestQueue):
     """Longest cached prefix first, until somebody has been overtaken too often."""
 
-    def __init__(self, kv: PrefixCache, patience: int = 8) -> None:
+    def __init__(self, prefix_cache: PrefixCache, patience: int = 8) -> None:
         super().__init__("fcfs")
-        self.kv = kv
+        self.prefix_cache = prefix_cache
         self.patience = patience
         self._overtaken: dict[str, int] = {}
 
@@ -23,7 +23,11 @@ class CacheAwareQueue(RequestQueue):
         impatient = [r for r in requests if self._overtaken[r.request_id] >= self.patience]
         if impatient:
             return min(impatient, key=self.key)
-        return min(requests, key=lambda r: (-self.kv.find_prefix(r)[1], self.key(r)))
+
+        def key(request: Request) -> tuple[int, Key]:
+            return (-self.prefix_cache.find(request).num_tokens, self.key(request))
+
+        return min(requests, key=key)
 
     def pop(self) -> Request:
         request = self.peek()

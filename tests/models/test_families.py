@@ -1,0 +1,147 @@
+"""Every family of transformers is served right or refused; nothing comes out wrong.
+
+The quick part takes the families that once gave wrong tokens or raw errors, and those that most
+people use; `STORM=1` takes all of them, a few minutes. `python -m milestone_llm.models.families`
+prints the same as a table.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from milestone_llm.models.families import (
+    MILESTONES,
+    Outcome,
+    build_small_model,
+    family_names,
+    main,
+    try_family,
+)
+
+IS_STORM = bool(os.environ.get("STORM"))
+FIRST_AND_SECOND = ("m1_single", "m2_batching")
+
+SERVED = ["llama", "qwen2", "mixtral", "gemma3_text", "olmo2", "glm4", "phi3", "gpt_neox"]
+REFUSED_BY_M2 = {
+    "diffllama": "not called once in each of its 4 layers",
+    "doge": "attention masks of its own",
+    "gemma2": "soft-capping",
+    "gpt_oss": "attention sinks",
+    "jetmoe": "keys and values of shapes",
+    "nemotron": "hand no keywords",
+    "phimoe": "masks that are not causal attention",
+    "bloom": "cannot be replaced",
+    "moshi": "a sliding window of 8 that attention is not told of",
+}
+REFUSED_BY_ALL = {
+    "lfm2": "conv",
+    "lfm2_moe": "conv",
+    "granitemoehybrid": "linear_attention",
+    "minimax": "linear_attention",
+    "recurrent_gemma": "linear_attention",
+    "mamba": "linear_attention",
+    "mamba2": "linear_attention",
+    "falcon_mamba": "linear_attention",
+    "bigbird_pegasus": "other logits",
+    "rwkv": "other logits|not one shape",
+    "prophetnet": "other logits|cannot be replaced",
+}
+UNCERTAIN = ["persimmon", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"]
+
+
+def outcome(name: str, milestone: str, **overrides: Any) -> Outcome:
+    found = try_family(name, [milestone], **overrides)[milestone]
+    assert found.kind in ("equal", "refused", "not built"), f"{name}: {found}"
+    return found
+
+
+def skip_unless_known(name: str) -> None:
+    if name not in family_names():
+        pytest.skip(f"this transformers has no {name}")
+
+
+@pytest.mark.parametrize("milestone", ["m1_single", "m2_batching", "m5_kernels"])
+@pytest.mark.parametrize("name", SERVED)
+def test_common_families_give_the_tokens_of_generate(name: str, milestone: str) -> None:
+    skip_unless_known(name)
+    assert outcome(name, milestone).kind == "equal"
+
+
+@pytest.mark.parametrize("milestone", FIRST_AND_SECOND)
+@pytest.mark.parametrize("name", REFUSED_BY_ALL)
+def test_state_besides_keys_and_values_is_refused_by_name(name: str, milestone: str) -> None:
+    skip_unless_known(name)
+    found = outcome(name, milestone)
+    assert found.kind == "refused"
+    assert any(feature in found.detail for feature in REFUSED_BY_ALL[name].split("|"))
+
+
+@pytest.mark.parametrize("name", REFUSED_BY_M2)
+def test_attention_that_cannot_be_replaced_is_refused_by_name(name: str) -> None:
+    skip_unless_known(name)
+    found = outcome(name, "m2_batching")
+    assert (found.kind, REFUSED_BY_M2[name] in found.detail) == ("refused", True), found.detail
+
+
+@pytest.mark.parametrize("name", UNCERTAIN)
+def test_families_that_once_raised_are_equal_or_refused(name: str) -> None:
+    skip_unless_known(name)
+    for found in try_family(name, FIRST_AND_SECOND).values():
+        assert found.kind in ("equal", "refused"), found
+
+
+@pytest.mark.parametrize("milestone", FIRST_AND_SECOND)
+@pytest.mark.parametrize(
+    "name", ["bert", "bert-generation", "ernie", "roberta-prelayernorm", "xlm-roberta"]
+)
+def test_encoders_are_refused(name: str, milestone: str) -> None:
+    found = outcome(name, milestone, is_decoder=False)
+    assert found.kind == "refused"
+    assert "logits" in found.detail or "masks" in found.detail
+
+
+def test_a_window_that_only_the_mask_knows_is_refused() -> None:
+    windowed = {
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+    }
+    found = outcome("qwen2_moe", "m2_batching", **windowed)
+    assert found.kind == "equal" or "sliding" in found.detail or "masks" in found.detail
+    windowed["sliding_window"] = 64  # longer than any prompt that is tried
+    found = outcome("qwen2_moe", "m2_batching", **windowed, max_position_embeddings=128)
+    assert found.kind == "equal" or "sliding" in found.detail or "masks" in found.detail
+
+
+@pytest.mark.parametrize(
+    "overrides", [{"hidden_act": "gelu"}, {"pretraining_tp": 2}], ids=["gelu", "pretraining_tp"]
+)
+def test_m5_serves_what_only_hugging_faces_modules_can_compute(overrides: dict[str, Any]) -> None:
+    assert outcome("llama", "m5_kernels", **overrides).kind == "equal"
+
+
+def test_a_family_that_cannot_be_built_is_told_and_why() -> None:
+    with pytest.raises(ValueError, match="ZeroDivisionError"):
+        build_small_model("llama", num_attention_heads=0)
+    found = try_family("llama", ["m1_single"], hidden_size=100_000, intermediate_size=100_000)
+    assert found["m1_single"].kind == "not built"
+    assert "million parameters" in found["m1_single"].detail
+
+
+def test_the_command_prints_a_table_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--only", "llama", "bloom", "--milestone", "m1_single", "m2_batching"]) == 0
+    printed = capsys.readouterr().out
+    assert "bloom" in printed
+    assert "{'equal': 1, 'refused': 1}" in printed
+    with pytest.raises(SystemExit):
+        main(["--only", "lama"])
+
+
+@pytest.mark.skipif(not IS_STORM, reason="all families take minutes: STORM=1")
+@pytest.mark.parametrize("name", family_names())
+def test_every_family_is_equal_or_refused(name: str) -> None:
+    for milestone, found in try_family(name, MILESTONES).items():
+        assert found.kind in ("equal", "refused", "not built"), f"{milestone}: {found}"

@@ -1,0 +1,162 @@
+"""What an engine refuses at load, by name, and what it leaves alone."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+
+from engine_helpers import every_milestone, greedy, make_engine, random_prompts
+from milestone_llm.models.flat_probe import _is_causal
+from milestone_llm.models.support import check_flat, check_padded
+from milestone_llm.models.tiny_models import build_tiny_model
+
+SMALL = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def rope(kind: str, **fields: Any) -> dict[str, Any]:
+    """Config fields of a rotary embedding of some type."""
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **fields}}
+
+
+LONGROPE = rope(
+    "longrope",
+    short_factor=[1.0] * 8,
+    long_factor=[4.0] * 8,
+    original_max_position_embeddings=32,
+    factor=4.0,
+)
+LLAMA3 = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "factor": 2.0,
+}
+
+
+@every_milestone
+@pytest.mark.parametrize("fields", [rope("dynamic", factor=2.0), LONGROPE], ids=["dynamic", "long"])
+def test_rope_that_looks_at_other_requests_is_refused(package: Any, fields: dict[str, Any]) -> None:
+    model = build_tiny_model("llama", **fields)
+    kind = fields["rope_parameters"]["rope_type"]
+    with pytest.raises(ValueError, match=rf"model type llama.*type '{kind}'.*longest position"):
+        package.LLMEngine(model)
+
+
+@every_milestone
+@pytest.mark.parametrize(
+    "fields",
+    [rope("linear", factor=2.0), rope("yarn", factor=2.0), rope("llama3", **LLAMA3)],
+    ids=["linear", "yarn", "llama3"],
+)
+def test_rope_that_depends_on_a_token_s_own_position_is_served(
+    package: Any, fields: dict[str, Any]
+) -> None:
+    engine = make_engine(package, build_tiny_model("llama", **fields), max_model_len=64)
+    prompts = random_prompts([3, 40])
+    together = [output.token_ids for output in engine.generate(prompts, greedy(6))]
+    assert together == [engine.generate(prompt, greedy(6))[0].token_ids for prompt in prompts]
+
+
+@every_milestone
+def test_what_is_no_causal_language_model_is_refused(package: Any) -> None:
+    config = AutoConfig.for_model("llama", **SMALL, intermediate_size=32, pad_token_id=0)
+    for auto_class in (AutoModelForSequenceClassification, AutoModel):
+        with pytest.raises(ValueError, match=r"model type llama\).*no causal language model"):
+            package.LLMEngine(auto_class.from_config(config))
+    bert = AutoModel.from_config(AutoConfig.for_model("bert", **SMALL))
+    with pytest.raises(ValueError, match="model type bert"):
+        package.LLMEngine(bert)
+    t5 = AutoConfig.for_model("t5", vocab_size=99, d_model=32, d_kv=16, num_layers=1, num_heads=2)
+    with pytest.raises(ValueError, match="model type t5"):
+        package.LLMEngine(AutoModel.from_config(t5))
+
+
+def test_whatever_a_model_raises_when_tried_is_a_refusal() -> None:
+    model = build_tiny_model("llama")
+    model.model.layers[1].mlp.forward = lambda *_: 1 / 0
+    for check in (check_flat, check_padded):
+        with pytest.raises(
+            ValueError, match=r"LlamaForCausalLM \(model type llama\).*ZeroDivision"
+        ):
+            check(model)
+
+
+def test_a_layer_that_looks_at_its_neighbour_is_refused() -> None:
+    """A token shift, as in RWKV: nothing in the config tells of it."""
+    model = build_tiny_model("llama")
+    mlp = model.model.layers[0].mlp
+    own_forward = mlp.forward
+    mlp.forward = lambda hidden: own_forward(hidden + hidden.roll(1, dims=1))
+    with pytest.raises(ValueError, match="other logits in a flat batch"):
+        check_flat(model)
+
+
+def test_a_model_that_attends_to_what_follows_is_refused() -> None:
+    model = build_tiny_model("llama")
+    model.config.is_causal = False
+    for check in (check_flat, check_padded):
+        with pytest.raises(ValueError, match="cannot be served"):
+            check(model)
+
+
+class WindowlessConfig:
+    """A config that keeps its window to itself."""
+
+    sliding_window = None
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+
+def test_a_window_of_thousands_is_read_off_the_mask() -> None:
+    """The layer is not told of its window, and no prompt that is tried is as long."""
+    model = build_tiny_model("mistral", sliding_window=700)
+    check_flat(model)
+    for layer in model.model.layers:
+        layer.self_attn.config = WindowlessConfig(model.config)
+    with pytest.raises(ValueError, match="a sliding window of 700 that attention is not told of"):
+        check_flat(model)
+
+
+def test_masks_are_compared_over_all_positions() -> None:
+    def causal(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return key <= query
+
+    def windowed(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return (key <= query) & (key > query - 5000)
+
+    def chunked(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return (key <= query) & (key // 8192 == query // 8192)
+
+    assert _is_causal(causal, None, 20_000)
+    assert _is_causal(windowed, 5000, 20_000)
+    assert not _is_causal(windowed, None, 20_000)
+    assert not _is_causal(windowed, 4999, 20_000)
+    assert not _is_causal(causal, 5000, 20_000)
+    assert not _is_causal(chunked, None, 20_000)
+    assert not _is_causal(chunked, 8192, 20_000)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_rounded_weights_are_no_reason_to_refuse(dtype: torch.dtype) -> None:
+    model = build_tiny_model("gemma3").to(dtype)
+    check_flat(model)
+    check_padded(model)
+
+
+def test_a_try_leaves_the_model_and_the_random_numbers_alone_and_is_quick() -> None:
+    model = build_tiny_model("qwen3")
+    state, implementation = torch.get_rng_state(), model.config._attn_implementation
+    started = time.process_time()
+    check_flat(model)
+    check_padded(model)
+    assert time.process_time() - started < 2
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.config._attn_implementation == implementation
