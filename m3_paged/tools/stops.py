@@ -189,9 +189,9 @@ Try `pp self.stats()`, `pp self.tracer.records[3].to_dict()`.
 
 # one prompt, two completions
 return m3_paged/block_manager.py::BlockManager.fork
-The step that is being planned computes the prompt of r2, once. So r2/1 forks from it here: it gets a
-copy of the table, not of the blocks, and the reference counts rise to two. Both will get a token of
-their own from the same logits.
+The step that is being planned computes the prompt of r2, once. So r2/1 forks from it here: it gets
+a copy of the table, not of the blocks, and the reference counts rise to two. Both will get a token
+of their own from the same logits.
 p self.block_tables == {'r2': [0, 1], 'r2/1': [0, 1]}  # block tables
 p self.pool.ref_counts == [2, 2, 0, 0, 0]  # tables that hold blocks 0 to 4
 p self.pool.num_used == 2  # blocks in use
@@ -245,8 +245,8 @@ Try `p list(self.kv.pool.free_blocks)` (those of r1 are free, as before).
 
 # one token to compute, not ten
 return m3_paged/scheduler.py::Scheduler._admit, when plan.resumed
-r0 is done, and r1 gets three blocks, whichever are free. Its KV comes back into them, so its row has
-one token, where recompute had ten. Two copies over the bus are the price, and host memory.
+r0 is done, and r1 gets three blocks, whichever are free. Its KV comes back into them, so its row
+has one token, where recompute had ten. Two copies over the bus are the price, and host memory.
 p plan.swap_ins == [(0, 3), (1, 2), (2, 4)]  # copies to make: (host block, device block)
 p (plan.rows[-1].start, plan.rows[-1].num_new_tokens) == (9, 1)  # from where, how many
 p self.preempter.host.block_tables == {}  # block tables in host memory
