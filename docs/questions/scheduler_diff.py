@@ -20,17 +20,19 @@ options = parser.parse_args()
 def code_lines(path: Path) -> list[str]:
     """The code of the file's functions, as it is written, an empty line after each."""
     text = path.read_text(encoding="utf-8")
-    lines, kept = text.splitlines(), []
-    for node in ast.walk(ast.parse(text)):
+    lines, nodes, kept = text.splitlines(), list(ast.walk(ast.parse(text))), []
+    notes = set()  # the numbers of lines that are docstrings
+    for node in nodes:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            notes |= set(range(node.lineno, (node.end_lineno or 0) + 1))
+    for node in nodes:
         if not isinstance(node, ast.FunctionDef):
             continue
         if options.functions and node.name not in options.functions:
             continue
-        statements = node.body[1:] if ast.get_docstring(node) else node.body
-        code = lines[node.lineno - 1 : node.body[0].lineno - 1]  # the signature
-        code += lines[statements[0].lineno - 1 : node.end_lineno] if statements else []
-        without_comments = [line.partition("  # ")[0].rstrip() for line in code]
-        kept += [x for x in without_comments if x and not x.lstrip().startswith("#")] + [""]
+        numbers = [n for n in range(node.lineno, (node.end_lineno or 0) + 1) if n not in notes]
+        code = [lines[number - 1].partition("  # ")[0].rstrip() for number in numbers]
+        kept += [line for line in code if line and not line.lstrip().startswith("#")] + [""]
     return kept
 
 
