@@ -3,7 +3,6 @@
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable
 
 from m5_kernels.engine import LLMEngine
 from milestone_llm.engine.loop import StepLoop
@@ -11,19 +10,19 @@ from milestone_llm.engine.request import Request
 from milestone_llm.engine.scheduler import BaseScheduler
 
 
-def show(function: Callable[..., object] | None) -> None:
-    """Print a function's file and code."""
-    assert function is not None
-    lines = inspect.getsource(function).splitlines()
-    (node,) = ast.parse(textwrap.dedent("\n".join(lines))).body
-    assert isinstance(node, ast.FunctionDef)
-    first = node.body[1 if ast.get_docstring(node) else 0].lineno - 1
-    print(f"# {function.__module__.replace('.', '/')}.py")
-    print("\n".join(lines[: node.body[0].lineno - 1] + lines[first:]), end="\n\n")
+def show(owner: type, *names: str) -> None:
+    """Print a class's file, and the code of some of its functions and properties."""
+    print(f"# {owner.__module__.replace('.', '/')}.py")
+    for name in names:
+        member = vars(owner)[name]
+        lines = inspect.getsource(getattr(member, "fget", member)).splitlines()
+        (node,) = ast.parse(textwrap.dedent("\n".join(lines))).body
+        assert isinstance(node, ast.FunctionDef)
+        first = node.body[1 if ast.get_docstring(node) else 0].lineno - 1
+        print("\n".join(lines[: node.body[0].lineno - 1] + lines[first:]), end="\n\n")
 
 
-for member in (Request.num_tokens, Request.num_uncomputed_tokens):
-    show(member.fget)
-show(BaseScheduler.mark_launched)
-show(LLMEngine.num_steps_ahead.fget)
-show(StepLoop._step)
+show(Request, "num_tokens", "num_uncomputed_tokens")
+show(BaseScheduler, "mark_launched")
+show(LLMEngine, "num_steps_ahead")
+show(StepLoop, "_step")
