@@ -105,11 +105,10 @@ class StressReport:
     def sample(self, start: float) -> None:
         """Take the figures of a step that began at `start` and has just ended."""
         now, scheduler = time.perf_counter(), self.engine.scheduler
-        pool = scheduler.kv.pool
+        usage, num_preemptions = scheduler.kv_usage(), scheduler.preempter.num_preemptions
         queues = len(scheduler.running), len(scheduler.waiting)
-        blocks = pool.num_used, pool.num_cached_free
         step = now - self.start, (now - start) * 1e3, resident_bytes()
-        self.samples.append(Sample(*step, *queues, *blocks, scheduler.num_preemptions))
+        self.samples.append(Sample(*step, *queues, usage.used, usage.cached, num_preemptions))
 
     def add(self, output: RequestOutput) -> None:
         """Take the figures of a request that has ended."""
@@ -125,7 +124,8 @@ class StressReport:
         self.seconds = time.perf_counter() - self.start
         scheduler = self.engine.scheduler
         if not scheduler.running and not scheduler.waiting:
-            self.blocks_lost = scheduler.kv.pool.num_used + scheduler.host.pool.num_used
+            pools = scheduler.kv.pool, scheduler.preempter.host.pool
+            self.blocks_lost = sum(pool.num_blocks - pool.num_free for pool in pools)
         self.memory = MemoryTrend.of([sample.resident for sample in self.samples])
 
     def as_data(self) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from m3_paged.block_pool import BlockPool
-from m4_prefix_chunked.prefix_cache import PrefixCache
+from m3_paged.block_manager import BlockManager
+from m4_prefix_chunked.caching_pool import CachingBlockPool
 from m4_prefix_chunked.tools.stress import main
 from m4_prefix_chunked.tools.stress_report import MemoryTrend, resident_bytes
 from m4_prefix_chunked.tools.stress_traffic import Traffic
@@ -83,14 +83,14 @@ def test_a_seed_gives_the_same_traffic_again(stress: Any, monkeypatch: pytest.Mo
 
 
 def test_a_lost_block_is_found_at_the_end(stress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    free, calls = BlockPool.free, []
+    free, calls = CachingBlockPool.free, []
 
-    def forgetful(self: BlockPool, block: int) -> None:
+    def forgetful(self: CachingBlockPool, block: int) -> None:
         calls.append(block)
         if len(calls) != 100:
             free(self, block)
 
-    monkeypatch.setattr(BlockPool, "free", forgetful)
+    monkeypatch.setattr(CachingBlockPool, "free", forgetful)
     status, out, data = stress("--no-invariants")
     assert status == 1
     assert data["blocks_lost"] == 1
@@ -100,15 +100,15 @@ def test_a_lost_block_is_found_at_the_end(stress: Any, monkeypatch: pytest.Monke
 def test_a_broken_invariant_is_told_with_its_step(
     stress: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free, calls = PrefixCache.free, []
+    free, calls = BlockManager.free, []
 
-    def twice_named(self: PrefixCache, request_id: str) -> None:
+    def forgetful(self: BlockManager, request_id: str) -> None:
         calls.append(request_id)
         if len(calls) == 5:
-            self.owners[request_id].pop()
+            self.block_tables[request_id].pop()
         free(self, request_id)
 
-    monkeypatch.setattr(PrefixCache, "free", twice_named)
+    monkeypatch.setattr(BlockManager, "free", forgetful)
     status, out, data = stress()
     assert status == 1
     assert re.search(r"step \d+: block \d+", data["broken"])
