@@ -13,8 +13,8 @@ def read_and_needed(prompt_lengths: list[int]) -> tuple[int, int]:
     engine.step()
     rows = engine.scheduler.schedule().rows
     meta = AttentionMetadata.build(rows, engine.runner.cache)
-    num_slots = meta.num_slots_in_use if meta.is_dense else len(meta.decode_slots)
-    return num_slots * meta.max_decode_context_len, int(meta.decode_context_lens.sum())
+    num_regions = meta.num_regions_in_use if meta.is_dense else len(meta.decode_regions)
+    return num_regions * meta.max_decode_context_len, int(meta.decode_context_lens.sum())
 
 
 print("prompts                                        read   needed   share")

@@ -14,12 +14,12 @@ for step in range(7):
     engine.step()
     cells = []
     for request in engine.scheduler.running:
-        table = engine.scheduler.kv.blocks_of(request.request_id)
+        table = engine.scheduler.kv.block_tables[request.request_id]
         cells.append(f"{request.num_computed_tokens:10}  {table!s:17}")
     print(f"{step:4}   {' '.join(cells)}".rstrip())
 
 size = engine.config.block_size
-table = engine.scheduler.kv.blocks_of("r0")
+table = engine.scheduler.kv.block_tables["r0"]
 block, offset = table[9 // size], 9 % size
 slot = block * size + offset
 print(f"\ntoken 9 of r0: entry 9 // {size} = {9 // size} of the table is block {block},")
