@@ -3,7 +3,7 @@
 import gc
 import time
 
-import m5_kernels  # noqa: F401 - brings torch and transformers along
+import m5_kernels.engine  # noqa: F401 - brings torch and transformers along
 
 
 def full_collection() -> str:

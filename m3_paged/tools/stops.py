@@ -25,7 +25,6 @@ All KV memory is cut into blocks, and a list says which are free. Nobody's memor
 block belongs to whoever asks first. The manager counts blocks and knows no tensors.
 p (pool.num_blocks, block_size) == (5, 4)  # blocks, and tokens in each
 p list(pool.free_blocks) == [0, 1, 2, 3, 4]  # all are free
-p self.block_tables == {}  # which blocks each request has
 Try `u` (the scheduler, which builds it), `l`.
 
 # the same loop over another scheduler
@@ -86,8 +85,7 @@ p self.pool.num_free == 0  # free blocks
 Try `p self.events`, `u` (_make_room(), called for each running request).
 
 # attention reads through the tables
-return m3_paged/block_cache.py::BlockCache.gather,
-  when block_tables.tolist() == [[2, 3, 4], [0, 1, 0]]
+return m3_paged/block_cache.py::BlockCache.gather, when block_tables.shape == (2, 3)
 Attention wants each request's keys in one piece. Plain torch cannot follow a table, so the blocks
 are copied side by side first; the shorter table is filled up with its own first block. M5's kernel
 will read them where they lie.
@@ -246,7 +244,7 @@ Try `p list(self.kv.pool.free_blocks)` (those of r1 are free, as before).
 # one token to compute, not ten
 return m3_paged/scheduler.py::Scheduler._admit, when plan.resumed
 r0 is done, and r1 gets three blocks, whichever are free. Its KV comes back into them, so its row
-has one token, where recompute had ten. Two copies over the bus are the price, and host memory.
+has one token, where recompute had ten. Copies to the host and back are the price.
 p plan.swap_ins == [(0, 3), (1, 2), (2, 4)]  # copies to make: (host block, device block)
 p (plan.rows[-1].start, plan.rows[-1].num_new_tokens) == (9, 1)  # from where, how many
 p self.preempter.host.block_tables == {}  # block tables in host memory

@@ -67,7 +67,7 @@ return m4_prefix_chunked/caching_pool.py::CachingBlockPool.remember, when block 
 In the second step r0 computes the token it has just sampled, and that fills block 2. Generated
 tokens are cached like those of a prompt, for in a conversation they come back as part of the next
 one.
-p block == 2  # the block
+p self.ref_counts[block] == 1  # tables that hold it: it is in use
 p sorted(self.hash_of) == [0, 1, 2]  # blocks that can be found
 p __return__ == True  # whether it is the first block of this content
 Try `u` (make_findable()), `p first, end`, `p request.token_ids[8:12]`.
@@ -153,7 +153,7 @@ Try `w` (from schedule() to here), `p self.num_evictions`.
 return m4_prefix_chunked/scheduler.py::Scheduler._add_row, when row.request.request_id == 'r3'
 The row of r3 wanted 18 tokens and is cut to the ten that the step has left. Nothing else marks a
 chunk: it is a row that ends before the last known token.
-p row.request.request_id == 'r3'  # whose row
+p budget == 10  # tokens that the step has left
 p (row.start, row.end, row.request.num_tokens) == (0, 10, 18)  # from, to, known
 p row.samples == False  # whether a token will be sampled
 p __return__ == 10  # tokens taken of the budget

@@ -125,12 +125,13 @@ p [output.request_id for output in __return__] == ['r0']  # who takes one in
 Try `p plan.rows[1].request.output_token_ids`.
 
 # no row for a length that is known
-return milestone_llm/engine/request.py::Request.num_uncomputed_tokens, when not __return__
+return milestone_llm/engine/request.py::Request.num_uncomputed_tokens,
+  when self.num_tokens == self.max_num_tokens
 r0 has three tokens and one in flight, and wanted four. That can be known without the token, so it
 gets no row too many. Only an end that depends on what a token is - EOS, a stop token, a stop string
 - wastes a row.
 p (self.num_output_tokens, self.num_in_flight) == (3, 1)  # outputs, and tokens in flight
-p self.num_tokens == self.max_num_tokens == True  # is that its length?
+p self.num_tokens - self.num_computed_tokens == 1  # tokens whose KV is missing
 p __return__ == 0  # tokens that a step can compute now
 Try `ll`.
 

@@ -1,7 +1,7 @@
 """M5's second walkthrough: how Flash-Decoding splits KV and merges what the programs found.
 
-python -m m5_kernels.walkthrough_flash_decode          stops in pdb
-python -m m5_kernels.walkthrough_flash_decode --auto   docs/transcripts/m5_flash_decode.txt
+python -m m5_kernels.tools.walkthrough_flash_decode          stops in pdb
+python -m m5_kernels.tools.walkthrough_flash_decode --auto   docs/transcripts/m5_flash_decode.txt
 """
 
 from __future__ import annotations

@@ -186,6 +186,7 @@ class BaseEngine(ABC):
             for request in requests:
                 if not request.is_done and self.requests.get(request.request_id) is request:
                     self.abort(request.request_id)
+            reader.wants_all = False  # a step under way may have more for it
             self._loop.outbox.take(reader)
 
     # -- online use --------------------------------------------------------------------------

@@ -23,24 +23,29 @@ class Reader:
 
 
 class Outbox:
-    """The newest undelivered output of each request, by who is to get it."""
+    """The newest undelivered output of each request, by who is to get it.
+
+    Threads may put and take at once: each line that changes the books is one operation on one dict.
+    """
 
     def __init__(self) -> None:
-        self._outputs: dict[Reader | None, dict[str, RequestOutput]] = {}
+        self._outputs: dict[tuple[Reader | None, str], RequestOutput] = {}
 
     def put(self, output: RequestOutput, reader: Reader | None) -> None:
         """Keep an output until it is taken; it replaces an older one of the same request."""
         if reader is None or reader.wants_all:
-            self._outputs.setdefault(reader, {})[output.request_id] = output
+            self._outputs[reader, output.request_id] = output
 
     def take(self, reader: Reader | None) -> list[RequestOutput]:
         """Outputs that this reader has not had yet."""
-        return list(self._outputs.pop(reader, {}).values())
+        keys = [key for key in list(self._outputs) if key[0] is reader]
+        outputs = [self._outputs.pop(key, None) for key in keys]
+        return [output for output in outputs if output is not None]  # None: another thread has it
 
     def has(self, reader: Reader | None) -> bool:
         """Whether there is something for this reader."""
-        return reader in self._outputs
+        return any(key[0] is reader for key in list(self._outputs))
 
     def holds(self, request_id: str) -> bool:
         """Whether an output of a request with this id is undelivered."""
-        return any(request_id in outputs for outputs in self._outputs.values())
+        return any(key[1] == request_id for key in list(self._outputs))

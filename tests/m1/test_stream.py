@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -75,6 +78,44 @@ def test_a_stream_left_before_its_first_output_leaves_nothing(package, how):
     else:
         del stream
         gc.collect()
+    assert_empty(engine)
+
+
+@every_milestone
+def test_a_stream_forgotten_in_the_middle_of_a_step_ends_with_the_next(package, monkeypatch):
+    """The garbage collector may close an iterator anywhere."""
+    engine = make_engine(package)
+    streams = [engine.stream(PROMPTS[0], greedy(8))]
+    engine.add_request(PROMPTS[1], greedy(8), request_id="b")
+    launch = engine.runner.launch
+
+    def forgetful(plan: Any) -> Any:
+        streams.clear()
+        gc.collect()
+        return launch(plan)
+
+    monkeypatch.setattr(engine.runner, "launch", forgetful)
+    assert list(run_to_end(engine)) == ["b"]
+    assert engine.stats()["decode_tokens"] < 2 * 7, "one of the two went no further"
+    assert engine.stats()["finished"] == 2
+    assert engine.add_request(PROMPTS[2], greedy(8), request_id="r0"), "its id is free again"
+    assert run_to_end(engine)["r0"].token_ids == EXPECTED[2]
+    assert_empty(engine)
+
+
+@every_milestone
+def test_threads_may_share_an_engine(package):
+    """Each steps for all until it has its own outputs."""
+    engine = make_engine(package, max_num_seqs=3)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads take turns as often as they can
+    try:
+        with ThreadPoolExecutor(6) as threads:
+            work = [threads.submit(engine.generate, PROMPTS[n % 4], greedy(8)) for n in range(24)]
+            tokens = [outputs[0].token_ids for outputs in (each.result() for each in work)]
+    finally:
+        sys.setswitchinterval(interval)
+    assert tokens == EXPECTED * 6
     assert_empty(engine)
 
 

@@ -27,12 +27,12 @@ FIRST_AND_SECOND = ("m1_single", "m2_batching")
 SERVED = ["llama", "qwen2", "mixtral", "gemma3_text", "olmo2", "glm4", "phi3", "gpt_neox"]
 REFUSED_BY_M2 = {
     "diffllama": "not called once in each of its 4 layers",
-    "doge": "attention masks of its own",
+    "doge": "a sliding window of 8 that attention is not told of",
     "gemma2": "soft-capping",
     "gpt_oss": "attention sinks",
     "jetmoe": "keys and values of shapes",
     "nemotron": "hand no keywords",
-    "phimoe": "masks that are not causal attention",
+    "phimoe": "a sliding window of 8 that attention is not told of",
     "bloom": "cannot be replaced",
     "moshi": "a sliding window of 8 that attention is not told of",
 }
