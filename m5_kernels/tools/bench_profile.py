@@ -25,7 +25,7 @@ HOST_PARTS = {
     "schedule": "decide what the next step computes",
     "launch": "send what changed, start the kernels",
     "collect": "wait for the tokens of the step before",
-    "settle": "take its tokens in",
+    "update": "take its tokens in",
 }
 
 

@@ -70,13 +70,13 @@ class BaseEngine(ABC):
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
         self.eos_token_ids = stop_token_ids(self.model)
         self.max_model_len = self.config.resolve_max_model_len(max_position(self.model))
-        self.tracer = self.open_trace(self.config.trace)
+        tracer = self.open_trace(self.config.trace)
         self.scheduler = self.build_scheduler()
         self._loop = StepLoop(
             self.milestone,
             self.scheduler,
             self.build_runner(),
-            self.tracer,
+            tracer,
             lambda: self.num_steps_ahead,
             self.config.check_invariants,
         )
@@ -98,6 +98,15 @@ class BaseEngine(ABC):
     @runner.setter
     def runner(self, runner: ModelRunner) -> None:
         self._loop.runner = runner
+
+    @property
+    def tracer(self) -> StepWatcher | None:
+        """What watches the steps."""
+        return self._loop.tracer
+
+    @tracer.setter
+    def tracer(self, tracer: StepWatcher | None) -> None:
+        self._loop.tracer = tracer
 
     @property
     def requests(self) -> dict[str, Request]:
