@@ -158,7 +158,8 @@ class BaseEngine(ABC):
         Raises:
             ValueError: bad input; nothing has been queued then.
         """
-        requests = self._intake.make_all(prompts, sampling_params, chat)
+        with self._intake.lock:
+            requests = self._intake.make_all(prompts, sampling_params, chat)
         for _ in self._run(requests, Reader(wants_all=False)):
             pass
         return [RequestOutput.from_request(request) for request in requests]
@@ -174,7 +175,8 @@ class BaseEngine(ABC):
 
         Closing the iterator early aborts what is unfinished.
         """
-        requests = self._intake.make_all(prompts, sampling_params, chat)
+        with self._intake.lock:
+            requests = self._intake.make_all(prompts, sampling_params, chat)
         outputs = self._run(requests, Reader(wants_all=True))
         next(outputs)  # a generator that was never entered would not abort on `close`
         return cast(Iterator[RequestOutput], outputs)
@@ -218,7 +220,8 @@ class BaseEngine(ABC):
             ValueError: bad input; no other request is affected.
         """
         params = sampling_params or SamplingParams()
-        request = self._intake.make(prompt, params, request_id, priority, chat)
+        with self._intake.lock:
+            request = self._intake.make(prompt, params, request_id, priority, chat)
         self._enqueue([request], None)
         return request.request_id
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,8 @@ class Intake:
         self.is_taken = is_taken
         self.validate = validate
         self.num_arrivals = 0
+        self.lock = threading.Lock()
+        """Held while requests are made: each gets a number of its own."""
 
     def make_all(
         self,
