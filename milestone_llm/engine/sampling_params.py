@@ -69,7 +69,7 @@ class SamplingParams:
             0 <= self.temperature <= MAX_TEMPERATURE,
             "temperature",
             self.temperature,
-            f"in [0, {MAX_TEMPERATURE:g}]",
+            f"at least 0 and at most {MAX_TEMPERATURE:,.0f}",
         )
         _check(self.top_k >= -1, "top_k", self.top_k, "-1, 0 (both: keep all) or more")
         # More than any vocabulary has means all; the number has to fit into 32 bits on a GPU.

@@ -143,13 +143,13 @@ def test_bad_input_ends_with_one_line(
 def test_interrupt_ends_cleanly(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    step = LLMEngine._step
+    step = LLMEngine.step
 
     def interrupted(engine: LLMEngine) -> Any:
         if engine.stats()["steps"] == 3:
             raise KeyboardInterrupt
         return step(engine)
 
-    monkeypatch.setattr(LLMEngine, "_step", interrupted)
+    monkeypatch.setattr(LLMEngine, "step", interrupted)
     assert main(["--model", "tiny-llama", "--out", str(tmp_path)]) == 130
     assert "Unfinished requests were aborted" in capsys.readouterr().err
