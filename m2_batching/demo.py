@@ -18,11 +18,10 @@ import cProfile
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 
 import m1_single
 import m2_batching
-from milestone_llm.bench.workloads import WorkItem, with_poisson_arrivals
+from m2_batching.tools.arrivals import add_arrival_options, arriving
 from milestone_llm.cli import add_options, console
 from milestone_llm.demo.command import demo_parser, numbers, run_demo
 
@@ -33,23 +32,7 @@ def parser() -> argparse.ArgumentParser:
     """All options."""
     parser = demo_parser("m2_batching", __doc__)
     add = parser.add_argument
-    arrivals = parser.add_mutually_exclusive_group()
-    arrivals.add_argument(
-        "--arrivals",
-        type=numbers(0),
-        metavar="STEP,...",
-        help="step before which each request comes (default: 0 for all)",
-    )
-    arrivals.add_argument(
-        "--rate", type=float, metavar="R", help="requests a second, at random (Poisson)"
-    )
-    add("--policy", choices=("fcfs", "priority"), default="fcfs", help="who is served first")
-    add(
-        "--priorities",
-        type=numbers(-(10**9)),
-        metavar="P,...",
-        help="of each request, lower is sooner (default with --policy priority: last comes first)",
-    )
+    add_arrival_options(parser)
     add(
         "--max-num-batched-tokens",
         type=numbers(1),
@@ -93,27 +76,6 @@ def demo(args: argparse.Namespace) -> None:
         console.print("Times are those of a profiled run, which is slower.")
         show.profile(profiler)
     show.timeline(runs, args.out / PICTURE)
-
-
-def arriving(items: list[WorkItem], args: argparse.Namespace) -> list[WorkItem]:
-    """The requests with the arrivals and priorities that the options give them.
-
-    Raises:
-        ValueError: not one arrival or priority a request, or a rate that is not above 0.
-    """
-    for name in ("arrivals", "priorities"):
-        count = len(getattr(args, name) or items)
-        if count != len(items):
-            raise ValueError(f"--{name} has {count} of the {len(items)} numbers that it needs")
-    if args.rate is not None and not args.rate > 0:
-        raise ValueError(f"--rate must be above 0 requests a second, got {args.rate:g}")
-    steps = args.arrivals or [0] * len(items)
-    default = range(len(items))[::-1] if args.policy == "priority" else [0] * len(items)
-    items = [
-        replace(item, arrival_step=step, priority=priority)
-        for item, step, priority in zip(items, steps, args.priorities or default, strict=True)
-    ]
-    return items if args.rate is None else with_poisson_arrivals(items, args.rate, args.seed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -239,7 +239,7 @@ p victim.status.value == 'swapped'  # its status
 p (victim.num_computed_tokens, victim.num_tokens) == (9, 10)  # computed, known
 p plan.swap_outs == [(2, 0), (3, 1), (4, 2)]  # copies to make: (device block, host block)
 p self.host.block_tables == {'r1': [0, 1, 2]}  # block tables in host memory
-Try `p list(self.kv.pool.free_blocks)` (those of r1 are free, as before).
+Try `p list(self.kv.pool.free_blocks)` (those of r1 are still free).
 
 # one token to compute, not ten
 return m3_paged/scheduler.py::Scheduler._admit, when plan.resumed
