@@ -64,8 +64,8 @@ def run_demo(demo: Demo, args: argparse.Namespace, pictures: Sequence[str], *, s
 def _before(args: argparse.Namespace, pictures: Sequence[str], seconds: int) -> None:
     paths = [args.out / picture for picture in pictures]
     if args.trace not in (None, "console", "memory"):
-        if not args.trace.endswith(".jsonl"):
-            raise ValueError(f"--trace is a path in .jsonl or console, got {args.trace!r}")
+        if not args.trace.endswith((".jsonl", ".jsonl.gz")):
+            raise ValueError(f"--trace is a path in .jsonl[.gz] or console, got {args.trace!r}")
         paths.append(Path(args.trace))
     for path in paths:
         try_to_write(path)
