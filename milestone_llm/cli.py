@@ -68,6 +68,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "PATH.jsonl",
         "help": "trace file (or .jsonl.gz); console prints every step",
     },
+    "explore": {
+        "type": Path,
+        "metavar": "PATH.html",
+        "help": "write a page there that replays what the engine did",
+    },
     "json": {"type": Path, "metavar": "PATH", "help": "write everything measured there"},
     "out": {
         "type": Path,

@@ -111,6 +111,21 @@ class StepRecord:
             arrived=step.arrived,
         )
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> StepRecord:
+        """The record of which `to_dict` made this.
+
+        Raises:
+            KeyError, TypeError: it is of something else.
+        """
+        fields = {name: data[name] for name in _FIELDS}
+        kv = dict(fields["kv"])
+        del kv["free"]  # follows from the others
+        fields["kv"] = KVUsage(**kv)
+        fields["batch"] = [BatchRow(**row) for row in fields["batch"]]
+        fields["events"] = [KVEvent(**event) for event in fields["events"]]
+        return cls(**fields)
+
     def to_dict(self, has_batch: bool = True) -> dict[str, Any]:
         """The record as plain data, in the order and with the names of the JSON lines.
 

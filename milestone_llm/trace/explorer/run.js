@@ -38,7 +38,7 @@ function requestOf(run, name) {
   return request;
 }
 
-const colorOf = (run, name) => requestOf(run, name).color;
+const colorOf = (run, name) => run.requests.get(name).color;
 const rowEnd = (row) => row.start + row.num_new_tokens;
 const stepTokens = (record) =>
   record.num_prefill_tokens + record.num_decode_tokens + record.num_padding_tokens;
@@ -132,6 +132,8 @@ function addMemory(run, record, at) {
   if (before && record.step !== before.step + 1) forgetWhoLeft(memory, record);
   if (!run.blockSize && record.kv.used) run.blockSize = record.kv.reserved_tokens / record.kv.used;
   const rows = new Map(record.batch.map((row) => [row.request_id, row]));
+  // m5_kernels frees what ended in the step before when this one has been planned.
+  const endedBefore = new Set(before ? before.finished.map((entry) => entry.request_id) : []);
   const later = [];
   const take = (block) => {
     if (!cached.has(block)) return;
@@ -154,7 +156,7 @@ function addMemory(run, record, at) {
       const comesAgain = record.events
         .slice(index + 1)
         .some((other) => other.request_id === name && other.type !== "free");
-      if (rows.has(name) && !comesAgain) later.push(name);
+      if ((rows.has(name) || endedBefore.has(name)) && !comesAgain) later.push(name);
       else freeTable(run, name, at);
     }
   });

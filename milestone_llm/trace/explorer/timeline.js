@@ -1,10 +1,10 @@
-// The timeline of a run: a line for each request, and below it two lanes: tokens of each step, and
-// KV memory. What does not change with the cursor is drawn once on canvases; the cursor is a
+// The timeline of a run: a line for each request, and below it lanes: rows and tokens of each step,
+// and KV memory. What does not change with the cursor is drawn once on canvases; the cursor is a
 // narrow element above them, so that moving it costs next to nothing.
 
 const GUTTER = 92; // names on the left
 const MARGIN = 14;
-const LANE = 54;
+const LANE = 46; // height of each of the three lanes
 const AXIS = 20;
 const MARK_SIGNS = { admitted: "▲", preempted: "✕", resumed: "↻", copy_on_write: "◆", evict: "▽", finished: "●" };
 
@@ -13,11 +13,11 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 // A canvas as sharp as the screen is; coordinates are CSS pixels.
 function prepare(canvas, width, height) {
   const scale = window.devicePixelRatio || 1;
-  canvas.width = Math.max(1, Math.round(width * scale));
-  canvas.height = Math.max(1, Math.round(height * scale));
+  const size = [width, height].map((length) => Math.max(1, Math.round(length * scale)));
+  if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
   canvas.style.height = `${height}px`;
   const context = canvas.getContext("2d");
-  context.scale(scale, scale);
+  context.setTransform(scale, 0, 0, scale, 0, 0);
   context.clearRect(0, 0, width, height);
   return context;
 }
@@ -91,7 +91,7 @@ function makeTimeline(view) {
     const count = run.requests.size;
     timeline.rowHeight = Math.max(5, Math.min(22, Math.floor(300 / Math.max(1, count))));
     drawRows(prepare(rows, timeline.width, Math.max(22, count * timeline.rowHeight + 4)));
-    drawLanes(prepare(lanes, timeline.width, 2 * LANE + AXIS));
+    drawLanes(prepare(lanes, timeline.width, 3 * LANE + AXIS));
     timeline.move();
   };
 
@@ -158,7 +158,7 @@ function makeTimeline(view) {
 
   function drawLanes(context) {
     const { width } = timeline;
-    const [soft, accent, text] = [css("--soft"), css("--accent"), css("--text")];
+    const [soft, accent, decode] = [css("--soft"), css("--accent"), css("--decode")];
     const unit = run.records[0] ? run.records[0].kv.unit : "block";
     context.font = "11px system-ui, sans-serif";
     context.fillStyle = soft;
@@ -167,10 +167,12 @@ function makeTimeline(view) {
       context.fillText(name, 12, at * LANE + 8);
       context.fillText(`to ${most.toLocaleString("en")}`, 12, at * LANE + 23);
     };
-    const mostTokens = run.budget;
-    const mostUnits = Math.max(1, ...sampledMost(run.records, (record) => record.kv.total));
-    lane(0, "tokens", mostTokens);
-    lane(1, { token: "KV tokens", slot: "KV slots", block: "KV blocks" }[unit], mostUnits);
+    const mostRows = largest(run.records, (record) => record.batch.length);
+    const mostTokens = largest(run.records, stepTokens);
+    const mostUnits = largest(run.records, (record) => record.kv.total);
+    lane(0, "rows", mostRows);
+    lane(1, "tokens", mostTokens);
+    lane(2, { token: "KV tokens", slot: "KV slots", block: "KV blocks" }[unit], mostUnits);
     clipped(context, lanes.height, () => {
       let lastX = -1;
       run.records.forEach((record, at) => {
@@ -178,29 +180,28 @@ function makeTimeline(view) {
         if (end < GUTTER || x > width || Math.floor(end) === lastX) return;
         lastX = Math.floor(end);
         const w = Math.max(0.8, end - x - (end - x > 4 ? 1 : 0));
-        let base = LANE - 4;
-        const bar = (count, most, draw) => {
-          const height = (count / most) * (LANE - 12);
+        let [base, most] = [0, 1];
+        const begin = (at, top) => ([base, most] = [(at + 1) * LANE - 4, top]);
+        const bar = (count, fill) => {
+          const height = (count / most) * (LANE - 10);
           base -= height;
-          if (count) draw(base, height);
+          if (!count) return;
+          context.fillStyle = fill;
+          if (fill === "hatch") hatch(context, x, base, w, height, soft, -1, 4);
+          else context.fillRect(x, base, w, Math.max(1, height));
         };
-        bar(record.num_decode_tokens, mostTokens, (y, h) => {
-          context.fillStyle = text;
-          context.globalAlpha = 0.6;
-          context.fillRect(x, y, w, Math.max(1, h));
-          context.globalAlpha = 1;
-        });
-        bar(record.num_prefill_tokens, mostTokens, (y, h) => {
-          context.fillStyle = accent;
-          context.fillRect(x, y, w, h);
-        });
-        bar(record.num_padding_tokens, mostTokens, (y, h) => hatch(context, x, y, w, h, soft, -1, 4));
-        base = 2 * LANE - 4;
-        bar(record.kv.used, mostUnits, (y, h) => {
-          context.fillStyle = accent;
-          context.fillRect(x, y, w, h);
-        });
-        bar(record.kv.cached, mostUnits, (y, h) => hatch(context, x, y, w, h, accent, 1, 4));
+        const numOf = (phase) => record.batch.filter((row) => row.phase === phase).length;
+        begin(0, mostRows);
+        bar(numOf("decode"), decode);
+        bar(numOf("prefill"), accent);
+        bar(numOf("padding"), "hatch");
+        begin(1, mostTokens);
+        bar(record.num_decode_tokens, decode);
+        bar(record.num_prefill_tokens, accent);
+        bar(record.num_padding_tokens, "hatch");
+        begin(2, mostUnits);
+        bar(record.kv.used, accent);
+        bar(record.kv.cached, "hatch");
       });
     });
     drawAxis(context, soft);
@@ -215,9 +216,10 @@ function makeTimeline(view) {
     context.textAlign = "center";
     for (let time = Math.ceil(state.from / each) * each; time <= state.to; time += each) {
       const x = xOf(time);
-      context.fillRect(x, 2 * LANE, 1, 4);
       const label = state.axis === "steps" ? time : `${Number(time.toFixed(3))} s`;
-      if (x < timeline.width - 20) context.fillText(label, x, 2 * LANE + 6);
+      if (x > timeline.width - 20) break;
+      context.fillRect(x, 3 * LANE, 1, 4);
+      context.fillText(label, x, 3 * LANE + 6);
     }
     context.textAlign = "left";
   }
@@ -271,11 +273,7 @@ function makeTimeline(view) {
   return timeline;
 }
 
-function* sampledMost(records, value) {
-  let most = 0;
-  for (const record of records) most = Math.max(most, value(record));
-  yield most;
-}
+const largest = (records, value) => records.reduce((most, record) => Math.max(most, value(record)), 1);
 
 function shorten(text, length) {
   return text.length <= length ? text : `${text.slice(0, length - 4)}…${text.slice(-3)}`;
