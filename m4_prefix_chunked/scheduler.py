@@ -85,8 +85,7 @@ class Scheduler(BaseScheduler):
             if reason := self.reason_to_wait(request, budget):
                 plan.waiting_reasons[request.request_id] = reason
                 break
-            self.waiting.pop()
-            num_cached = self._admit(request, plan)
+            num_cached = self._admit(self.waiting.pop(), plan)
             budget -= self._add_row(request, plan, budget, num_cached)
 
     def by_seniority(self) -> list[Request]:

@@ -20,7 +20,7 @@ function answerOf(run, at, name) {
   const tokens = row ? row.num_new_tokens : 0;
   if (preempted) return { tokens, isPreempted: true, why: `preempted: ${preempted.reason}` };
   if (!row && ended) return { tokens, isPreempted: false, why: `ended before the step: ${ended.reason}` };
-  if (!row) return { tokens, isPreempted: false, why: `it waits: ${whyWaits(run, at + 1, name)}` };
+  if (!row) return { tokens, isPreempted: false, why: `no row: ${whyWaits(run, at + 1, name)}` };
   return { tokens, isPreempted: false, why: whyRuns(run, at, name, row, next) };
 }
 

@@ -203,6 +203,7 @@ function drawAll() {
     box.querySelector("h2").textContent = run.meta.label || run.records[0].milestone;
     box.querySelector('[data-panel="facts"]').textContent = runFacts(run);
     view.timeline.draw();
+    view.memory.width = 0;
   }
   moveTo(state.time, false);
   const [first] = filled();

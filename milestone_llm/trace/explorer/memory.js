@@ -2,6 +2,11 @@
 // slots, and blocks from M3 on.
 
 const CELL_GAP = 2;
+const LEGENDS = {
+  token: "A row for each request, all as wide as the longest. Hatched: computed for nobody. Point at a row.",
+  slot: "A slot holds one request, however long it may become. Filled from the left: what it has stored. Point at one, or go there with the arrow keys.",
+  block: "Filled from below: how full it is. A ring: shared. Hatched: free, its content may be found again. Point at it, or go there with the arrow keys.",
+};
 
 // A colour as the number that stands for a pixel: alpha, blue, green, red.
 function numberOf(color) {
@@ -22,13 +27,14 @@ function mixed(one, other, share = 0.72) {
 function makeMemory(view) {
   const canvas = view.box.querySelector(".blocks canvas");
   const tip = view.box.querySelector(".tip");
-  const memory = { cell: 0, columns: 1, state: null, picked: null };
+  const memory = { width: 0, cell: 0, columns: 1, state: null, picked: null };
 
   memory.draw = () => {
     const { run, at } = view;
     if (!run.records.length) return;
     memory.state = memoryAt(run, at);
-    const width = canvas.parentElement.clientWidth;
+    memory.width ||= canvas.parentElement.clientWidth; // to ask anew each time would cost a layout
+    const { width } = memory;
     if (memory.state.unit === "block") drawBlocks(width);
     else drawBars(width, memory.state.unit === "token" ? rectangle() : regions());
     describe(memory.picked);
@@ -96,7 +102,7 @@ function makeMemory(view) {
       const [from, to] = [Math.round(x * scale), Math.round((x + w) * scale)];
       const end = Math.round((y + h) * scale);
       for (let line = Math.round(y * scale); line < end; line++)
-        pixels.fill(color, line * image.width + from, line * image.width + to);
+        for (let at = line * image.width + from; at < line * image.width + to; at++) pixels[at] = color;
     };
     const isLit = (block, names) => block === memory.picked || names.includes(state.lit);
     const isDimmed = state.lit !== null || memory.picked !== null;
@@ -231,27 +237,22 @@ function makeMemory(view) {
   // --- what a block says about itself ------------------------------------------------------------
 
   function describe(block) {
+    const text = aboutBlock(block);
+    if (tip.textContent !== text) tip.textContent = text;
+  }
+
+  function aboutBlock(block) {
     const { unit, owners, fill, size, cached } = memory.state;
-    if (block === null) {
-      tip.textContent =
-        unit === "token"
-          ? "A row for each request, all as wide as the longest. Hatched: computed for nobody. Point at a row."
-          : unit === "slot" ? "A slot holds one request, however long it may become. Filled from the left: what it has stored. Point at one, or go there with the arrow keys."
-          : "Filled from below: how full it is. A ring: shared. Hatched: free, its content may be found again. Point at it, or go there with the arrow keys.";
-      return;
-    }
+    if (block === null) return LEGENDS[unit];
     if (unit === "token") {
       const bar = memory.bars[block];
-      tip.textContent = bar ? `${bar.name}: ${bar.stored} tokens stored of ${bar.most} reserved` : "";
-      return;
+      return bar ? `${bar.name}: ${bar.stored} tokens stored of ${bar.most} reserved` : "";
     }
     const names = owners.get(block);
     const what = unit === "slot" ? "slot" : "block";
-    if (!names) tip.textContent = `${what} ${block}: free${cached.has(block) ? ", still holds the KV of a prefix" : ""}`;
-    else
-      tip.textContent =
-        `${what} ${block}: ${fill.get(block)} of ${size} tokens, owned by ${names.slice(0, 8).join(", ")}` +
-        (names.length > 8 ? ` and ${names.length - 8} more` : "");
+    if (!names) return `${what} ${block}: free${cached.has(block) ? ", still holds the KV of a prefix" : ""}`;
+    const more = names.length > 8 ? ` and ${names.length - 8} more` : "";
+    return `${what} ${block}: ${fill.get(block)} of ${size} tokens, owned by ${names.slice(0, 8).join(", ")}${more}`;
   }
 
   function pick(block) {

@@ -238,9 +238,10 @@ function learnBudget(run, record) {
 function whyWaits(run, at, name) {
   const record = run.records[at];
   if (record.waiting_reasons[name]) return record.waiting_reasons[name];
-  const queue = record.waiting.includes(name) ? record.waiting : record.swapped;
+  const queue = [...record.swapped, ...record.waiting]; // who was swapped out came before
   const index = queue.indexOf(name);
-  if (index > 0) return `waits behind ${queue[index - 1]}`;
+  const head = queue.find((other) => record.waiting_reasons[other]);
+  if (index > 0 || (index === 0 && head)) return `waits behind ${queue[index - 1] || head}`;
   if (record.preempted.length) return "nobody joins a step that preempted";
   if (index === 0) return "came when the step was planned already";
   return "it runs, but the step's tokens were spent";

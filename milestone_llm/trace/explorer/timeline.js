@@ -15,7 +15,7 @@ function prepare(canvas, width, height) {
   const scale = window.devicePixelRatio || 1;
   const size = [width, height].map((length) => Math.max(1, Math.round(length * scale)));
   if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
-  canvas.style.height = `${height}px`;
+  if (canvas.style.height !== `${height}px`) canvas.style.height = `${height}px`; // a new layout
   const context = canvas.getContext("2d");
   context.setTransform(scale, 0, 0, scale, 0, 0);
   context.clearRect(0, 0, width, height);
