@@ -5,7 +5,7 @@ const CELL_GAP = 2;
 const LEGENDS = {
   token: "A row for each request, all as wide as the longest. Hatched: computed for nobody. Point at a row.",
   slot: "A slot holds one request, however long it may become. Filled from the left: what it has stored. Point at one, or go there with the arrow keys.",
-  block: "Filled from below: how full it is. A ring: shared. Hatched: free, its content may be found again. Point at it, or go there with the arrow keys.",
+  block: "Filled from below: how full it is. A ring: shared. Point at it, or go there with the arrow keys.",
 };
 
 // A colour as the number that stands for a pixel: alpha, blue, green, red.
@@ -243,7 +243,7 @@ function makeMemory(view) {
 
   function aboutBlock(block) {
     const { unit, owners, fill, size, cached } = memory.state;
-    if (block === null) return LEGENDS[unit];
+    if (block === null) return LEGENDS[unit] + (view.run.hasCache ? " Hatched: free, but its content can be found." : "");
     if (unit === "token") {
       const bar = memory.bars[block];
       return bar ? `${bar.name}: ${bar.stored} tokens stored of ${bar.most} reserved` : "";

@@ -83,7 +83,7 @@ function queues(run, record, at) {
   const idle = record.running.filter((name) => !inBatch.has(name) && !joined.includes(name));
   const items = [
     ...waits(record.swapped, "swapped out"),
-    ...waits(record.waiting, "waits"),
+    ...record.waiting.flatMap((name) => waits([name], hasRunBefore(run, name, at) ? "preempted, waits" : "waits")),
     ...joined.map((name) => line(name, "waits", `– ${record.waiting_reasons[name]}; it has left the queue since`)),
     ...idle.map((name) => line(name, "runs without a row", `– ${record.admitted.includes(name) ? "it begins with the next step" : "the step's tokens were spent, or its first row comes next"}`)),
   ];
@@ -92,6 +92,11 @@ function queues(run, record, at) {
   const list = items.length ? `<ul class="list">${shown.join("")}</ul>` : `<p class="soft">Nobody waits.</p>`;
   return `${list}${rest ? `<p class="soft">… and ${rest} more behind them</p>` : ""}
     <p class="legend"><span><b>${record.running.length}</b> running after the step</span></p>`;
+}
+
+function hasRunBefore(run, name, at) {
+  const { rows } = requestOf(run, name);
+  return rows.length > 0 && rows[0].at < at;
 }
 
 const KIND_NAMES = { copy_on_write: "copy", swap_out: "swap out", swap_in: "swap in" };
