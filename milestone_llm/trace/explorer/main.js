@@ -185,7 +185,7 @@ function light(name, isFromMemory = false) {
   state.lit = lit;
   for (const view of views) {
     view.timeline.light();
-    if (view.memory.state) view.memory.draw();
+    view.memory.draw();
   }
   lightRows();
 }

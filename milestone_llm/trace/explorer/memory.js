@@ -27,23 +27,26 @@ function mixed(one, other, share = 0.72) {
 function makeMemory(view) {
   const canvas = view.box.querySelector(".blocks canvas");
   const tip = view.box.querySelector(".tip");
+  // What is known of each block, if somebody asks.
+  const known = () => (memory.state ||= memoryAt(view.run, view.at));
   const memory = { width: 0, cell: 0, columns: 1, state: null, picked: null };
 
   memory.draw = () => {
     const { run, at } = view;
     if (!run.records.length) return;
-    memory.state = memoryAt(run, at);
+    memory.state = null;
+    const { unit } = run.records[at].kv;
     memory.width ||= canvas.parentElement.clientWidth; // to ask anew each time would cost a layout
     const { width } = memory;
-    if (memory.state.unit === "block") drawBlocks(width);
-    else drawBars(width, memory.state.unit === "token" ? rectangle() : regions());
+    if (unit === "block") drawBlocks(width);
+    else drawBars(width, unit === "token" ? rectangle() : regions());
     describe(memory.picked);
   };
 
   // --- blocks ---------------------------------------------------------------------------------
 
   function drawBlocks(width) {
-    const { total, host } = memory.state;
+    const [{ total }, host] = [view.run.records[view.at].kv, view.run.host[view.at]];
     let cell = 44;
     while (cell > 5 && Math.ceil(total / Math.floor(width / cell)) * cell > 300) cell--;
     Object.assign(memory, { cell, columns: Math.max(1, Math.floor(width / cell)) });
@@ -52,7 +55,7 @@ function makeMemory(view) {
     const context = prepare(canvas, width, height + hostHeight);
     if (cell < 12) drawSmall(context, width, height);
     else for (let block = 0; block < total; block++) drawBlock(context, block);
-    if (host.length) drawHost(context, height, Math.min(cell, 22));
+    if (host.length) drawHost(context, host, height, Math.min(cell, 22));
   }
 
   function placeOf(block) {
@@ -63,7 +66,7 @@ function makeMemory(view) {
   }
 
   function drawBlock(context, block) {
-    const { owners, fill, size, cached } = memory.state;
+    const { owners, fill, size, cached } = known();
     const [x, y, s] = placeOf(block);
     const names = owners.get(block);
     context.lineWidth = 1;
@@ -92,40 +95,43 @@ function makeMemory(view) {
     }
   }
 
-  // Thousands of blocks are written as pixels: a hundred thousand calls to draw would take too long.
+  // Thousands of blocks are written as pixels, straight from the block tables: drawing each of them
+  // would take longer than a cursor may.
   function drawSmall(context, width, height) {
-    const { total, owners, fill, size, cached } = memory.state;
+    const { run, at } = view;
+    const { total } = run.records[at].kv;
     const scale = canvas.width / width;
     const image = context.createImageData(canvas.width, Math.round(height * scale));
     const pixels = new Uint32Array(image.data.buffer);
-    const paint = (color, x, y, w, h) => {
-      const [from, to] = [Math.round(x * scale), Math.round((x + w) * scale)];
-      const end = Math.round((y + h) * scale);
-      for (let line = Math.round(y * scale); line < end; line++)
-        for (let at = line * image.width + from; at < line * image.width + to; at++) pixels[at] = color;
+    const stride = image.width;
+    const step = memory.cell * scale;
+    const side = Math.max(1, Math.round(step - scale));
+    // A part of a block: the `index`-th of `parts` columns, from `top` down.
+    const paint = (color, block, index = 0, parts = 1, top = 0) => {
+      const left = Math.round((block % memory.columns) * step) + Math.floor((index * side) / parts);
+      const right = left + Math.ceil(side / parts);
+      const first = Math.round(Math.floor(block / memory.columns) * step);
+      for (let line = first + top; line < first + side; line++)
+        for (let x = line * stride + left; x < line * stride + right; x++) pixels[x] = color;
     };
-    const isLit = (block, names) => block === memory.picked || names.includes(state.lit);
-    const isDimmed = state.lit !== null || memory.picked !== null;
     const [empty, soft, card] = ["--grid", "--soft", "--card"].map((name) => numberOf(css(name)));
-    const colors = new Map();
-    for (const request of view.run.requests.values()) {
-      const color = numberOf(request.color);
-      colors.set(request.name, [color, mixed(color, card)]);
-    }
-    for (let block = 0; block < total; block++) {
-      const [x, y, s] = placeOf(block);
-      const names = owners.get(block);
-      if (!names) {
-        paint(empty, x, y, s, s);
-        if (cached.has(block)) paint(soft, x + s / 3, y + s / 3, s / 3, s / 3);
-        continue;
-      }
-      const share = size ? fill.get(block) / size : 1;
-      const dimmed = isDimmed && !isLit(block, names) ? 1 : 0;
-      const w = s / Math.min(4, names.length);
-      if (share < 1) paint(empty, x, y, s, s);
-      for (let index = 0; index < names.length && index < 4; index++)
-        paint(colors.get(names[index])[dimmed], x + index * w, y + s * (1 - share), w, s * share);
+    const holders = holdersAt(run, at);
+    const count = new Uint8Array(total);
+    for (const [, table] of holders) for (const block of table) count[block] = Math.min(4, count[block] + 1);
+    for (let block = 0; block < total; block++) if (!count[block]) paint(empty, block);
+    for (const block of cachedAt(run, at)) if (!count[block]) paint(soft, block, 1, 3, Math.floor(side / 2));
+    const done = new Uint8Array(total);
+    const isDimmed = state.lit !== null || memory.picked !== null;
+    for (const [name, table, tokens] of holders) {
+      const color = numberOf(colorOf(run, name));
+      const dim = isDimmed && name !== state.lit ? mixed(color, card) : color;
+      table.forEach((block, index) => {
+        if (done[block] >= count[block]) return;
+        const stored = Math.max(0, Math.min(1, tokens / run.blockSize - index));
+        if (stored < 1 && !done[block]) paint(empty, block);
+        const top = Math.round(side * (1 - stored));
+        paint(block === memory.picked ? color : dim, block, done[block]++, count[block], top);
+      });
     }
     context.putImageData(image, 0, 0);
   }
@@ -162,12 +168,12 @@ function makeMemory(view) {
     context.textAlign = "left";
   }
 
-  function drawHost(context, top, s) {
+  function drawHost(context, host, top, s) {
     context.font = "12px system-ui, sans-serif";
     context.textBaseline = "middle";
     context.fillStyle = css("--soft");
     context.fillText("host memory (swapped out)", 0, top + 13);
-    memory.state.host.forEach(([name, count], index) => {
+    host.forEach(([name, count], index) => {
       const y = top + 26 + index * (s + 4);
       context.fillStyle = css("--text");
       context.fillText(shorten(name, 8), 0, y + s / 2);
@@ -183,7 +189,7 @@ function makeMemory(view) {
   // --- bars: one for each slot, or each row of a static batch -----------------------------------
 
   function regions() {
-    const { total, size, owners, fill } = memory.state;
+    const { total, size, owners, fill } = known();
     return Array.from({ length: total }, (_, block) => {
       const name = owners.get(block)?.[0] ?? null;
       return { block, name, label: `slot ${block}`, stored: fill.get(block) || 0, most: size, padding: 0 };
@@ -191,7 +197,7 @@ function makeMemory(view) {
   }
 
   function rectangle() {
-    const { rows, width } = memory.state;
+    const { rows, width } = known();
     return rows.map((row, block) => ({
       block,
       name: row.request_id,
@@ -223,7 +229,7 @@ function makeMemory(view) {
         context.fillRect(left, y, w, h);
         context.globalAlpha = 1;
         // M1 pads on the left, so that every row ends in the same column.
-        const x = left + (memory.state.unit === "token" ? (bar.most - bar.stored) * unit : 0);
+        const x = left + (known().unit === "token" ? (bar.most - bar.stored) * unit : 0);
         context.fillRect(x, y, bar.stored * unit, h);
         if (bar.padding) hatch(context, left, y, bar.padding * unit, h, css("--soft"), -1, 5);
       }
@@ -242,8 +248,8 @@ function makeMemory(view) {
   }
 
   function aboutBlock(block) {
-    const { unit, owners, fill, size, cached } = memory.state;
-    if (block === null) return LEGENDS[unit] + (view.run.hasCache ? " Hatched: free, but its content can be found." : "");
+    if (block === null) return LEGENDS[view.run.records[view.at].kv.unit] + (view.run.hasCache ? " Hatched: free, but its content can be found." : "");
+    const { unit, owners, fill, size, cached } = known();
     if (unit === "token") {
       const bar = memory.bars[block];
       return bar ? `${bar.name}: ${bar.stored} tokens stored of ${bar.most} reserved` : "";
@@ -258,12 +264,12 @@ function makeMemory(view) {
   function pick(block) {
     if (block === memory.picked) return;
     memory.picked = block;
-    const { unit, owners } = memory.state;
+    const { unit, owners } = known();
     const name = block === null ? null : unit === "token" ? memory.bars[block]?.name : owners.get(block)?.[0];
     light(name ?? null, true);
   }
 
-  const count = () => (memory.state.unit === "block" ? memory.state.total : memory.bars.length);
+  const count = () => (known().unit === "block" ? known().total : memory.bars.length);
   canvas.addEventListener("pointermove", ({ offsetX, offsetY }) => {
     const column = memory.columns > 1 ? Math.floor(offsetX / memory.cell) : 0;
     const block = Math.floor(offsetY / memory.cell) * memory.columns + column;

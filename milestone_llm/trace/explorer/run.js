@@ -133,7 +133,9 @@ function addMemory(run, record, at) {
   if (!run.blockSize && record.kv.used) run.blockSize = record.kv.reserved_tokens / record.kv.used;
   const rows = new Map(record.batch.map((row) => [row.request_id, row]));
   // m5_kernels frees what ended in the step before when this one has been planned.
-  const endedBefore = new Set(before ? before.finished.map((entry) => entry.request_id) : []);
+  const endsLater = new Set(before ? before.finished.map((entry) => entry.request_id) : []);
+  record.admitted.forEach((name) => endsLater.add(name)); // a fork may end where it begins
+  for (const { request_id } of record.preempted) endsLater.delete(request_id); // freed by the plan
   const later = [];
   const take = (block) => {
     if (!cached.has(block)) return;
@@ -156,7 +158,7 @@ function addMemory(run, record, at) {
       const comesAgain = record.events
         .slice(index + 1)
         .some((other) => other.request_id === name && other.type !== "free");
-      if ((rows.has(name) || endedBefore.has(name)) && !comesAgain) later.push(name);
+      if ((rows.has(name) || endsLater.has(name)) && !comesAgain) later.push(name);
       else freeTable(run, name, at);
     }
   });
@@ -187,14 +189,18 @@ function forgetWhoLeft({ tables }, record) {
   for (const name of tables.keys()) if (!record.running.includes(name)) tables.delete(name);
 }
 
+// Who has KV memory while step `at` is computed: id, blocks, tokens.
+function holdersAt(run, at) {
+  return run.records[at].batch.map((row) => [row.request_id, row.blocks, rowEnd(row)]).concat(run.idle[at]);
+}
+
 // KV memory while step `at` is computed.
 function memoryAt(run, at) {
   const { kv, batch } = run.records[at];
   if (kv.unit === "token") return { unit: kv.unit, rows: batch, width: rectangleWidth(run, at) };
   const owners = new Map(); // block -> ids, in order of their tables
   const fill = new Map(); // block -> tokens
-  const holders = batch.map((row) => [row.request_id, row.blocks, rowEnd(row)]).concat(run.idle[at]);
-  for (const [name, table, tokens] of holders)
+  for (const [name, table, tokens] of holdersAt(run, at))
     table.forEach((block, index) => {
       const stored = Math.max(0, Math.min(run.blockSize, tokens - index * run.blockSize));
       if (owners.has(block)) owners.get(block).push(name);
