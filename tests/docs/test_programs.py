@@ -30,3 +30,11 @@ def test_the_layer_of_m0_gives_hugging_faces_logits_with_and_without_its_cache()
     in_parts, _ = ours.forward(token_ids[3:], caches)
     torch.testing.assert_close(whole, theirs)
     torch.testing.assert_close(in_parts, theirs)
+
+
+@torch.inference_mode()
+def test_a_key_that_is_turned_by_its_position_gives_a_score_that_depends_on_the_distance():
+    rotate = program("m0_transformer").rotate
+    query, key = torch.randn(2, 1, 1, 64, generator=torch.Generator().manual_seed(0)).unbind()
+    near, far = (rotate(query, at + 3, 1e4) * rotate(key, at, 1e4) for at in (0, 500))
+    torch.testing.assert_close(near.sum(), far.sum(), rtol=1e-3, atol=1e-3)
