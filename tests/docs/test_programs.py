@@ -1,14 +1,17 @@
 """The programs behind the pages do what the pages say of them."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from milestone_llm.models.checkpoint import load_model
 
-QUESTIONS = Path(__file__).parents[2] / "docs" / "questions"
+ROOT = Path(__file__).parents[2]
+QUESTIONS = ROOT / "docs" / "questions"
 
 
 def program(name):
@@ -38,3 +41,27 @@ def test_a_key_that_is_turned_by_its_position_gives_a_score_that_depends_on_the_
     query, key = torch.randn(2, 1, 1, 64, generator=torch.Generator().manual_seed(0)).unbind()
     near, far = (rotate(query, at + 3, 1e4) * rotate(key, at, 1e4) for at in (0, 500))
     torch.testing.assert_close(near.sum(), far.sum(), rtol=1e-3, atol=1e-3)
+
+
+COMMAND = re.compile(r"`(?:[A-Z_]+=\S+ )*python -m ([\w.]+)[^`]*`")
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda page: page.name)
+def test_commands_in_the_text_of_a_page_name_modules_that_exist(page):
+    for module in COMMAND.findall(page.read_text(encoding="utf-8")):
+        path = ROOT.joinpath(*module.split("."))
+        exists = path.with_suffix(".py").exists() or (path / "__main__.py").exists()
+        assert exists or importlib.util.find_spec(module), f"{page.name}: there is no {module}"
+
+
+def test_what_the_table_of_names_calls_ours_is_called_so_in_the_code():
+    page = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
+    table = page[page.index("| here |") :].splitlines()[2:]
+    sources = [*ROOT.glob("m[1-5]_*/**/*.py"), *ROOT.glob("milestone_llm/**/*.py")]
+    words = set(re.findall(r"\w+", " ".join(path.read_text("utf-8") for path in sources)))
+    rows = [row for row in table if row.startswith("|")]
+    assert len(rows) > 15
+    for row in rows:
+        names = re.findall(r"`([A-Za-z_][\w.]*)`", row.split("|")[1])
+        unknown = [name for name in names if not words.issuperset(name.split("."))]
+        assert not unknown, f"no code has {', '.join(unknown)}"
