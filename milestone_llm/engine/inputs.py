@@ -91,10 +91,11 @@ def check_params(
             without a tokenizer, or `min_tokens` when every token of the vocabulary stops.
     """
     _check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
-    if params.logprobs is not None and params.logprobs > vocab_size:
-        raise ValueError(
-            f"logprobs={params.logprobs} exceeds the vocabulary of {vocab_size} tokens"
-        )
+    for name in ("logprobs", "prompt_logprobs"):
+        if (getattr(params, name) or 0) > vocab_size:
+            raise ValueError(
+                f"{name}={getattr(params, name)} exceeds the vocabulary of {vocab_size} tokens"
+            )
     stop_token_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else eos_token_ids)
     if params.min_tokens and len(stop_token_ids) >= vocab_size:
         raise ValueError(
