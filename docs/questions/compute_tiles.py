@@ -70,9 +70,9 @@ def main() -> None:
         for attention in (whole, tiled):
             with PeakMemory(query, key, value) as memory:
                 results.append(attention(query / HEAD_DIM**0.5, key, value))
-            peaks.append(memory.peak / 2**20)
+            peaks.append(memory.peak / 1e6)
         is_same = torch.allclose(*results, atol=1e-5)
-        inputs = 3 * query.nbytes / 2**20
+        inputs = 3 * query.nbytes / 1e6
         print(f"{num_tokens:6,}{peaks[0]:13.1f} MB{peaks[1]:14.1f} MB{inputs:17.1f} MB   {is_same}")
 
 

@@ -75,7 +75,7 @@ peaks = []
 for attention in (whole, tiled):
     with PeakMemory(*inputs) as memory:
         attention(*inputs)
-    peaks.append(f"{memory.peak / 2**20:.0f} MB")
+    peaks.append(f"{memory.peak / 1e6:.0f} MB")
 show("N x N scores, N = 2,048", "tiles", *peaks, "counted here")
 
 show("KV too large: Qwen3-8B", "GQA", "576 KiB a token", "144 KiB a token", "its config")

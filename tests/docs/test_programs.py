@@ -43,6 +43,12 @@ def test_a_key_that_is_turned_by_its_position_gives_a_score_that_depends_on_the_
     torch.testing.assert_close(near.sum(), far.sum(), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it runs here")
+def test_a_measurement_that_needs_a_gpu_says_so_without_one():
+    with pytest.raises(SystemExit, match="needs an NVIDIA GPU"):
+        program("compute_pinned")
+
+
 COMMAND = re.compile(r"`(?:[A-Z_]+=\S+ )*python -m ([\w.]+)[^`]*`")
 
 
