@@ -120,8 +120,8 @@ class RunningServer:
         for line in page.splitlines():
             if not line.startswith("#"):
                 name, value = line.removeprefix("milestone_llm:").rsplit(" ", 1)
-                name = re.sub(r'(,?)model_name="[^"]*"', "", name).replace("{}", "")
-                values[name] = float(value)
+                name = re.sub(r',?model_name="[^"]*"', "", name).replace("{,", "{")
+                values[name.removesuffix("{}")] = float(value)
         return values
 
     def wait_until_idle(self) -> dict[str, float]:
@@ -200,7 +200,12 @@ def start_importing() -> None:
 
 @contextlib.contextmanager
 def serve(
-    milestone: str, model: Path, log: Path, *options: str, step_seconds: float = 0.0
+    milestone: str,
+    model: Path,
+    log: Path,
+    *options: str,
+    step_seconds: float = 0.0,
+    debugged: Path | None = None,
 ) -> Iterator[RunningServer]:
     """A server of a milestone, ended when the block is left.
 
@@ -209,11 +214,13 @@ def serve(
         options: of its command line.
         step_seconds: how much longer a step takes than it has to. A server for which this is given
             also fails in every step with a prompt that begins with `POISON`.
+        debugged: a pipe to read a debugger's commands from; a breakpoint is then at the top of the
+            scheduler's `schedule`.
     """
     log.touch()
     arguments = ["--model", str(model), "--port", "0", "--device", "cpu", "--threads", "1"]
     process = _processes().Process(
-        target=_serve, args=(milestone, [*arguments, *options], log, step_seconds)
+        target=_serve, args=(milestone, [*arguments, *options], log, step_seconds, debugged)
     )
     process.start()
     try:
@@ -224,8 +231,12 @@ def serve(
             process.join()
 
 
-def _serve(milestone: str, arguments: list[str], log: Path, step_seconds: float) -> None:
+def _serve(
+    milestone: str, arguments: list[str], log: Path, step_seconds: float, debugged: Path | None
+) -> None:
     sys.stdout = sys.stderr = log.open("w", buffering=1)
+    if debugged is not None:
+        _stop_when_scheduling(importlib.import_module(f"{milestone}.engine"), debugged)
     if step_seconds:
         _make_slow_and_fragile(importlib.import_module(f"{milestone}.engine"), step_seconds)
     sys.exit(importlib.import_module(f"{milestone}.serve").main(arguments))
@@ -248,3 +259,15 @@ def _make_slow_and_fragile(engine: Any, step_seconds: float) -> None:
         return runner
 
     engine.LLMEngine.build_runner = build
+
+
+def _stop_when_scheduling(engine: Any, console: Path) -> None:
+    schedule = engine.Scheduler.schedule
+
+    def stop(self: Any) -> Any:
+        if any(request.request_id.startswith("cmpl") for request in self.waiting):  # no warm-up
+            sys.stdin = console.open()
+            breakpoint()
+        return schedule(self)
+
+    engine.Scheduler.schedule = stop

@@ -240,6 +240,10 @@ class BaseEngine(ABC):
             self._loop.step()
         return self._loop.outbox.take(None)
 
+    def take_outputs(self) -> list[RequestOutput]:
+        """What the next `step` would return besides its own: after one that raised, its errors."""
+        return self._loop.outbox.take(None)
+
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request in whatever state it is; None if it is not (or no longer) known."""
         return self._loop.abort(request_id)

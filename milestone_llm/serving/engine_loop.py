@@ -125,6 +125,8 @@ class EngineLoop:
         answer: concurrent.futures.Future[Answer] = concurrent.futures.Future()
 
         def put_question() -> None:
+            if not answer.set_running_or_notify_cancel():  # nobody waits for it any more
+                return
             try:
                 answer.set_result(question())
             except Exception as error:
@@ -181,6 +183,7 @@ class EngineLoop:
         except Exception as error:
             self._num_failures += 1
             log.exception("A step failed; the requests in it have ended")
+            self._pass_on(self._engine.take_outputs())
             # What a device reports once, it reports for ever.
             if isinstance(error, torch.AcceleratorError) or self._num_failures >= MAX_FAILURES:
                 raise EngineDeadError(f"the engine is dead: {error!r}") from error
@@ -189,6 +192,9 @@ class EngineLoop:
         if self._engine.counts["steps"] > counts["steps"]:
             self._num_failures = 0
             self._metrics.note_step(seconds, counts, self._engine.counts)
+        self._pass_on(outputs)
+
+    def _pass_on(self, outputs: list[RequestOutput]) -> None:
         progress = [self._progress(output) for output in outputs]
         if batch := [each for each in progress if each is not None]:
             self._deliver(batch)

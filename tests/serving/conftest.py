@@ -56,3 +56,15 @@ def oracle(model_folder):
     torch.set_num_threads(1)  # the servers compute beside it
     yield LLMEngine(str(model_folder), max_num_seqs=4, max_model_len=256, device="cpu")
     torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="session")
+def slow(model_folder, tmp_path_factory):
+    """M4 with steps of 20 ms, two rows, 16 tokens a step, and room for two who wait."""
+    log = tmp_path_factory.mktemp("slow") / "log"
+    limits = ("--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--max-model-len", "1024")
+    queue = ("--max-queued", "2", "--max-body-bytes", "100000")
+    with serve(
+        "m4_prefix_chunked", model_folder, log, *limits, *queue, step_seconds=0.02
+    ) as server:
+        yield server
