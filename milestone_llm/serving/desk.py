@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -17,9 +18,10 @@ from .engine_loop import EngineLoop, EngineRequest, Piece, Progress
 from .errors import ApiError
 from .metrics import Metrics
 
-PACE = 3.0
+PACE = 10.0
 """HTTP's thread and the engine's share one interpreter: what one takes, the other lacks. So tokens
-are handed out at most once in so many times the CPU time that HTTP took since the last time."""
+are handed out at most once in so many times the CPU time that it took to send the last ones: every
+step where few are streaming, several tokens in one frame where hundreds are."""
 
 
 class Call:
@@ -131,7 +133,7 @@ class Desk:
         self._lock = threading.Lock()  # for the next two
         self._delivered: list[Progress] = []
         self._is_awake = False
-        self._last_time = self._last_cpu_time = 0.0
+        self._ready_at = 0.0
 
     # -- letting in --------------------------------------------------------------------------
 
@@ -185,8 +187,13 @@ class Desk:
 
     # -- handing out -------------------------------------------------------------------------
 
+    def is_ready(self) -> bool:
+        """Whether HTTP wants more tokens already. Asked in the engine's thread."""
+        return time.perf_counter() >= self._ready_at
+
     def deliver(self, batch: list[Progress]) -> None:
-        """Take what a step brought. Called in the engine's thread; wakes HTTP's once, if at all."""
+        """Take what steps brought. Called in the engine's thread; wakes HTTP's once, if at all."""
+        self._ready_at = math.inf
         with self._lock:
             self._delivered += batch
             is_asleep, self._is_awake = not self._is_awake, True
@@ -195,12 +202,7 @@ class Desk:
                 self.event_loop.call_soon_threadsafe(self._hand_out)
 
     def _hand_out(self) -> None:
-        now, cpu_time = time.perf_counter(), time.thread_time()
-        not_before = self._last_time + PACE * (cpu_time - self._last_cpu_time)
-        if now < not_before:  # meanwhile more comes, and goes out in the same frames
-            self.event_loop.call_later(not_before - now, self._hand_out)
-            return
-        self._last_time, self._last_cpu_time = now, cpu_time
+        start = time.thread_time()
         with self._lock:
             delivered, self._delivered = self._delivered, []
             self._is_awake = False
@@ -208,6 +210,10 @@ class Desk:
             call = self._call_of.get(progress.request_id)
             if call is not None:
                 call.take(progress)
+        self.event_loop.call_soon(self._rest, start)  # comes after those who were woken
+
+    def _rest(self, start: float) -> None:
+        self._ready_at = time.perf_counter() + (PACE - 1) * (time.thread_time() - start)
 
     # -- closing -----------------------------------------------------------------------------
 

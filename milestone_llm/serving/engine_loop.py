@@ -2,7 +2,7 @@
 
     HTTP's thread                          the engine's thread (the main one)
     submit, abort, ask  -- orders -->      between two steps
-    deliver(list)       <-- progress --    once a step, for all requests together
+    deliver(list)       <-- progress --    at most once a step, for all requests together
 
 Only the engine's thread touches the engine, so that nobody waits for a lock while it steps.
 """
@@ -96,17 +96,24 @@ class EngineLoop:
     """Runs an engine for others.
 
     Args:
-        deliver: called in the engine's thread with what a step brought, once a step.
+        deliver: called in the engine's thread with what steps have brought, at most once a step.
+        is_ready: whether it may be called. If not, what comes is kept, and goes out together.
     """
 
     def __init__(
-        self, engine: BaseEngine, metrics: Metrics, deliver: Callable[[list[Progress]], None]
+        self,
+        engine: BaseEngine,
+        metrics: Metrics,
+        deliver: Callable[[list[Progress]], None],
+        is_ready: Callable[[], bool],
     ) -> None:
         self._engine = engine
         self._metrics = metrics
         self._deliver = deliver
+        self._is_ready = is_ready
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._underway: dict[str, _Underway] = {}
+        self._news: dict[str, RequestOutput] = {}
         self._num_failures = 0
         self._is_stopped = False
 
@@ -149,6 +156,8 @@ class EngineLoop:
         """
         while not self._is_stopped:
             is_idle = not self._engine.has_unfinished_requests()
+            if is_idle:  # nobody else wants the interpreter
+                self._flush()
             if is_idle or not self._orders.empty():
                 self._orders.get()()
             else:
@@ -171,6 +180,7 @@ class EngineLoop:
 
     def _abort(self, request_id: str) -> None:
         underway = self._underway.pop(request_id, None)
+        self._news.pop(request_id, None)
         output = self._engine.abort(request_id)
         if underway is not None and output is not None:
             self._metrics.note_end(output, underway.request.arrival_time)
@@ -184,6 +194,7 @@ class EngineLoop:
             self._num_failures += 1
             log.exception("A step failed; the requests in it have ended")
             self._pass_on(self._engine.take_outputs())
+            self._flush()
             # What a device reports once, it reports for ever.
             if isinstance(error, torch.AcceleratorError) or self._num_failures >= MAX_FAILURES:
                 raise EngineDeadError(f"the engine is dead: {error!r}") from error
@@ -195,22 +206,30 @@ class EngineLoop:
         self._pass_on(outputs)
 
     def _pass_on(self, outputs: list[RequestOutput]) -> None:
-        progress = [self._progress(output) for output in outputs]
-        if batch := [each for each in progress if each is not None]:
-            self._deliver(batch)
+        """Count what came, and tell of it when HTTP is ready. The newest snapshot says it all."""
+        for output in outputs:
+            underway = self._underway.get(output.request_id)
+            if underway is None:  # aborted since
+                continue
+            request = underway.request
+            self._metrics.note_tokens(output, request.arrival_time, underway.num_counted)
+            if output.finished:
+                self._metrics.note_end(output, request.arrival_time)
+            if output.finished or request.is_streamed:
+                self._news[output.request_id] = output
+        if self._is_ready():
+            self._flush()
 
-    def _progress(self, output: RequestOutput) -> Progress | None:
-        """What there is to tell of a request, if anything."""
-        underway = self._underway.get(output.request_id)
-        if underway is None:  # aborted since
-            return None
-        request = underway.request
-        self._metrics.note_tokens(output, request.arrival_time, underway.num_counted)
+    def _flush(self) -> None:
+        news, self._news = self._news, {}
+        if news:
+            self._deliver([self._progress(output) for output in news.values()])
+
+    def _progress(self, output: RequestOutput) -> Progress:
+        """What is new of a request."""
+        underway = self._underway[output.request_id]
         if output.finished:
             del self._underway[output.request_id]
-            self._metrics.note_end(output, request.arrival_time)
-        elif not request.is_streamed:
-            return None
         return Progress(
             output.request_id,
             [

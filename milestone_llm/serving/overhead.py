@@ -255,7 +255,7 @@ def _replace_model(args: argparse.Namespace) -> None:
 
             def wait() -> dict[str, SampledToken]:
                 time.sleep(max(0.0, end - time.perf_counter()))
-                return dict.fromkeys(due, SampledToken(5))
+                return dict.fromkeys(due, SampledToken(40))  # a token with a text
 
             return LaunchedStep(wait)
 

@@ -61,7 +61,9 @@ class Server:
         self._desk = Desk(
             Metrics(engine.model_name), engine.config.max_num_seqs + limits.max_queued
         )
-        self._engine_loop = EngineLoop(engine, self._desk.metrics, self._desk.deliver)
+        self._engine_loop = EngineLoop(
+            engine, self._desk.metrics, self._desk.deliver, self._desk.is_ready
+        )
         self._desk.engine_loop = self._engine_loop
         app = build_app(Service(engine, self._desk))
         gate = Gate(app, self._desk, Keys(limits.api_keys), limits.max_body_bytes)

@@ -65,7 +65,7 @@ def test_its_row_and_memory_are_free_before_the_next_step(oracle):
         if len(seen) == 3:
             loop.stop()
 
-    loop = EngineLoop(oracle, Metrics("tiny"), deliver)
+    loop = EngineLoop(oracle, Metrics("tiny"), deliver, is_ready=lambda: True)
     params = SamplingParams(max_tokens=50, ignore_eos=True)
     for name in ("leaves", "stays"):
         loop.submit(EngineRequest(name, [3, 4, 5], params, is_streamed=True))

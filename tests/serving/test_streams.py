@@ -6,7 +6,7 @@ import pytest
 
 from m3_paged import SamplingParams
 from milestone_llm.serving.desk import Desk
-from milestone_llm.serving.engine_loop import EngineRequest, Piece, Progress
+from milestone_llm.serving.engine_loop import EngineLoop, EngineRequest, Piece, Progress
 from milestone_llm.serving.metrics import Metrics
 
 
@@ -77,6 +77,25 @@ def test_tokens_that_nobody_has_fetched_go_out_together():
     assert run_with_desk(play) == [("submit", "r")], "what is whole is not aborted"
 
 
+def test_what_comes_before_http_is_ready_goes_out_together(oracle):
+    batches, answers = [], iter([True, False, False, True, False, False])
+
+    def deliver(batch):
+        batches.append(batch)
+        if not oracle.has_unfinished_requests():
+            loop.stop()
+
+    loop = EngineLoop(oracle, Metrics("tiny"), deliver, lambda: next(answers))
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    loop.submit(EngineRequest("r", [3, 4], params, is_streamed=True))
+    loop.submit(EngineRequest("whole", [3, 4], params))
+    loop.run()
+    sizes = [
+        {each.request_id: len(each.pieces[0].token_ids) for each in batch} for batch in batches
+    ]
+    assert sizes == [{"r": 1}, {"r": 3}, {"r": 2, "whole": 6}]
+
+
 def test_http_is_woken_once_for_all_that_waits():
     async def play(desk, call):
         wake_ups = []
@@ -84,7 +103,7 @@ def test_http_is_woken_once_for_all_that_waits():
 
         class Loop:
             call_soon_threadsafe = staticmethod(lambda f: (wake_ups.append(f), soon(f)))
-            call_later = staticmethod(asyncio.get_running_loop().call_later)
+            call_soon = staticmethod(desk.event_loop.call_soon)
 
         desk.event_loop = Loop
         for _ in range(5):
