@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from milestone_llm.engine.plan import LaunchedStep, StepPlan
 from milestone_llm.engine.request import SampledToken
-from milestone_llm.engine.sampling import sample
+from milestone_llm.engine.sampling import note_prompt_logprobs, sample
 
 
 class ModelRunner:
@@ -38,12 +38,24 @@ class ModelRunner:
             position_ids=position_ids[:, -input_ids.shape[1] :],
             past_key_values=self.past_key_values,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=0 if any(row.prompt_positions for row in plan.rows) else 1,
         )
+        self._note_prompt_logprobs(plan, output.logits)
         sampling_rows = [index for index, row in enumerate(plan.rows) if row.samples]
         logits = output.logits[sampling_rows, -1]  # [num_sampling_rows, vocab_size]
         sampled = sample(logits, [plan.rows[index].request for index in sampling_rows])
         return LaunchedStep(lambda: sampled)
+
+    def _note_prompt_logprobs(self, plan: StepPlan, logits: torch.Tensor) -> None:
+        width = logits.shape[1]
+        places = [
+            (index, width - row.num_new_tokens + position)
+            for index, row in enumerate(plan.rows)
+            for position in row.prompt_positions
+        ]
+        if places:
+            rows, columns = torch.tensor(places, device=logits.device).unbind(dim=1)
+            note_prompt_logprobs(plan.rows, logits[rows, columns])
 
     def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
         """A token for each row that samples, by request id."""

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from milestone_llm.engine.plan import LaunchedStep, ScheduledRequest, StepPlan
 from milestone_llm.engine.request import SampledToken
-from milestone_llm.engine.sampling import sample
+from milestone_llm.engine.sampling import note_prompt_logprobs, sample
 from milestone_llm.models.hf_model import attention_function
 
 from . import attention
@@ -60,18 +60,21 @@ def flat_forward(
     """
     input_ids = [token for row in rows for token in row.request.token_ids[row.start : row.end]]
     position_ids = [position for row in rows for position in range(row.start, row.end)]
-    sampling_requests, last_tokens, end = [], [], 0
+    sampling_requests, last_tokens, prompt_tokens, end = [], [], [], 0
     for row in rows:
+        prompt_tokens += [end + position - row.start for position in row.prompt_positions]
         end += row.num_new_tokens
         sampling_requests += row.sampling_requests
         last_tokens += [end - 1] * len(row.sampling_requests)
-    device = model.device
+    kept, device = last_tokens + prompt_tokens, model.device
     with attention_function(model, attention_name):
         output = model(
             input_ids=torch.tensor([input_ids], device=device),
             position_ids=torch.tensor([position_ids], device=device),
             use_cache=False,
-            logits_to_keep=torch.tensor(last_tokens, dtype=torch.long, device=device),
+            logits_to_keep=torch.tensor(kept, dtype=torch.long, device=device),
             attention_metadata=metadata,
         )
-    return sample(output.logits[0], sampling_requests)
+    logits = output.logits[0]
+    note_prompt_logprobs(rows, logits[len(last_tokens) :])
+    return sample(logits[: len(last_tokens)], sampling_requests)

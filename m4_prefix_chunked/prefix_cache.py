@@ -69,7 +69,7 @@ class PrefixCache:
     def find(self, request: Request) -> PrefixHit:
         """The longest cached prefix of a request's known tokens."""
         blocks: list[int] = []
-        if not self.is_enabled:
+        if not self.is_enabled or request.lacks_prompt_logprobs:  # they need all logits
             return PrefixHit(blocks, 0)
         num_known, size = len(request.token_ids), self.kv.block_size
         for index in range(num_known // size):

@@ -19,27 +19,40 @@ import torch
 from m5_kernels.kernels.backend import ceil_div
 from m5_kernels.kernels.step_metadata import RowState
 from milestone_llm.engine.request import Request
+from milestone_llm.engine.sampling import clamped_penalty
+
+MAX_STOP_IDS = 16
+"""Stop tokens of a request that the device knows; they matter to it while `min_tokens` does."""
 
 
 class DeviceState:
     """State of up to `num_rows` requests, a row each, and the rows of the current step.
 
-    temperature, top_p, min_p: fp32 `[num_rows]`; top_k: int32; seeds: int64 (the bits of uint64).
+    temperature, top_p, min_p, repetition_penalty: fp32 `[num_rows]`; top_k, min_tokens: int32;
+    seeds: int64 (the bits of uint64); stop_ids: int32 `[num_rows, MAX_STOP_IDS]`, some repeated.
     step_rows, step_new_tokens, step_samples: int32 `[num_rows]`, by place in the step.
     """
 
     def __init__(
-        self, num_rows: int, max_model_len: int, block_size: int, device: torch.device
+        self,
+        num_rows: int,
+        max_model_len: int,
+        block_size: int,
+        vocab_size: int,
+        device: torch.device,
     ) -> None:
         self.num_rows = num_rows
+        self._vocab_size = vocab_size
         # Whole groups of 16: Triton makes faster addresses for rows that begin at such places.
         self.max_blocks = 16 * ceil_div(max_model_len, 16 * block_size)
         shapes: dict[str, tuple[int, ...]] = {
             "seeds": (num_rows, 2),  # first: 64-bit numbers need an even place
             "token_ids": (num_rows, max_model_len),
             "block_table": (num_rows, self.max_blocks),
-            **dict.fromkeys(("num_computed_tokens", "prompt_lens", "top_k"), (num_rows,)),
-            **dict.fromkeys(("temperature", "top_p", "min_p"), (num_rows,)),
+            "stop_ids": (num_rows, MAX_STOP_IDS),
+            **dict.fromkeys(("num_computed_tokens", "prompt_lens"), (num_rows,)),
+            **dict.fromkeys(("top_k", "min_tokens"), (num_rows,)),
+            **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), (num_rows,)),
             **dict.fromkeys(("step_rows", "step_new_tokens", "step_samples"), (num_rows,)),
         }
         self._first: dict[str, int] = {}
@@ -65,6 +78,9 @@ class DeviceState:
         self.temperature = views["temperature"].view(torch.float32)
         self.top_p = views["top_p"].view(torch.float32)
         self.min_p = views["min_p"].view(torch.float32)
+        self.repetition_penalty = views["repetition_penalty"].view(torch.float32)
+        self.min_tokens = views["min_tokens"]
+        self.stop_ids = views["stop_ids"]
         self.step_rows = views["step_rows"]
         self.step_new_tokens = views["step_new_tokens"]
         self.step_samples = views["step_samples"]
@@ -95,6 +111,12 @@ class DeviceState:
         self.set("temperature", row, [_bits(params.temperature)])
         self.set("top_p", row, [_bits(params.top_p)])
         self.set("min_p", row, [_bits(params.min_p)])
+        self.set("repetition_penalty", row, [_bits(clamped_penalty(params.repetition_penalty))])
+        # Tokens outside the vocabulary stop nobody, and neither is anybody kept from them.
+        stops = [token for token in request.stop_token_ids if token < self._vocab_size]
+        stops = (stops * MAX_STOP_IDS)[:MAX_STOP_IDS]
+        self.set("min_tokens", row, [params.min_tokens if stops else 0])
+        self.set("stop_ids", row, stops or [0] * MAX_STOP_IDS)
         self.set("seeds", row, list(struct.unpack("<2i", struct.pack("<Q", request.seed))))
 
     def set_step(self, step: list[tuple[int, int, int]]) -> None:

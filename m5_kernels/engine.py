@@ -28,7 +28,8 @@ from .config import EngineConfig
 from .decoder import FusedDecoder
 from .decoder_config import is_fusible
 from .hf_runner import HFRunner
-from .runner import FusedRunner, is_host_paced
+from .runner import FusedRunner
+from .sampler import is_host_paced
 
 
 class LLMEngine(BaseEngine):
@@ -81,7 +82,11 @@ class LLMEngine(BaseEngine):
     @property
     def num_steps_ahead(self) -> int:
         """1 where the next step may be launched before the tokens of the last are known."""
-        self._host_paced &= self.requests.keys()
+        self._host_paced = {
+            request_id
+            for request_id in self._host_paced & self.requests.keys()
+            if is_host_paced(self.requests[request_id])
+        }
         is_pipelined = (
             self.decoder is not None
             and self.config.async_scheduling

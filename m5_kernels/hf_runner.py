@@ -34,7 +34,8 @@ class HFRunner:
         rows = decode_rows_first(plan)
         if not rows:
             return LaunchedStep(dict)
-        sampled = flat_forward(self.model, rows, NAME, self._metadata(rows))
+        with torch.cuda.device_of(self.cache.keys[0]):  # where Triton launches its kernels
+            sampled = flat_forward(self.model, rows, NAME, self._metadata(rows))
         return LaunchedStep(lambda: sampled)
 
     def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:

@@ -7,14 +7,15 @@ one launch instead of some three hundred. A step with prompts is launched kernel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import torch
 
 from m3_paged.block_cache import BlockCache
+from milestone_llm.engine.outputs import Logprob
 from milestone_llm.engine.plan import LaunchedStep, ScheduledRequest, StepPlan
 from milestone_llm.engine.request import Request, RequestStatus, SampledToken
+from milestone_llm.engine.sampling import note_prompt_logprobs, read_logprobs
 from milestone_llm.engine.sampling import sample as sample_on_host
 
 from .attention import AttentionMetadata
@@ -23,8 +24,8 @@ from .decode_graphs import DecodeGraphs
 from .decoder import FusedDecoder
 from .device_state import DeviceState
 from .kernels.flash_decode import DecodeWorkspace
-from .kernels.sample import sample
 from .kernels.step_metadata import StepMetadata, append_sampled, expand_step
+from .sampler import Needs, Sampler, needs_host
 
 
 class FusedRunner:
@@ -38,7 +39,10 @@ class FusedRunner:
         self.decoder = decoder
         self.cache = cache
         self.kv_caches = list(zip(cache.keys, cache.values, strict=True))
-        self.state = DeviceState(config.max_num_seqs, max_model_len, cache.block_size, device)
+        self.state = DeviceState(
+            config.max_num_seqs, max_model_len, cache.block_size, shape.vocab_size, device
+        )
+        self.sampler = Sampler(self.state)
         num_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
         self.metadata = StepMetadata.allocate(
             num_tokens, config.max_num_seqs, self.state.max_blocks, device
@@ -65,6 +69,10 @@ class FusedRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start a step; returns while it runs."""
+        with torch.cuda.device_of(self.decoder.embedding):  # where Triton launches its kernels
+            return self._launch(plan)
+
+    def _launch(self, plan: StepPlan) -> LaunchedStep:
         self.cache.move_blocks(plan)
         self._release_rows()
         rows = sorted(plan.rows, key=lambda row: row.num_new_tokens > 1)  # single tokens first
@@ -75,13 +83,13 @@ class FusedRunner:
             sampled = self._sample_on_host(rows)
             return LaunchedStep(lambda: sampled)
         requests = [row.request if row.samples else None for row in rows]
-        has_filters = any(_has_filters(row.request) for row in rows)
+        needs = Needs.of(request for request in requests if request is not None)
         if rows[-1].num_new_tokens > 1 or not all(requests):
-            tokens = self._mixed(rows, has_filters)
+            tokens = self._mixed(rows, needs)
         elif self.graphs is not None:
-            tokens = self.graphs.replay(len(rows), has_filters)
+            tokens = self.graphs.replay(len(rows), needs)
         else:
-            tokens = self._decode(len(rows), has_filters)
+            tokens = self._decode(len(rows), needs)
         return LaunchedStep(self._fetch(requests, tokens))
 
     def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
@@ -130,28 +138,30 @@ class FusedRunner:
 
     # -- the work itself -----------------------------------------------------------------------
 
-    def _decode(self, num_rows: int, has_filters: bool) -> torch.Tensor:
+    def _decode(self, num_rows: int, needs: Needs) -> torch.Tensor:
         """One token for each of the first `num_rows` places; int32 `[num_rows]`. Capturable."""
         step_rows = self.state.step_rows[:num_rows]
         metadata = self._metadata(num_rows, num_rows)
         expand_step(self.state.rows, step_rows, None, metadata)
         hidden = self._forward(metadata, num_rows)
-        tokens = self._sample(hidden, step_rows, metadata.output_positions, has_filters)
+        logits = self.decoder.logits(hidden)
+        tokens = self.sampler.sample(logits, step_rows, metadata.output_positions, needs)
         append_sampled(self.state.rows, step_rows, None, tokens)
         return tokens
 
-    def _mixed(self, rows: list[ScheduledRequest], has_filters: bool) -> torch.Tensor:
+    def _mixed(self, rows: list[ScheduledRequest], needs: Needs) -> torch.Tensor:
         """A step with chunks of prompts; -1 for a row that samples nothing."""
         state, num_rows = self.state, len(rows)
         hidden, metadata = self._last_hidden(rows)
         step_rows = state.step_rows[:num_rows]
-        tokens = self._sample(hidden, step_rows, metadata.output_positions, has_filters)
+        logits = self.decoder.logits(hidden)
+        tokens = self.sampler.sample(logits, step_rows, metadata.output_positions, needs)
         tokens = torch.where(state.step_samples[:num_rows] > 0, tokens, -1)
         append_sampled(state.rows, step_rows, state.step_new_tokens[:num_rows], tokens)
         return tokens
 
     def _sample_on_host(self, rows: list[ScheduledRequest]) -> dict[str, SampledToken]:
-        """A step with parameters that no kernel knows (penalties, logprobs): M1's sampler."""
+        """A step in which completions begin, several tokens from a row: the sampler of M1."""
         num_rows = len(rows)
         hidden, _ = self._last_hidden(rows)
         places = [place for place, row in enumerate(rows) for _ in row.sampling_requests]
@@ -173,7 +183,16 @@ class FusedRunner:
             state.rows, state.step_rows[:num_rows], state.step_new_tokens[:num_rows], metadata
         )
         hidden = self._forward(metadata, num_single)
+        self._note_prompt_logprobs(rows, hidden)
         return hidden[metadata.query_start_loc[1:] - 1], metadata
+
+    def _note_prompt_logprobs(self, rows: list[ScheduledRequest], hidden: torch.Tensor) -> None:
+        places, start = [], 0
+        for row in rows:
+            places += [start + position - row.start for position in row.prompt_positions]
+            start += row.num_new_tokens
+        if places:
+            note_prompt_logprobs(rows, self.decoder.logits(hidden[places]))
 
     def _forward(self, metadata: StepMetadata, num_decode_seqs: int) -> torch.Tensor:
         attention = AttentionMetadata(
@@ -186,17 +205,6 @@ class FusedRunner:
             self.workspace,
         )
         return self.decoder.forward(metadata.input_ids, attention, self.kv_caches)
-
-    def _sample(
-        self, hidden: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, has_filters: bool
-    ) -> torch.Tensor:
-        state, index = self.state, rows.clamp(min=0)
-        top_k, top_p, min_p = state.top_k, state.top_p, state.min_p
-        if has_filters:  # else they are not read
-            top_k, top_p, min_p = top_k[index], top_p[index], min_p[index]
-        logits = self.decoder.logits(hidden)
-        temperature, seeds = state.temperature[index], state.seeds[index]
-        return sample(logits, temperature, top_k, top_p, min_p, seeds, positions, has_filters)
 
     def _metadata(self, num_tokens: int, num_seqs: int) -> StepMetadata:
         """Views of the step buffers, of the size that a step needs."""
@@ -213,48 +221,48 @@ class FusedRunner:
 
     def _fetch(
         self, requests: Sequence[Request | None], tokens: torch.Tensor
-    ) -> partial[dict[str, SampledToken]]:
+    ) -> Callable[[], dict[str, SampledToken]]:
         """Start the tokens' way to the host; what is returned waits for them."""
-        if not tokens.is_cuda:
-            return partial(_read_tokens, requests, tokens, None)
-        on_host = torch.empty(len(requests), dtype=torch.int32, pin_memory=True)
-        on_host.copy_(tokens[: len(requests)], non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
-        return partial(_read_tokens, requests, on_host, done)
+        wanted = {
+            place: request.sampling_params.logprobs
+            for place, request in enumerate(requests)
+            if request is not None and request.sampling_params.logprobs is not None
+        }
+        num_top = min(max(wanted.values(), default=0), self.decoder.config.vocab_size)
+        columns = self.sampler.logprobs(list(wanted), tokens, num_top) if wanted else None
+        token_copy = _to_host(tokens[: len(requests)])
+        column_copy = None if columns is None else _to_host(columns)
+        done = torch.cuda.Event() if tokens.is_cuda else None
+        if done is not None:
+            done.record()
+
+        def read() -> dict[str, SampledToken]:
+            if done is not None:
+                done.synchronize()
+            token_ids = token_copy.tolist()
+            logprobs: dict[int, dict[int, Logprob]] = {}
+            if column_copy is not None:
+                for (place, num_wanted), row in zip(
+                    wanted.items(), column_copy.tolist(), strict=True
+                ):
+                    logprobs[place] = read_logprobs(token_ids[place], row, num_wanted)
+            return {
+                request.request_id: SampledToken(token_ids[place], logprobs.get(place))
+                for place, request in enumerate(requests)
+                if request is not None
+            }
+
+        return read
 
 
-def _read_tokens(
-    requests: Sequence[Request | None], tokens: torch.Tensor, done: torch.cuda.Event | None
-) -> dict[str, SampledToken]:
-    """Tokens by request id.
-
-    Args:
-        requests: by place in the step; None where a row samples nothing.
-        tokens: int32 `[num_places]` in host memory, valid after `done`.
-    """
-    if done is not None:
-        done.synchronize()
-    tokens_of_rows = zip(requests, tokens.tolist(), strict=False)
-    return {row.request_id: SampledToken(token) for row, token in tokens_of_rows if row is not None}
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in host memory, which is under way if the tensor is on a GPU."""
+    if not tensor.is_cuda:
+        return tensor
+    on_host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return on_host.copy_(tensor, non_blocking=True)
 
 
 def needs_host_sampling(row: ScheduledRequest) -> bool:
     """Whether a row asks for what only the host's sampler does."""
-    return len(row.sampling_requests) > 1 or is_host_paced(row.request)
-
-
-def is_host_paced(request: Request) -> bool:
-    """Whether a request's tokens must be known on the host before its next step is launched."""
-    params = request.sampling_params
-    return (
-        params.repetition_penalty != 1.0
-        or request.num_output_tokens < params.min_tokens
-        or params.logprobs is not None
-        or bool(request.forks)
-    )
-
-
-def _has_filters(request: Request) -> bool:
-    params = request.sampling_params
-    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+    return len(row.sampling_requests) > 1 or needs_host(row.request)

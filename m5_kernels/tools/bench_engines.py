@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from m5_kernels.sampler import Needs
 from milestone_llm.bench.command import Bench
 from milestone_llm.bench.contest import Contest, Results
 from milestone_llm.bench.measure import engine_contestant, measure
@@ -201,7 +202,7 @@ def capture_graphs(engine: Any) -> int:
         return 0
     graphs.step_rows.fill_(-1)  # nobody: no state changes
     for bucket in reversed(graphs.buckets):  # the largest first, the others share its memory
-        graphs.replay(bucket, has_filters=False)
+        graphs.replay(bucket, Needs())
     torch.cuda.synchronize()
     return len(graphs.buckets)
 

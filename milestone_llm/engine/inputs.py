@@ -35,6 +35,8 @@ def encode_prompt(tokenizer: Any, prompt: Any, chat: bool) -> list[int]:
             raise TypeError("bytes are neither text nor token ids")
         is_messages = not is_text and len(prompt) > 0 and isinstance(prompt[0], dict)
         if not is_text and not is_messages:
+            if any(isinstance(token, bool) for token in prompt):
+                raise TypeError("True and False are no token ids")
             return [operator.index(token) for token in prompt]
     except (TypeError, KeyError) as error:
         raise ValueError(
@@ -42,27 +44,26 @@ def encode_prompt(tokenizer: Any, prompt: Any, chat: bool) -> list[int]:
         ) from error
     if tokenizer is None:
         raise ValueError("the engine has no tokenizer: give the prompt as token ids")
-    _check_text(prompt)
+    for text in [prompt] if is_text else map(str, prompt):
+        _check_text("the prompt", text)
     if is_text and not chat:
         return list(tokenizer(prompt)["input_ids"])
     messages = [{"role": "user", "content": prompt}] if is_text else prompt
     return render_chat(tokenizer, messages)
 
 
-def _check_text(prompt: Any) -> None:
-    """Refuse text that no tokenizer can take.
+def _check_text(what: str, text: str) -> None:
+    """Refuse text that cannot be encoded.
 
     Raises:
         ValueError: a half of a surrogate pair stands alone; the message says where.
     """
-    texts = [prompt] if isinstance(prompt, str) else [str(each) for each in prompt]
-    for text in texts:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"the prompt is no valid text: character {error.start} is half of a pair"
-            ) from None
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{what} is no valid text: character {error.start} is half of a pair"
+        ) from None
 
 
 def check_prompt(token_ids: list[int], vocab_size: int, max_model_len: int) -> None:
@@ -87,14 +88,17 @@ def check_params(
     """Refuse sampling parameters that do not fit the model.
 
     Raises:
-        ValueError: a stop token outside the vocabulary, more logprobs than tokens, stop strings
-            without a tokenizer, or `min_tokens` when every token of the vocabulary stops.
+        ValueError: no `SamplingParams`, a stop token outside the vocabulary, more logprobs than
+            tokens, stop strings without a tokenizer, or `min_tokens` when every token stops.
     """
+    if not isinstance(params, SamplingParams):
+        raise ValueError(f"sampling parameters must be SamplingParams, got {params!r}")
     _check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
-    if params.logprobs is not None and params.logprobs > vocab_size:
-        raise ValueError(
-            f"logprobs={params.logprobs} exceeds the vocabulary of {vocab_size} tokens"
-        )
+    for name in ("logprobs", "prompt_logprobs"):
+        if (getattr(params, name) or 0) > vocab_size:
+            raise ValueError(
+                f"{name}={getattr(params, name)} exceeds the vocabulary of {vocab_size} tokens"
+            )
     stop_token_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else eos_token_ids)
     if params.min_tokens and len(stop_token_ids) >= vocab_size:
         raise ValueError(
@@ -123,6 +127,7 @@ def check_request_id(request_id: Any, is_taken: Callable[[str], bool]) -> None:
     """
     if not isinstance(request_id, str) or not request_id:
         raise ValueError(f"request_id must be a string that is not empty, got {request_id!r}")
+    _check_text("request_id", request_id)
     if is_taken(request_id):
         raise ValueError(
             f"request_id {request_id!r} belongs to an unfinished request, or to one whose last "

@@ -117,13 +117,19 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     metrics: RequestMetrics
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """Per prompt token, log-probabilities by token id, None for the first; None unless asked for.
+    Complete when the first output token is there."""
 
     @classmethod
     def from_request(cls, request: Request) -> RequestOutput:
         """Snapshot of a request (of a completion: of its leader) as it is now."""
         request = request.leader or request
         outputs = [CompletionOutput(completion) for completion in request.completions]
-        return cls(request.request_id, request.prompt_token_ids, outputs, request.metrics)
+        is_asked = request.sampling_params.prompt_logprobs is not None
+        prompt_logprobs = request.prompt_logprobs if is_asked else None
+        prompt = request.prompt_token_ids
+        return cls(request.request_id, prompt, outputs, request.metrics, prompt_logprobs)
 
     @property
     def finished(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from .outputs import Logprob
 from .request import Request, SampledToken
 
 
@@ -24,6 +25,8 @@ class ScheduledRequest:
     sampling_requests: list[Request] = field(init=False)
     """Who gets a token from this row's logits: its request, and what is forked from it. Nobody
     unless the row reaches the last known token."""
+    prompt_logprobs: dict[int, dict[int, Logprob]] = field(default_factory=dict)
+    """Of prompt tokens, by their positions; filled by the runner if the request wants them."""
 
     def __post_init__(self) -> None:
         is_last = not self.is_padding and self.end == self.request.num_tokens
@@ -38,6 +41,14 @@ class ScheduledRequest:
     def samples(self) -> bool:
         """Whether the row reaches the last known token, so that a new one is sampled."""
         return bool(self.sampling_requests)
+
+    @property
+    def prompt_positions(self) -> range:
+        """Positions of the row whose logits say how likely the next prompt token was, if asked."""
+        if self.is_padding or not self.request.lacks_prompt_logprobs:
+            return range(0)
+        first = max(self.start, len(self.request.prompt_logprobs) - 1)
+        return range(first, min(self.end, self.request.num_prompt_tokens - 1))
 
     @property
     def phase(self) -> str:

@@ -85,6 +85,8 @@ class Request:
         """Of a leader: itself and, for n > 1, the further completions of its prompt."""
         self.forks: list[Request] = []
         """Completions that start from this request's KV in the step that completes its prompt."""
+        self.prompt_logprobs: list[dict[int, Logprob] | None] = [None]
+        """If asked for, of the prompt tokens so far: nothing comes before the first."""
         self.token_ids = list(self.prompt_token_ids)
         """All known tokens: the prompt's, then the output's."""
         self.num_prompt_tokens = len(self.prompt_token_ids)
@@ -115,6 +117,18 @@ class Request:
     def output_token_ids(self) -> list[int]:
         """A copy of the tokens generated so far."""
         return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of prompt tokens are still to be computed."""
+        is_asked = self.sampling_params.prompt_logprobs is not None and self.leader is None
+        return is_asked and len(self.prompt_logprobs) < self.num_prompt_tokens
+
+    def take_prompt_logprobs(self, entries: dict[int, dict[int, Logprob]]) -> None:
+        """Keep those of the prompt tokens at some positions; some may be known already."""
+        for position, entry in entries.items():
+            if position == len(self.prompt_logprobs):
+                self.prompt_logprobs.append(entry)
 
     @property
     def is_finished(self) -> bool:

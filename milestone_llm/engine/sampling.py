@@ -18,6 +18,7 @@ from torch import Tensor
 from milestone_llm.engine.outputs import Logprob
 
 from .philox import gumbel_noise, gumbel_noise_at, seeds_to_tensor
+from .plan import ScheduledRequest
 from .request import Request, SampledToken
 
 MIN_TEMPERATURE = 1e-5
@@ -51,7 +52,7 @@ def sample(logits: Tensor, requests: list[Request]) -> dict[str, SampledToken]:
     num_top = max((requests[row].sampling_params.logprobs or 0 for row in rows), default=0)
     num_top = min(num_top, logits.shape[-1])
     if rows:
-        packed.append(_logprob_columns(raw[rows], token_ids[rows], num_top).flatten())
+        packed.append(logprob_columns(raw[rows], token_ids[rows], num_top).flatten())
     # fp64 holds ids, ranks and fp32 numbers alike, so one transfer brings everything to the host.
     numbers = torch.cat(packed).tolist()
 
@@ -65,7 +66,7 @@ def sample(logits: Tensor, requests: list[Request]) -> dict[str, SampledToken]:
         name = requests[row].request_id
         columns = numbers[2 * len(requests) + index * width :][:width]
         num_wanted = requests[row].sampling_params.logprobs or 0
-        logprobs = _read_logprobs(chosen[name], columns, num_wanted)
+        logprobs = read_logprobs(chosen[name], columns, num_wanted)
         sampled[name] = SampledToken(chosen[name], logprobs)
     return sampled
 
@@ -92,8 +93,7 @@ def apply_penalties(logits: Tensor, requests: list[Request]) -> Tensor:
             seen = set(request.token_ids)
             rows += [row] * len(seen)
             ids += seen
-            # Past 1e30 either way there is no difference left to see, but fp32 would overflow.
-            penalties += [min(max(params.repetition_penalty, 1e-30), 1e30)] * len(seen)
+            penalties += [clamped_penalty(params.repetition_penalty)] * len(seen)
         if request.num_output_tokens < params.min_tokens:
             stops = [token_id for token_id in request.stop_token_ids if token_id < logits.shape[-1]]
             stop_rows += [row] * len(stops)
@@ -109,6 +109,11 @@ def apply_penalties(logits: Tensor, requests: list[Request]) -> Tensor:
     if stop_ids:
         scores[torch.tensor([stop_rows, stop_ids], device=logits.device).unbind()] = -math.inf
     return scores
+
+
+def clamped_penalty(repetition_penalty: float) -> float:
+    """A penalty that fp32 can hold: past 1e30 either way there is no difference left to see."""
+    return min(max(repetition_penalty, 1e-30), 1e30)
 
 
 def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
@@ -213,9 +218,17 @@ def _draw(scores: Tensor, requests: list[Request]) -> Tensor:
     return ids.gather(-1, best).squeeze(-1)
 
 
-def _logprob_columns(raw: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
-    """`[num_rows, 2 + 2 * num_top]` fp64: log-probability of the sampled token, how many tokens are
-    more likely, then the ids and the log-probabilities of the `num_top` most likely ones.
+def logprob_columns(raw: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
+    """Log-probabilities of one token a row and of the most likely ones, in fp64, which holds all.
+
+    Args:
+        raw: logits `[num_rows, vocab_size]` fp32, before penalties, temperature and filters.
+        token_ids: `[num_rows]` int64.
+        num_top: at most vocab_size.
+
+    Returns:
+        `[num_rows, 2 + 2 * num_top]`: log-probability of the row's token, how many tokens are more
+        likely, then the ids and the log-probabilities of the `num_top` most likely ones.
     """
     logprobs = raw.log_softmax(dim=-1)
     own = logprobs.gather(-1, token_ids[:, None])
@@ -230,7 +243,31 @@ def _logprob_columns(raw: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
     return torch.cat([column.double() for column in (own, num_above, top_ids, top)], dim=-1)
 
 
-def _read_logprobs(token_id: int, columns: list[float], num_wanted: int) -> dict[int, Logprob]:
+def note_prompt_logprobs(rows: list[ScheduledRequest], logits: Tensor) -> None:
+    """Write log-probabilities of prompt tokens into the rows whose requests want them.
+
+    Args:
+        logits: `[num_positions, vocab_size]` at the `prompt_positions` of all rows in order, each
+            for the token that comes next.
+    """
+    first = 0
+    for row in rows:
+        positions, request = row.prompt_positions, row.request
+        num_wanted = request.sampling_params.prompt_logprobs or 0
+        for some in range(0, len(positions), 64):  # as many as are converted to fp64 at a time
+            part = positions[some : some + 64]
+            token_ids = [request.token_ids[position + 1] for position in part]
+            own = torch.tensor(token_ids, device=logits.device)
+            raw = logits[first : first + len(part)].float()
+            columns = logprob_columns(raw, own, num_wanted).tolist()
+            for position, token_id, numbers in zip(part, token_ids, columns, strict=True):
+                entry = read_logprobs(token_id, numbers, num_wanted)
+                row.prompt_logprobs[position + 1] = entry
+            first += len(part)
+
+
+def read_logprobs(token_id: int, columns: list[float], num_wanted: int) -> dict[int, Logprob]:
+    """A row of `logprob_columns` for a `RequestOutput`: the token's own, then the top ones."""
     num_top = (len(columns) - 2) // 2
     own = {token_id: Logprob(columns[0], int(columns[1]) + 1)}
     top: dict[int, Logprob] = {}

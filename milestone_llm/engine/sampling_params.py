@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 MAX_TEMPERATURE = 1e6
 """Here all tokens are equally likely; beyond, fp32 has no room left."""
 
+_MAY_BE_ABSENT = ("seed", "logprobs", "prompt_logprobs")
+
 
 def is_whole_number(value: object) -> bool:
     """Whether a value is an int; True and False do not count as 1 and 0."""
@@ -45,6 +47,9 @@ class SamplingParams:
     """Go on after EOS (for benchmarks)."""
     logprobs: int | None = None
     """Give log-probabilities of the sampled token and of this many most likely ones."""
+    prompt_logprobs: int | None = None
+    """The same of each prompt token after the first; such a prompt is computed in full, whatever
+    the prefix cache holds."""
     cache_salt: str = ""
     """Requests with different salts never share KV through the prefix cache (from M4 on)."""
     n: int = 1
@@ -57,9 +62,9 @@ class SamplingParams:
             value = getattr(self, name)
             _check(isinstance(value, list | tuple | set | None), name, value, "a list or None")
             object.__setattr__(self, name, list(value or ()))
-        for name in ("top_k", "seed", "max_tokens", "min_tokens", "logprobs", "n"):
+        for name in ("top_k", "max_tokens", "min_tokens", "n", *_MAY_BE_ABSENT):
             value = getattr(self, name)
-            is_absent = value is None and name in ("seed", "logprobs")
+            is_absent = value is None and name in _MAY_BE_ABSENT
             _check(is_absent or is_whole_number(value), name, value, "a whole number")
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
             value = getattr(self, name)
@@ -100,7 +105,9 @@ class SamplingParams:
         _check(are_texts, "stop", self.stop, "a list of strings, none of them empty")
         are_ids = all(is_whole_number(token_id) for token_id in self.stop_token_ids)
         _check(are_ids, "stop_token_ids", self.stop_token_ids, "a list of whole numbers")
-        _check(self.logprobs is None or self.logprobs >= 0, "logprobs", self.logprobs, "0 or more")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _check(value is None or value >= 0, name, value, "0 or more")
         _check(self.n >= 1, "n", self.n, "at least 1")
 
     @property

@@ -109,6 +109,8 @@ class BaseScheduler(ABC):
             if row.request.is_finished and not row.is_padding:
                 row.is_padding = True
                 plan.num_padding_tokens += row.num_new_tokens
+            if row.prompt_logprobs:
+                row.request.take_prompt_logprobs(row.prompt_logprobs)
             for request in row.sampling_requests:
                 if request.is_finished:
                     continue

@@ -8,8 +8,10 @@ a type that cannot be made small.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import importlib
+import io
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -197,7 +199,7 @@ def try_family(name: str, milestones: Sequence[str], **overrides: Any) -> dict[s
         overrides: fields of its config.
     """
     try:
-        with quiet_transformers():
+        with quiet_transformers(), contextlib.redirect_stdout(io.StringIO()):
             model = build_small_model(name, **overrides)
             expected = [_generate(model, prompt) for prompt in _prompts()]
     except ValueError as error:
@@ -257,17 +259,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names, milestones = options.only or family_names(), options.milestone
     if unknown := sorted(set(names).difference(family_names())):
         parser.error(f"transformers has no causal language model of type {', '.join(unknown)}")
-    table = Table("family", *milestones, "why not")
     counts: dict[str, Counter[str]] = {milestone: Counter() for milestone in milestones}
+    groups: dict[tuple[str, ...], list[str]] = {}
     for name in track(names, "Trying families", console=Console(stderr=True)):
         outcomes = try_family(name, milestones)
         for milestone, outcome in outcomes.items():
             counts[milestone][outcome.kind] += 1
-        details = dict.fromkeys(each.detail for each in outcomes.values() if each.detail)
-        table.add_row(name, *(each.kind for each in outcomes.values()), escape("\n".join(details)))
+        kinds = [outcome.kind for outcome in outcomes.values()]
+        details = dict.fromkeys(
+            outcome.detail.partition(" (relative error")[0] for outcome in outcomes.values()
+        )
+        groups.setdefault((*kinds, "; ".join(filter(None, details))), []).append(name)
+    table = Table(*milestones, "families", show_lines=True)
+    for (*kinds, why), members in sorted(groups.items(), key=lambda group: -len(group[1])):
+        reason = f"[italic]{escape(why)}:[/] " if why else ""
+        table.add_row(*kinds, f"{reason}{', '.join(members)}")
     Console().print(table)
     for milestone, count in counts.items():
-        Console().print(milestone, dict(count))
+        Console().print(f"{milestone}: {', '.join(f'{n} {kind}' for kind, n in count.items())}")
     return int(any(count["WRONG"] for count in counts.values()))
 
 

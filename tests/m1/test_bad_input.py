@@ -52,6 +52,8 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "number for an id": ({"request_id": 5}, "request_id must be a string.*5"),
     "empty id": ({"request_id": ""}, "request_id must be a string.*not empty"),
     "priority without order": ({"priority": "high"}, "priority.*whole number.*'high'"),
+    "truth for a token": ({"prompt": [5, True]}, "list of token ids.*True"),
+    "half a character for an id": ({"request_id": "r\ud800"}, "request_id is no valid text"),
     "truth for a priority": ({"priority": True}, "priority.*whole number.*True"),
 }
 
@@ -139,6 +141,14 @@ def test_numbers_of_prompts_and_params_must_agree(package):
     engine = make_engine(package)
     with pytest.raises(ValueError, match="3 prompts, but 2 sampling_params"):
         engine.generate([[5], [6], [7]], [SamplingParams()] * 2)
+    assert_empty(engine)
+
+
+@every_milestone
+def test_parameters_of_another_kind_are_refused(package: Any) -> None:
+    engine = make_engine(package)
+    with pytest.raises(ValueError, match=r"must be SamplingParams, got \{'temperature': 0\}"):
+        engine.add_request([5, 6], {"temperature": 0})
     assert_empty(engine)
 
 

@@ -82,8 +82,8 @@ def test_tokens_are_compared_with_m4_before_anything_is_timed(
     arguments = [argument for argument in SMALL if argument != "--no-check"]
     assert main(arguments) == 0
     assert "give the same tokens" in capsys.readouterr().out
-    monkeypatch.setattr("m5_kernels.runner.FusedRunner._sample", lambda self, hidden, *_: (
-        torch.full((len(hidden),), 7, dtype=torch.int32)
+    monkeypatch.setattr("m5_kernels.sampler.Sampler.sample", lambda self, logits, *_: (
+        torch.full((len(logits),), 7, dtype=torch.int32)
     ))  # fmt: skip
     with pytest.raises(RuntimeError, match="M5 does not give the tokens of M4"):
         main(arguments)

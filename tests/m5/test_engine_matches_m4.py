@@ -50,24 +50,34 @@ def workload(seed: int = 1) -> tuple[list[list[int]], list[SamplingParams]]:
     return prompts, params
 
 
-def host_paced(params: list[SamplingParams]) -> list[SamplingParams]:
-    """The same with one request whose tokens only the host can sample."""
+def penalised(params: list[SamplingParams]) -> list[SamplingParams]:
+    """The same with two requests that have penalties and want log-probabilities."""
     special = {
         "repetition_penalty": 1.3,
-        "min_tokens": min(3, params[4].max_tokens),
+        "min_tokens": min(3, params[4].max_tokens, params[7].max_tokens),
         "logprobs": 2,
     }
-    return [replace(p, **special) if i == 4 else p for i, p in enumerate(params)]
+    return [replace(p, **special) if i in (4, 7) else p for i, p in enumerate(params)]
 
 
 @functools.cache
-def reference(family: str, is_host_paced: bool, device: str = "cpu") -> list[Any]:
+def reference(family: str, has_penalties: bool, device: str = "cpu") -> list[Any]:
     prompts, params = workload()
     engine = m4_prefix_chunked.LLMEngine(
         model_of(family, device), max_num_seqs=10, max_model_len=MAX_MODEL_LEN, kv_cache_tokens=1600
     )
-    outputs = engine.generate(prompts, host_paced(params) if is_host_paced else params)
-    return [(output.token_ids, output.finish_reason) for output in outputs]
+    outputs = engine.generate(prompts, penalised(params) if has_penalties else params)
+    return [
+        (token_ids, reason, pytest.approx(logprobs, abs=1e-3))
+        for token_ids, reason, logprobs in map(summary, outputs)
+    ]
+
+
+def summary(output: Any) -> tuple[Any, ...]:
+    """Tokens, finish reason and log-probabilities."""
+    steps = output.logprobs or []
+    logprobs = [each.logprob for step in steps for _, each in sorted(step.items())]
+    return output.token_ids, output.finish_reason, logprobs
 
 
 CONFIGS = st.fixed_dictionaries(
@@ -98,25 +108,25 @@ def assert_nothing_left(engine: Any) -> None:
         assert sorted(used + engine.runner.free_rows) == list(range(engine.config.max_num_seqs))
 
 
-def check_same_tokens(family: str, device: str, is_host_paced: bool, config: Any) -> None:
+def check_same_tokens(family: str, device: str, has_penalties: bool, config: Any) -> None:
     prompts, params = workload()
     engine = m5_kernels.LLMEngine(
         model_of(family, device), max_model_len=MAX_MODEL_LEN, check_invariants=True, **config
     )
-    params = host_paced(params) if is_host_paced else params
+    params = penalised(params) if has_penalties else params
     for _ in range(2):  # the second time with what is cached by then
         outputs = engine.generate(prompts, params)
-        got = [(output.token_ids, output.finish_reason) for output in outputs]
-        assert got == reference(family, is_host_paced, device)
+        got = [summary(output) for output in outputs]
+        assert got == reference(family, has_penalties, device)
     assert_nothing_left(engine)
 
 
 @settings(max_examples=12)
-@given(family=st.sampled_from(FUSED), is_host_paced=st.booleans(), config=CONFIGS)
+@given(family=st.sampled_from(FUSED), has_penalties=st.booleans(), config=CONFIGS)
 def test_any_configuration_gives_the_tokens_of_m4(
-    family: str, is_host_paced: bool, config: Any
+    family: str, has_penalties: bool, config: Any
 ) -> None:
-    check_same_tokens(family, "cpu", is_host_paced, config)
+    check_same_tokens(family, "cpu", has_penalties, config)
 
 
 @settings(max_examples=8)
@@ -135,7 +145,7 @@ def test_any_arrivals_and_aborts_give_the_tokens_of_m4(config: Any, seed: int) -
             index_of[request_id] = i
         for output in engine.step():
             if output.finished:
-                final[index_of[output.request_id]] = (output.token_ids, output.finish_reason)
+                final[index_of[output.request_id]] = summary(output)
         if index_of and rng.random() < 0.05:
             request_id = rng.choice(list(index_of))
             output = engine.abort(request_id)
@@ -171,8 +181,17 @@ def test_on_a_gpu_in_fp32_tokens_are_those_of_m4(
 ) -> None:
     assert not torch.backends.cuda.matmul.allow_tf32
     config = {"max_num_seqs": 6, "kv_cache_tokens": pool, "max_num_batched_tokens": 64}
-    for is_host_paced in (False, True):
-        check_same_tokens(family, "cuda", is_host_paced, {**config, "enforce_eager": enforce_eager})
+    for has_penalties in (False, True):
+        check_same_tokens(family, "cuda", has_penalties, {**config, "enforce_eager": enforce_eager})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_an_engine_runs_on_the_second_gpu_while_the_first_is_current(family: str) -> None:
+    for device in ("cuda:0", "cuda:1"):
+        check_same_tokens(family, device, True, {"max_num_seqs": 6, "kv_cache_tokens": None})
+    assert torch.cuda.current_device() == 0
 
 
 def check_seeded_requests_alone_and_together(device: str) -> None:

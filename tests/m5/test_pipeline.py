@@ -120,20 +120,41 @@ def test_a_block_completed_by_a_token_under_way_is_found_later() -> None:
     assert output.metrics.num_cached_tokens == 24
 
 
-@pytest.mark.parametrize("special", [{"logprobs": 1}, {"repetition_penalty": 1.1}, {"n": 2}])
-def test_what_the_host_must_sample_pauses_the_pipeline_as_long_as_it_is_there(special: Any) -> None:
+MANY_STOPS = {"min_tokens": 2, "stop_token_ids": list(range(3, 60, 3))}
+
+
+@pytest.mark.parametrize("special", [{"n": 2}, MANY_STOPS])
+def test_what_the_host_must_sample_pauses_the_pipeline_as_long_as_it_must(special: Any) -> None:
     engine = make_engine()
     assert engine.num_steps_ahead == 1
     engine.add_request(PROMPT, greedy(8), "r0")
     assert engine.step() == [], "its first token is under way"
-    engine.add_request(PROMPT[:4], greedy(2, **special), "r1")
+    engine.add_request(PROMPT[:4], greedy(4, **special), "r1")
     assert engine.num_steps_ahead == 0
     outputs = {output.request_id: output for output in engine.step()}
     assert [len(outputs[name].token_ids) for name in ("r0", "r1")] == [2, 1], "nothing is late"
+    while engine.num_steps_ahead == 0:
+        engine.step()
+    assert len(engine.requests["r1"].completions[-1].output_token_ids) == special.get(
+        "min_tokens", 1
+    )
     engine.step()
-    assert "r1" not in engine.requests
-    assert engine.num_steps_ahead == 1
-    assert engine.step() == [], "late again"
+    assert all(request.num_in_flight for request in engine.requests.values()), "late again"
+    assert finals(engine)["r0"].token_ids == alone()
+
+
+@pytest.mark.parametrize(
+    "special",
+    [{"logprobs": 1}, {"repetition_penalty": 1.1}, {"min_tokens": 3, "ignore_eos": False}],
+)
+def test_penalties_and_logprobs_do_not_pause_the_pipeline(special: Any) -> None:
+    engine = make_engine()
+    engine.add_request(PROMPT, greedy(8), "r0")
+    engine.add_request(PROMPT[:4], greedy(4, **special), "r1")
+    for _ in range(4):
+        assert engine.num_steps_ahead == 1
+        engine.step()
+        assert engine.requests["r1"].num_in_flight == 1
     assert finals(engine)["r0"].token_ids == alone()
 
 

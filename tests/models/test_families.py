@@ -135,7 +135,8 @@ def test_the_command_prints_a_table_and_counts(capsys: pytest.CaptureFixture[str
     assert main(["--only", "llama", "bloom", "--milestone", "m1_single", "m2_batching"]) == 0
     printed = capsys.readouterr().out
     assert "bloom" in printed
-    assert "{'equal': 1, 'refused': 1}" in printed
+    assert "m1_single: 2 equal" in printed
+    assert "m2_batching: 1 equal, 1 refused" in printed
     with pytest.raises(SystemExit):
         main(["--only", "lama"])
 

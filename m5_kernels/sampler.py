@@ -1,0 +1,128 @@
+"""From logits to tokens on the device, without a word from the host.
+
+What the host's sampler (`milestone_llm.engine.sampling`) does request by request is done here for
+all rows of a step at once, from `DeviceState`: penalties, the kernel that filters and draws, and
+log-probabilities for those who want them. So a step may be launched before the last one's tokens
+are known, whatever its requests ask for, and a decode step fits into a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+
+from milestone_llm.engine.request import Request
+from milestone_llm.engine.sampling import logprob_columns
+
+from .device_state import MAX_STOP_IDS, DeviceState
+from .kernels.sample import sample
+
+
+class Needs(NamedTuple):
+    """What somebody in a step asks for. What nobody does is not computed."""
+
+    filters: bool = False
+    """top-k, top-p or min-p."""
+    penalties: bool = False
+    """Repetition penalty, or no stop token yet (`min_tokens`)."""
+    logprobs: bool = False
+
+    @classmethod
+    def of(cls, requests: Iterable[Request]) -> Needs:
+        """What these requests need in their next step."""
+        filters = penalties = logprobs = False
+        for request in requests:
+            params = request.sampling_params
+            filters |= params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+            penalties |= params.repetition_penalty != 1
+            penalties |= request.num_output_tokens < params.min_tokens
+            logprobs |= params.logprobs is not None
+        return cls(filters, penalties, logprobs)
+
+
+class Sampler:
+    """Samples for rows of `state`."""
+
+    def __init__(self, state: DeviceState) -> None:
+        self.state = state
+        self._raw: torch.Tensor | None = None  # last logits: those of a graph are gone with it
+
+    def sample(
+        self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, needs: Needs
+    ) -> torch.Tensor:
+        """Choose a token for each place of a step; can be part of a CUDA graph.
+
+        Args:
+            logits: `[num_places, vocab_size]`.
+            rows: int32 `[num_places]`, row of state of each; -1 for nobody.
+            positions: int32 `[num_places]`, index of the output token.
+
+        Returns:
+            int32 `[num_places]`; -1 where the logits are not finite.
+        """
+        state, index = self.state, rows.clamp(min=0)
+        if needs.logprobs:
+            if self._raw is None:
+                self._raw = logits.new_empty(state.num_rows, logits.shape[-1])
+            self._raw[: len(logits)] = logits
+        if needs.penalties:
+            logits = self._penalised(logits.float(), index, positions)
+        top_k, top_p, min_p = state.top_k, state.top_p, state.min_p
+        if needs.filters:  # else they are not read
+            top_k, top_p, min_p = top_k[index], top_p[index], min_p[index]
+        temperature, seeds = state.temperature[index], state.seeds[index]
+        return sample(logits, temperature, top_k, top_p, min_p, seeds, positions, needs.filters)
+
+    def logprobs(self, places: list[int], tokens: torch.Tensor, num_top: int) -> torch.Tensor:
+        """Log-probabilities at some places of the step that was sampled last, by its raw logits.
+
+        Args:
+            tokens: int32 `[num_places]`, what `sample` returned.
+            num_top: how many of the most likely tokens are wanted.
+
+        Returns:
+            fp64 `[len(places), 2 + 2 * num_top]`, see `logprob_columns`.
+        """
+        assert self._raw is not None
+        index = torch.tensor(places, pin_memory=tokens.is_cuda)
+        index = index.to(tokens.device, non_blocking=True)
+        own = tokens[index].clamp(min=0).long()
+        return logprob_columns(self._raw[index].float(), own, num_top)
+
+    def _penalised(
+        self, raw: torch.Tensor, index: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Scores `[num_places, vocab_size]` after repetition penalty and `min_tokens`, in fp32."""
+        state = self.state
+        num_known = (state.rows.prompt_lens[index] + positions)[:, None]
+        ids = state.rows.token_ids[index].long()
+        # Behind the last known token stands its first again: writing the same twice does no harm.
+        places = torch.arange(ids.shape[1], device=ids.device)
+        ids = torch.where(places < num_known, ids, ids[:, :1])
+        penalty = state.repetition_penalty[index][:, None]
+        seen = raw.gather(1, ids)
+        scores = raw.scatter(1, ids, torch.where(seen < 0, seen * penalty, seen / penalty))
+        stops = state.stop_ids[index].long()
+        may_stop = (positions >= state.min_tokens[index])[:, None]
+        banned = scores.gather(1, stops).masked_fill(~may_stop, -torch.inf)
+        return scores.scatter(1, stops, banned)
+
+
+def needs_host(request: Request) -> bool:
+    """Whether `min_tokens` keeps a request from more stop tokens than the device knows."""
+    is_early = request.num_output_tokens < request.sampling_params.min_tokens
+    return is_early and len(request.stop_token_ids) > MAX_STOP_IDS
+
+
+def is_host_paced(leader: Request) -> bool:
+    """Whether a request's tokens must be known on the host before its next step is launched.
+
+    So it is, besides, until the completions of its prompt have begun (n > 1), each from a token of
+    its own.
+    """
+    is_to_fork = len(leader.completions) > 1 and any(
+        not (each.num_output_tokens or each.is_finished) for each in leader.completions
+    )
+    return is_to_fork or any(needs_host(each) for each in leader.completions)
