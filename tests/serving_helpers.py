@@ -24,6 +24,7 @@ import openai
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from milestone_llm.engine.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 
 MILESTONES = ["m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked", "m5_kernels"]
@@ -271,3 +272,10 @@ def _stop_when_scheduling(engine: Any, console: Path) -> None:
         return schedule(self)
 
     engine.Scheduler.schedule = stop
+
+
+def random_engine_outputs(engine: Any) -> list[list[int]]:
+    """Tokens of three requests that bring no seed."""
+    prompts = [[3, 4, 5], [6] * 20, [7]]
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    return [output.token_ids for output in engine.generate(prompts, params)]

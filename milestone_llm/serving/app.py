@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -219,7 +218,7 @@ def completion_params(body: CompletionRequest, cache_salt: str) -> SamplingParam
     """What the engine is asked for by a completion request.
 
     Raises:
-        ApiError: a value is out of range, or the engine cannot do it.
+        ApiError: a value is out of range.
     """
     others: dict[str, Any] = {"cache_salt": cache_salt}
     max_tokens = 16 if body.max_tokens is None else body.max_tokens
@@ -229,8 +228,5 @@ def completion_params(body: CompletionRequest, cache_salt: str) -> SamplingParam
             raise ApiError(400, text, param="max_tokens")
         max_tokens = 1
     if body.echo and body.logprobs is not None:
-        if "prompt_logprobs" not in {field.name for field in fields(SamplingParams)}:
-            text = "echo with logprobs needs prompt_logprobs, which the engine does not have yet"
-            raise ApiError(400, text, param="echo")
         others["prompt_logprobs"] = body.logprobs
     return body.sampling_params(max_tokens, **others)

@@ -238,7 +238,7 @@ class EngineLoop:
                 if not underway.is_ended[each.index]
             ],
             output.metrics.num_cached_tokens,
-            getattr(output, "prompt_logprobs", None),
+            output.prompt_logprobs,
         )
 
 

@@ -1,7 +1,7 @@
 """What does HTTP cost? `python -m milestone_llm.serving.overhead`
 
 The same requests, all there at the start, in three ways: `generate` in a process of its own, and a
-server process that answers them whole and as streams. Then: requests refused a second, and the
+server process that answers them whole and as streams. CPU time is the engine's process's. Then: requests refused a second, and the
 server's memory over many short requests. Ways take turns; the median round counts.
 
 With --step-ms the model is replaced by a wait, to see a server under an engine as fast as a GPU's.
@@ -20,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -55,24 +56,28 @@ def measure(args: argparse.Namespace) -> None:
         try_to_write(args.json)
     num_tokens = args.requests * args.output_len
     with TemporaryDirectory() as folder, Offline(args) as offline, Served(args, folder) as served:
-        ways: dict[str, Callable[[], float]] = {
-            "generate": offline.seconds,
-            "whole": lambda: served.seconds(is_stream=False),
-            "stream": lambda: served.seconds(is_stream=True),
+        ways: dict[str, Callable[[], Times]] = {
+            "generate": lambda: offline.timed(offline.work),
+            "whole": lambda: served.timed(lambda: served.work(is_stream=False)),
+            "stream": lambda: served.timed(lambda: served.work(is_stream=True)),
         }
-        rounds: list[dict[str, float]] = []
+        rounds: list[dict[str, Times]] = []
         for number in range(args.rounds + 1):
             times = {name: way() for name, way in ways.items()}
             rounds += [times] if number else []  # the first is for caches to fill
         result: dict[str, Any] = {
             "command": " ".join(["python -m milestone_llm.serving.overhead", *sys.argv[1:]]),
             "tokens_per_second": {
-                name: round(num_tokens / statistics.median(times[name] for times in rounds), 1)
+                name: round(num_tokens / statistics.median(r[name].wall for r in rounds), 1)
                 for name in ways
             },
             "share_of_generate": {
-                name: round(statistics.median(r["generate"] / r[name] for r in rounds), 3)
+                name: round(statistics.median(r["generate"].wall / r[name].wall for r in rounds), 3)
                 for name in ("whole", "stream")
+            },
+            "cpu_ms_per_token": {
+                name: round(1e3 * statistics.median(r[name].cpu for r in rounds) / num_tokens, 3)
+                for name in ways
             },
             "tokens_per_event": round(num_tokens / max(1, served.num_events), 2),
             "refused_per_second": round(served.refused_per_second()),
@@ -84,12 +89,30 @@ def measure(args: argparse.Namespace) -> None:
         args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
+@dataclass(frozen=True)
+class Times:
+    """Seconds by the clock, and of the process's CPU time, which other programs do not lengthen."""
+
+    wall: float
+    cpu: float
+
+
 class Process:
     """A child process."""
 
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
         self.process = multiprocessing.get_context("spawn").Process(target=target, args=arguments)
         self.process.start()
+
+    def timed(self, work: Callable[[], object]) -> Times:
+        """How long a piece of work takes this process."""
+        start, cpu = time.perf_counter(), self._cpu_seconds()
+        work()
+        return Times(time.perf_counter() - start, self._cpu_seconds() - cpu)
+
+    def _cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def __enter__(self) -> Any:
         return self
@@ -106,11 +129,10 @@ class Offline(Process):
         self._pipe, inner = multiprocessing.Pipe()
         super().__init__(_generate_when_told, args, inner)
 
-    def seconds(self) -> float:
-        """How long the work took."""
+    def work(self) -> None:
+        """Do it."""
         self._pipe.send(None)
-        seconds: float = self._pipe.recv()
-        return seconds
+        self._pipe.recv()
 
 
 class Served(Process):
@@ -128,8 +150,8 @@ class Served(Process):
             time.sleep(0.1)
         self._port = int(found[1])
 
-    def seconds(self, is_stream: bool) -> float:
-        """How long the work takes over HTTP."""
+    def work(self, is_stream: bool) -> None:
+        """Have it done over HTTP."""
         bodies = [
             {
                 "prompt": prompt,
@@ -140,12 +162,9 @@ class Served(Process):
             }
             for prompt in _prompts(self._args)
         ]
-        start = time.perf_counter()
         answers = asyncio.run(self._post_all(bodies))
-        seconds = time.perf_counter() - start
         assert all(b" 200 " in answer[:20] for answer in answers), answers[0][:500]
         self.num_events = sum(answer.count(b"data: {") for answer in answers)
-        return seconds
 
     def refused_per_second(self) -> float:
         """Answers 429 a second, one connection after the other, while nobody else is let in."""
@@ -227,9 +246,8 @@ def _generate_when_told(args: argparse.Namespace, pipe: Connection) -> None:
     params = SamplingParams(temperature=0, max_tokens=args.output_len, ignore_eos=True)
     while True:
         pipe.recv()
-        start = time.perf_counter()
         engine.generate(_prompts(args), params)
-        pipe.send(time.perf_counter() - start)
+        pipe.send(None)
 
 
 def _serve(args: argparse.Namespace, log: str) -> None:

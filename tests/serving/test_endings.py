@@ -24,7 +24,7 @@ def health(server):
 
 def test_on_sigterm_those_inside_finish_and_nobody_else_is_let_in(model_folder, tmp_path):
     with serve(M4, model_folder, tmp_path / "log", step_seconds=0.02) as server:
-        with server.send("/v1/completions", {**STREAM, "max_tokens": 150}) as connection:
+        with server.send("/v1/completions", {**STREAM, "max_tokens": 80}) as connection:
             wait_for(lambda: server.metrics()["generation_tokens_total"])
             children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
             assert not children.exists() or children.read_text() == ""

@@ -141,6 +141,46 @@ def test_logprobs_are_the_engines(m4, oracle):
     assert bytes(tokens[0].bytes).decode() == tokens[0].token
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_echo_scores_the_prompt(server, oracle, is_stream):
+    """As lm-eval asks: prompts as tokens, one token of output."""
+    prompts = [[40, 41, 42, 43], [50, 51]]
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=1, prompt_logprobs=1)
+    answer = server.client().completions.create(
+        model=server.model,
+        prompt=prompts,
+        echo=True,
+        logprobs=1,
+        max_tokens=1,
+        temperature=0,
+        stream=is_stream,
+    )
+    choices = [choice for part in (answer if is_stream else [answer]) for choice in part.choices]
+    assert sorted(choice.index for choice in choices) == [0, 1]
+    for choice in choices:
+        output = oracle.generate([prompts[choice.index]], params)[0]
+        tokens = output.prompt_token_ids + output.token_ids
+        steps = output.prompt_logprobs[1:] + output.logprobs
+        values = [step[token].logprob for step, token in zip(steps, tokens[1:], strict=True)]
+        assert choice.logprobs.token_logprobs[0] is choice.logprobs.top_logprobs[0] is None
+        assert choice.logprobs.token_logprobs[1:] == pytest.approx(values, abs=1e-4)
+        for top, step in zip(choice.logprobs.top_logprobs[1:], steps, strict=True):
+            best = max(each.logprob for each in step.values())
+            assert max(top.values()) == pytest.approx(best, abs=1e-4)
+        assert choice.text == oracle.tokenizer.decode(prompts[choice.index]) + output.text
+
+
+def test_a_prompt_can_be_scored_without_output(m4):
+    answer = m4.client().completions.create(
+        model=m4.model, prompt=[40, 41], echo=True, logprobs=0, max_tokens=0
+    )
+    assert len(answer.choices[0].logprobs.tokens) == 2
+    assert (
+        answer.choices[0].text == m4.fetch("POST", "/detokenize", {"tokens": [40, 41]})[1]["prompt"]
+    )
+    assert answer.usage.completion_tokens == 0
+
+
 def test_what_the_cache_saved_is_told(m4):
     create = m4.client().completions.create
     prompt = "This is said twice, the second time from memory."
