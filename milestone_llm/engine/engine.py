@@ -242,6 +242,10 @@ class BaseEngine(ABC):
             self._loop.step()
         return self._loop.outbox.take(None)
 
+    def take_outputs(self) -> list[RequestOutput]:
+        """What the next `step` would return besides its own: after one that raised, its errors."""
+        return self._loop.outbox.take(None)
+
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request in whatever state it is; None if it is not (or no longer) known."""
         return self._loop.abort(request_id)
@@ -252,6 +256,31 @@ class BaseEngine(ABC):
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has more to give: requests to compute, or outputs kept for it."""
         return bool(self.requests or self._loop.outbox.has(None))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Counts of steps, rows and tokens since the engine was built: `stats` without a search."""
+        return self._loop.counts
+
+    def warm_up(self) -> None:
+        """Do what a first request would have to wait for.
+
+        Counts and seeds are as if it had never happened; the prefix cache has one query more.
+
+        Raises:
+            RuntimeError: there are requests already.
+        """
+        if self.requests:
+            raise RuntimeError(f"warm_up is for the start; there are {len(self.requests)} requests")
+        counts, tracer = dict(self.counts), self.tracer
+        num_arrivals = self._intake.num_arrivals
+        self.tracer = None
+        try:
+            self.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))
+        finally:
+            self.tracer = tracer
+            self.counts.update(counts)
+            self._intake.num_arrivals = num_arrivals  # seeds depend on it
 
     def stats(self) -> dict[str, Any]:
         """Counts since the engine was built, and the state of queues and KV memory now."""

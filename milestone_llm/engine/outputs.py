@@ -76,6 +76,11 @@ class CompletionOutput:
         self._detokenizer = request.detokenizer
         self._num_characters = request.detokenizer.num_shown if request.detokenizer else 0
 
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens were generated so far."""
+        return self._end - self._first
+
     @cached_property
     def token_ids(self) -> list[int]:
         """Tokens generated so far."""

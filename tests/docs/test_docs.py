@@ -55,7 +55,7 @@ def test_what_chapters_name_in_their_tables_of_files_is_still_called_so():
 @pytest.mark.usefixtures("smollm2")
 def test_the_program_of_the_readme_runs(capsys):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
+    program, _ = re.findall(r"```python\n(.*?)```", text, flags=re.S)  # the other wants a server
     exec(compile(program, "README.md", "exec"), {})
     printed = capsys.readouterr().out
     assert "Paris" in printed
@@ -133,6 +133,19 @@ def test_a_slow_command_is_left_out_of_a_quick_check(build, monkeypatch, tmp_pat
         build, monkeypatch, tmp_path, page, "something else", is_check=True, is_quick=True
     )
     assert (after, builder.problems) == (page, [])
+
+
+def test_a_link_to_code_gets_the_line_of_its_function(build, monkeypatch, tmp_path):
+    (tmp_path / "loop.py").write_text(
+        "import ast\n\n\nclass Loop:\n    def step(self):\n        pass\n"
+    )
+    text = "See [`Loop.step`](loop.py#L1) and [`Loop`](loop.py#L4).\n"
+    once, _ = built(build, monkeypatch, tmp_path, text, "")
+    assert once == "See [`Loop.step`](loop.py#L5) and [`Loop`](loop.py#L4).\n"
+    _, builder = built(build, monkeypatch, tmp_path, text, "", is_check=True)
+    assert "+[`Loop.step`](loop.py#L5)" in builder.problems[0]
+    with pytest.raises(ValueError, match=r"loop.py has no Loop.stop"):
+        built(build, monkeypatch, tmp_path, "[`Loop.stop`](loop.py#L1)", "")
 
 
 def test_recorded_figures_come_from_their_file(build, tmp_path):

@@ -1,0 +1,232 @@
+"""The endpoints. Each reads top to bottom: let in, tokenize, hand over, answer."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from milestone_llm.engine.engine import BaseEngine
+from milestone_llm.engine.inputs import encode_prompt
+from milestone_llm.engine.sampling_params import SamplingParams
+
+from .answers import Answer
+from .desk import Call, Desk
+from .engine_loop import EngineRequest
+from .errors import ApiError, answer_bad_fields, answer_bug, answer_http_error
+from .protocol import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Sampling,
+    TokenizeRequest,
+)
+from .replies import Json, Replies, token_decoder
+
+STATS_SECONDS = 1.0
+"""An engine that takes longer over a step, or stands in a debugger, is not waited for."""
+
+
+class Service:
+    """What the endpoints work with. The engine itself is asked through the desk only."""
+
+    def __init__(self, engine: BaseEngine, desk: Desk) -> None:
+        self.desk = desk
+        self.model = engine.model_name
+        self.max_model_len = engine.max_model_len
+        self.created = int(time.time())
+        self._stats: Callable[[], dict[str, Any]] = lambda: engine_stats(engine)
+        # A copy: the engine's thread decodes with the engine's own. One thread: a tokenizer is not
+        # made for several.
+        self._tokenizer = copy.deepcopy(engine.tokenizer)
+        self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
+        self.decode_token = token_decoder(self._tokenizer)
+
+    def check_model(self, body: Body) -> None:
+        """Refuse a request for another model than the one that is served."""
+        if body.model not in (None, self.model):
+            text = f"there is no model {body.model!r}; this server has {self.model!r}"
+            raise ApiError(404, text, param="model", code="model_not_found")
+
+    async def encode(self, prompt: Any) -> list[int]:
+        """Token ids of a text, of messages, or of token ids.
+
+        Raises:
+            ApiError: it is no prompt for this model.
+        """
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            if isinstance(prompt, list) and isinstance(prompt[0], int):
+                return prompt
+            return await run(self._tokenizing, encode_prompt, self._tokenizer, prompt, False)
+        except ValueError as error:
+            raise ApiError(400, str(error)) from None
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids.
+
+        Raises:
+            ApiError: there is no tokenizer, or no such token.
+        """
+        if self._tokenizer is None:
+            raise ApiError(400, "this model has no tokenizer: there is no text")
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            text: str = await run(self._tokenizing, self._tokenizer.decode, token_ids)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise ApiError(400, f"these are no token ids: {error}", param="tokens") from None
+        return text
+
+    async def stats(self) -> dict[str, Any] | None:
+        """The engine's figures; None if it does not answer."""
+        answer = asyncio.wrap_future(self.desk.engine_loop.ask(self._stats))
+        try:
+            return await asyncio.wait_for(answer, STATS_SECONDS)
+        except asyncio.TimeoutError:
+            return None
+
+    def submit(
+        self,
+        call: Call,
+        request_id: str,
+        prompts: Sequence[list[int]],
+        params: Sequence[SamplingParams],
+        body: Sampling,
+        arrival_time: float,
+    ) -> None:
+        """Hand a call to the engine: a request for each prompt."""
+        names = [request_id] + [f"{request_id}-{place}" for place in range(1, len(prompts))]
+        requests = [
+            EngineRequest(name, prompt, each, body.priority or 0, bool(body.stream), arrival_time)
+            for name, prompt, each in zip(names, prompts, params, strict=True)
+        ]
+        call.submit(requests, body.deadline)
+
+
+def engine_stats(engine: BaseEngine) -> dict[str, Any]:
+    """The engine's figures, and how many of those who wait had been running."""
+    preempted = [each for each in engine.scheduler.waiting if each.metrics.num_preemptions]
+    return {**engine.stats(), "waiting_preempted": len(preempted)}
+
+
+def build_app(service: Service) -> FastAPI:
+    """The application."""
+    app = FastAPI(title="milestone-llm", docs_url="/docs", redoc_url=None)
+    app.add_exception_handler(HTTPException, answer_http_error)
+    app.add_exception_handler(RequestValidationError, answer_bad_fields)
+    app.add_exception_handler(Exception, answer_bug)
+    desk = service.desk
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        arrival_time = time.perf_counter()
+        service.check_model(body)
+        prompts, n = body.prompts(), body.n or 1
+        params = completion_params(body, request.state.cache_salt)
+        call = desk.open_call(len(prompts) * n)
+        try:
+            token_ids = [await service.encode(prompt) for prompt in prompts]
+            request_id = f"cmpl-{uuid.uuid4().hex}"
+            echoed = [""] * call.num_choices
+            if body.echo:
+                texts = [
+                    prompt if isinstance(prompt, str) else await service.decode(prompt)
+                    for prompt in prompts
+                ]
+                echoed = [text for text in texts for _ in range(n)]
+            all_params = [params] * len(prompts)
+            service.submit(call, request_id, token_ids, all_params, body, arrival_time)
+        except BaseException:
+            call.close()
+            raise
+        replies = Replies(call, request_id, service.model, False, echoed, service.decode_token)
+        replies.drops_output = body.max_tokens == 0
+        return Answer(call, replies, bool(body.stream), body.wants_usage_event)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        arrival_time = time.perf_counter()
+        service.check_model(body)
+        messages, num_logprobs = body.as_texts(), body.num_logprobs
+        call = desk.open_call(body.n or 1)
+        try:
+            token_ids = await service.encode(messages)
+            max_tokens = body.max_completion_tokens or body.max_tokens
+            if max_tokens is None:
+                max_tokens = max(1, service.max_model_len - len(token_ids))
+            salt = request.state.cache_salt
+            params = body.sampling_params(max_tokens, logprobs=num_logprobs, cache_salt=salt)
+            request_id = f"chatcmpl-{uuid.uuid4().hex}"
+            service.submit(call, request_id, [token_ids], [params], body, arrival_time)
+        except BaseException:
+            call.close()
+            raise
+        prompts = [""] * call.num_choices
+        replies = Replies(call, request_id, service.model, True, prompts, service.decode_token)
+        return Answer(call, replies, bool(body.stream), body.wants_usage_event)
+
+    @app.get("/v1/models")
+    async def models() -> Json:
+        model = {
+            "id": service.model,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "milestone_llm",
+            "max_model_len": service.max_model_len,
+        }
+        return {"object": "list", "data": [model]}
+
+    @app.get("/health")
+    async def health() -> Json:
+        if desk.closed_because is not None:
+            raise ApiError(503, f"not serving: {desk.closed_because}")
+        return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        page = desk.metrics.page(await service.stats())
+        return Response(page, media_type=CONTENT_TYPE_LATEST)
+
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> Json:
+        service.check_model(body)
+        if (body.prompt is None) == (not body.messages):
+            raise ApiError(400, "give either prompt or messages", param="prompt")
+        messages = [each.as_text(place) for place, each in enumerate(body.messages or [])]
+        tokens = await service.encode(messages or body.prompt)
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": service.max_model_len}
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> Json:
+        service.check_model(body)
+        return {"prompt": await service.decode(body.tokens)}
+
+    return app
+
+
+def completion_params(body: CompletionRequest, cache_salt: str) -> SamplingParams:
+    """What the engine is asked for by a completion request.
+
+    Raises:
+        ApiError: a value is out of range.
+    """
+    others: dict[str, Any] = {"cache_salt": cache_salt}
+    max_tokens = 16 if body.max_tokens is None else body.max_tokens
+    if max_tokens == 0:
+        if not body.echo:
+            text = "max_tokens must be at least 1, got 0 (0 is for echo, to score a prompt)"
+            raise ApiError(400, text, param="max_tokens")
+        max_tokens = 1
+    if body.echo and body.logprobs is not None:
+        others["prompt_logprobs"] = body.logprobs
+    return body.sampling_params(max_tokens, **others)

@@ -1,0 +1,139 @@
+"""The command line of every server. Nothing here imports torch: `--help` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import importlib
+import inspect
+import itertools
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any, get_args, get_type_hints
+
+from milestone_llm.cli import (
+    Formatter,
+    add_options,
+    console,
+    freeze_garbage,
+    positive,
+    run_command,
+)
+
+
+def serve_command(
+    milestone: str, description: str | None, arguments: Sequence[str] | None = None
+) -> int:
+    """The command line of a milestone's server.
+
+    Args:
+        milestone: the package whose `LLMEngine` is served.
+        description: what `--help` begins with.
+        arguments: instead of the command line.
+
+    Returns:
+        The exit status: 0 after SIGTERM or Ctrl-C, 1 if the engine died, 2 for bad input.
+    """
+    config = importlib.import_module(milestone).EngineConfig
+    args = serve_parser(milestone, description, config).parse_args(arguments)
+    status = 0
+
+    def body(args: argparse.Namespace) -> None:
+        nonlocal status
+        status = _serve(milestone, config, args)
+
+    return run_command(body, args) or status
+
+
+def serve_parser(
+    milestone: str, description: str | None, config: type[Any]
+) -> argparse.ArgumentParser:
+    """Options of the server, and one for each field of the engine's configuration."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {milestone}.serve", description=description, formatter_class=Formatter
+    )
+    add = parser.add_argument
+    add_options(parser, "model")
+    add("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 lets others in")
+    add("--port", type=int, default=8000, help="0: one that is free")
+    about = "ask for one of these keys; what is cached for one is not found by another"
+    add("--api-key", nargs="+", default=[], metavar="KEY", help=about)
+    about = "requests that may wait for a row; more are answered 429"
+    add("--max-queued", type=positive, default=256, metavar="N", help=about)
+    add("--max-body-bytes", type=positive, default=8 * 2**20, metavar="N", help="of a request")
+    about = "for how long requests under way may go on after SIGTERM or Ctrl-C"
+    add("--drain-seconds", type=float, default=30.0, metavar="S", help=about)
+    add_options(parser, "threads")
+    about = "Ctrl-C is Python's own: in pdb it interrupts, elsewhere it ends the server at once"
+    add("--debug", action="store_true", help=about)
+    engine = parser.add_argument_group("the engine", "fields of its EngineConfig")
+    kinds, about_fields = get_type_hints(config), _field_docstrings(config)
+    for field in dataclasses.fields(config):
+        option, kind = f"--{field.name.replace('_', '-')}", kinds[field.name]
+        options: dict[str, Any] = {"default": field.default}
+        options["help"] = about_fields[field.name].replace("%", "%%")
+        if kind is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        else:
+            kind = next(each for each in get_args(kind) or (kind,) if each is not type(None))
+            options |= {"type": kind, "metavar": {int: "N", float: "X"}.get(kind, "TEXT")}
+        engine.add_argument(option, **options)
+    return parser
+
+
+def _field_docstrings(config: type[Any]) -> dict[str, str]:
+    """What stands below each field of a configuration, inherited ones included."""
+    found = {}
+    for cls in reversed(config.__mro__[:-1]):
+        statements = ast.parse(inspect.getsource(cls)).body[0].body  # type: ignore[attr-defined]
+        for statement, following in itertools.pairwise(statements):
+            if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
+                name, text = ast.unparse(statement.target), ast.literal_eval(following.value)
+                found[name] = " ".join(text.split()).rstrip(".")
+    return found
+
+
+def _serve(milestone: str, config: type[Any], args: argparse.Namespace) -> int:
+    with _bind(args.host, args.port) as listener:  # before the model is loaded for nothing
+        from .server import Limits, Server
+
+        fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(config)}
+        engine = importlib.import_module(milestone).LLMEngine(args.model, **fields)
+        engine.warm_up()
+        if engine.tracer is not None:  # a server runs for long: what is written is not kept, too
+            engine.tracer.sinks.append(lambda record: engine.tracer.records.clear())
+        freeze_garbage()
+        limits = Limits(
+            api_keys=args.api_key,
+            max_queued=args.max_queued,
+            max_body_bytes=args.max_body_bytes,
+            drain_seconds=args.drain_seconds,
+        )
+        host, port = listener.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+        def on_ready() -> None:
+            console.print(f"{milestone} serves {engine.model_name} at {url}", soft_wrap=True)
+            sys.stdout.flush()
+
+        is_alive = Server(engine, limits, handles_ctrl_c=not args.debug).run(listener, on_ready)
+    return 0 if is_alive else 1
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket at this address that does not listen yet: who comes too early is turned away.
+
+    Raises:
+        OSError: the address is taken, or is none of this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise OSError(f"cannot listen at {host}:{port}: {error}") from None
+    return listener

@@ -1,0 +1,74 @@
+"""Errors as OpenAI's clients expect them: a status and `{"error": {...}}`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+_TYPES = {
+    401: "authentication_error",
+    429: "rate_limit_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(HTTPException):
+    """What a client is told instead of an answer.
+
+    Args:
+        param: the field of the request that is to blame.
+    """
+
+    def __init__(
+        self,
+        status_code: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(status_code, message, headers)
+        self.param = param
+        self.code = code
+
+    def body(self) -> dict[str, Any]:
+        """The JSON of the answer; in a stream, of its last event."""
+        default = "invalid_request_error" if self.status_code < 500 else "server_error"
+        kind = _TYPES.get(self.status_code, default)
+        error = {"message": self.detail, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def response(self) -> JSONResponse:
+        """The answer."""
+        return JSONResponse(self.body(), self.status_code, self.headers)
+
+
+async def answer_http_error(request: Request, error: Exception) -> JSONResponse:
+    """For FastAPI: our own errors, and those of the framework (404, no JSON)."""
+    assert isinstance(error, HTTPException)
+    if not isinstance(error, ApiError):
+        error = ApiError(error.status_code, str(error.detail), headers=dict(error.headers or {}))
+    return error.response()
+
+
+async def answer_bad_fields(request: Request, error: Exception) -> JSONResponse:
+    """For FastAPI: a body that does not fit the protocol. Names the first field that is wrong."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is no valid JSON: {first['ctx']['error']}").response()
+    path = [str(part) for part in first["loc"][1:]]  # after "body"
+    message = first["msg"].removeprefix("Value error, ")
+    if not path:
+        return ApiError(400, f"the body: {message} (is Content-Type application/json?)").response()
+    return ApiError(400, f"{'.'.join(path)}: {message}", param=path[0]).response()
+
+
+async def answer_bug(request: Request, error: Exception) -> JSONResponse:
+    """For FastAPI: whatever else was raised; the server's log has the traceback."""
+    return ApiError(500, f"the server failed: {type(error).__name__}").response()

@@ -1,0 +1,292 @@
+"""What does HTTP cost? `python -m milestone_llm.serving.overhead`
+
+The same requests, all there at the start, in three ways: `generate` in a process of its own, and a
+server process that answers them whole and as streams. Then: requests refused a second, and the
+server's memory over many short requests. Ways take turns, and medians of rounds count. CPU time is
+that of the process with the engine; on a busy machine it says more than the clock.
+
+With --step-ms the model is replaced by a wait, to see a server under an engine as fast as a GPU's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import json
+import multiprocessing
+import os
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from milestone_llm.cli import Formatter, add_options, console, positive, run_command, try_to_write
+
+PATH = "/v1/completions"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m milestone_llm.serving.overhead",
+        description=__doc__,
+        formatter_class=Formatter,
+    )
+    add = parser.add_argument
+    add("--milestone", default="m4_prefix_chunked", help="whose engine")
+    add_options(parser, "model", "threads", "json")
+    add("--requests", type=positive, default=16, metavar="N", help="at one time")
+    add("--input-len", type=positive, default=32, metavar="N", help="tokens of each prompt")
+    add("--output-len", type=positive, default=64, metavar="N", help="tokens of each output")
+    add("--rounds", type=positive, default=3)
+    add("--step-ms", type=float, help="instead of computing, wait so long in each step")
+    add("--short-requests", type=int, default=0, metavar="N", help="to watch the memory under")
+    return run_command(measure, parser.parse_args(arguments))
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Print what is measured, and write it where --json says."""
+    if args.json:
+        try_to_write(args.json)
+    num_tokens = args.requests * args.output_len
+    with TemporaryDirectory() as folder, Offline(args) as offline, Served(args, folder) as served:
+        ways: dict[str, Callable[[], Times]] = {
+            "generate": lambda: offline.timed(offline.work),
+            "whole": lambda: served.timed(lambda: served.work(is_stream=False)),
+            "stream": lambda: served.timed(lambda: served.work(is_stream=True)),
+        }
+        rounds: list[dict[str, Times]] = []
+        for number in range(args.rounds + 1):
+            times = {name: way() for name, way in ways.items()}
+            rounds += [times] if number else []  # the first is for caches to fill
+        result: dict[str, Any] = {
+            "command": " ".join(["python -m milestone_llm.serving.overhead", *sys.argv[1:]]),
+            "tokens_per_second": {
+                name: round(num_tokens / statistics.median(r[name].wall for r in rounds), 1)
+                for name in ways
+            },
+            "share_of_generate": {
+                name: round(statistics.median(r["generate"].wall / r[name].wall for r in rounds), 3)
+                for name in ("whole", "stream")
+            },
+            "cpu_ms_per_token": {
+                name: round(1e3 * statistics.median(r[name].cpu for r in rounds) / num_tokens, 3)
+                for name in ways
+            },
+            "tokens_per_event": round(num_tokens / max(1, served.num_events), 2),
+            "refused_per_second": round(served.refused_per_second()),
+        }
+        if args.short_requests:
+            result["rss_mib_by_short_requests"] = served.memory(args.short_requests)
+    console.print_json(json.dumps(result))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds by the clock, and of the process's CPU time, which other programs do not lengthen."""
+
+    wall: float
+    cpu: float
+
+
+class Process:
+    """A child process."""
+
+    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
+        self.process = multiprocessing.get_context("spawn").Process(target=target, args=arguments)
+        self.process.start()
+
+    def timed(self, work: Callable[[], object]) -> Times:
+        """How long a piece of work takes this process."""
+        start, cpu = time.perf_counter(), self._cpu_seconds()
+        work()
+        return Times(time.perf_counter() - start, self._cpu_seconds() - cpu)
+
+    def _cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.terminate()
+        self.process.join()
+
+
+class Offline(Process):
+    """An engine that does the work whenever it is told to."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._pipe, inner = multiprocessing.Pipe()
+        super().__init__(_generate_when_told, args, inner)
+
+    def work(self) -> None:
+        """Do it."""
+        self._pipe.send(None)
+        self._pipe.recv()
+
+
+class Served(Process):
+    """A server, and a client that costs next to nothing."""
+
+    def __init__(self, args: argparse.Namespace, folder: str) -> None:
+        self._args = args
+        self.num_events = 0
+        log = Path(folder) / "log"
+        log.touch()
+        super().__init__(_serve, args, str(log))
+        while not (found := re.search(r"127\.0\.0\.1:(\d+)\n", log.read_text())):
+            if self.process.exitcode is not None:
+                raise ValueError(f"the server did not start: {log.read_text()}")
+            time.sleep(0.1)
+        self._port = int(found[1])
+
+    def work(self, is_stream: bool) -> None:
+        """Have it done over HTTP."""
+        bodies = [
+            {
+                "prompt": prompt,
+                "max_tokens": self._args.output_len,
+                "stream": is_stream,
+                "temperature": 0,
+                "ignore_eos": True,
+            }
+            for prompt in _prompts(self._args)
+        ]
+        answers = asyncio.run(self._post_all(bodies))
+        assert all(b" 200 " in answer[:20] for answer in answers), answers[0][:500]
+        self.num_events = sum(answer.count(b"data: {") for answer in answers)
+
+    def refused_per_second(self) -> float:
+        """Answers 429 a second, one connection after the other, while nobody else is let in."""
+        body = {"prompt": [3], "max_tokens": 2**20, "ignore_eos": True, "stream": True}
+
+        async def refuse() -> float:
+            num_inside = self._args.requests + 1  # all rows, and one that waits
+            inside = [await self._open(body) for _ in range(num_inside)]
+            while b" 429 " not in (await self._post(body))[:20]:
+                await asyncio.sleep(0.01)
+            num, start = 500, time.perf_counter()
+            for _ in range(num):
+                assert b" 429 " in (await self._post(body))[:20]
+            seconds = time.perf_counter() - start
+            for _, writer in inside:
+                writer.close()
+            return num / seconds
+
+        return asyncio.run(refuse())
+
+    def memory(self, num_requests: int) -> dict[int, float]:
+        """MiB of the server after so many requests of one token."""
+        seen = {0: self._rss()}
+        bodies = [{"prompt": [3, 4, 5], "max_tokens": 1, "stream": True}] * self._args.requests
+        done = 0
+        for share in (0.1, 0.5, 1):
+            while done < share * num_requests:
+                asyncio.run(self._post_all(bodies))
+                done += len(bodies)
+            seen[done] = self._rss()
+        return seen
+
+    def _rss(self) -> float:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert found is not None
+        return round(int(found[1]) / 1024, 1)
+
+    async def _post_all(self, bodies: list[dict[str, Any]]) -> list[bytes]:
+        return await asyncio.gather(*(self._post(body) for body in bodies))
+
+    async def _post(self, body: dict[str, Any]) -> bytes:
+        reader, writer = await self._open(body)
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    async def _open(
+        self, body: dict[str, Any]
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        content = json.dumps(body).encode()
+        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=2**22)
+        writer.write(head.encode() + content)
+        return reader, writer
+
+
+# --- in the children ------------------------------------------------------------------------------
+
+
+def _prompts(args: argparse.Namespace) -> list[list[int]]:
+    """Prompts of small token ids that every vocabulary has, each of its own."""
+    length = args.input_len
+    return [[3 + (7 * i + j * (i + 1)) % 150 for j in range(length)] for i in range(args.requests)]
+
+
+def _generate_when_told(args: argparse.Namespace, pipe: Connection) -> None:
+    import torch
+
+    from milestone_llm.engine.sampling_params import SamplingParams
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    _replace_model(args)
+    kind = importlib.import_module(args.milestone).LLMEngine
+    engine = kind(args.model, max_num_seqs=args.requests)
+    engine.warm_up()
+    params = SamplingParams(temperature=0, max_tokens=args.output_len, ignore_eos=True)
+    while True:
+        pipe.recv()
+        engine.generate(_prompts(args), params)
+        pipe.send(None)
+
+
+def _serve(args: argparse.Namespace, log: str) -> None:
+    output = os.open(log, os.O_WRONLY)
+    os.dup2(output, 1)
+    _replace_model(args)
+    options = ["--model", args.model, "--port", "0", "--max-num-seqs", str(args.requests)]
+    options += ["--max-queued", "1"] + (["--threads", str(args.threads)] if args.threads else [])
+    sys.exit(importlib.import_module(f"{args.milestone}.serve").main(options))
+
+
+def _replace_model(args: argparse.Namespace) -> None:
+    """Let steps wait instead of computing, if --step-ms says so."""
+    if args.step_ms is None:
+        return
+    from milestone_llm.engine.plan import LaunchedStep
+    from milestone_llm.engine.request import SampledToken
+
+    class Waiting:
+        def launch(self, plan: Any) -> LaunchedStep:
+            end = time.perf_counter() + args.step_ms / 1e3
+            due = [each.request_id for row in plan.rows for each in row.sampling_requests]
+
+            def wait() -> dict[str, SampledToken]:
+                time.sleep(max(0.0, end - time.perf_counter()))
+                return dict.fromkeys(due, SampledToken(40))  # a token with a text
+
+            return LaunchedStep(wait)
+
+        def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
+            return launched.wait()
+
+        def reset(self) -> None:
+            pass
+
+    engine = importlib.import_module(f"{args.milestone}.engine").LLMEngine
+    engine.build_runner = lambda self: Waiting()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

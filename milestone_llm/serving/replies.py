@@ -1,0 +1,187 @@
+"""Bodies of answers, as OpenAI's API has them: whole ones, and events of a stream."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from milestone_llm.engine.outputs import Logprob
+
+from .desk import Call
+from .engine_loop import Piece
+
+Json = dict[str, Any]
+MIN_LOGPROB = -9999.0
+"""JSON knows no infinity."""
+
+
+class Replies:
+    """Writes the answers to one call.
+
+    Args:
+        is_chat: whether in the format of chats.
+        prompts: what each choice's text begins with (`echo`); empty texts for none.
+        decode: text of one token.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        request_id: str,
+        model: str,
+        is_chat: bool,
+        prompts: Sequence[str],
+        decode: Callable[[int], str],
+    ) -> None:
+        self._call = call
+        self._is_chat = is_chat
+        self._prompts = prompts
+        self._decode = decode
+        kind = "chat.completion" if is_chat else "text_completion"
+        created = int(time.time())
+        self._head = {"id": request_id, "object": kind, "created": created, "model": model}
+        self._event_head = {**self._head, "object": kind + ".chunk" * is_chat}
+        self._begun: set[int] = set()
+        self._text_lengths: dict[int, int] = {}
+        self._num_completion_tokens = 0
+        self.drops_output = False
+        """Whether only the prompt was asked for (`max_tokens` 0)."""
+
+    def whole(self, pieces: Iterable[Piece]) -> Json:
+        """The answer that is no stream."""
+        pieces = sorted(pieces, key=lambda piece: piece.index)
+        self._count(pieces)
+        choices = [self._choice(piece, is_event=False) for piece in pieces]
+        return {**self._head, "choices": choices, "usage": self._usage()}
+
+    def events(self, pieces: Iterable[Piece]) -> bytes:
+        """The next events of a stream, one for each choice that has something to show."""
+        self._count(pieces)
+        return b"".join(
+            event({**self._event_head, "choices": [self._choice(piece, is_event=True)]})
+            for piece in pieces
+            if piece.text or piece.logprobs or piece.finish_reason or self._is_new(piece)
+        )
+
+    def usage_event(self) -> bytes:
+        """The event that tells the numbers of tokens."""
+        return event({**self._event_head, "choices": [], "usage": self._usage()})
+
+    def _count(self, pieces: Iterable[Piece]) -> None:
+        if not self.drops_output:
+            self._num_completion_tokens += sum(len(piece.token_ids) for piece in pieces)
+
+    def _is_new(self, piece: Piece) -> bool:
+        return piece.index not in self._begun and self._is_chat
+
+    def _choice(self, piece: Piece, is_event: bool) -> Json:
+        is_first = piece.index not in self._begun
+        self._begun.add(piece.index)
+        logprobs = self._logprobs(piece, is_first)
+        choice: Json = {"index": piece.index, "logprobs": logprobs}
+        choice["finish_reason"] = piece.finish_reason
+        if not self._is_chat:
+            text = "" if self.drops_output else piece.text
+            return {**choice, "text": self._prompt(piece) * is_first + text}
+        message: Json = {"content": piece.text}
+        if is_first:
+            message = {"role": "assistant", **message}
+        return {**choice, "delta" if is_event else "message": message}
+
+    def _prompt(self, piece: Piece) -> str:
+        return self._prompts[piece.index]
+
+    def _usage(self) -> Json:
+        requests = self._call.requests
+        num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        return {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": self._num_completion_tokens,
+            "total_tokens": num_prompt_tokens + self._num_completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._call.num_cached_tokens)},
+        }
+
+    # -- log-probabilities -------------------------------------------------------------------
+
+    def _logprobs(self, piece: Piece, is_first: bool) -> Json | None:
+        tokens: list[tuple[int, dict[int, Logprob] | None]] = []
+        place = piece.index * len(self._call.requests) // self._call.num_choices
+        request = self._call.requests[place]
+        prompt_logprobs = self._call.prompt_logprobs[place]
+        if is_first and prompt_logprobs is not None:
+            tokens += zip(request.prompt_token_ids, prompt_logprobs, strict=True)
+        if not self.drops_output:
+            tokens += zip(piece.token_ids, piece.logprobs, strict=False)  # none if not asked for
+        if request.params.logprobs is None:
+            return None
+        if self._is_chat:
+            return {"content": [self._chat_token(*token) for token in tokens]}
+        return self._text_tokens(piece.index, tokens)
+
+    def _text_tokens(
+        self, index: int, tokens: Sequence[tuple[int, dict[int, Logprob] | None]]
+    ) -> Json:
+        offset, offsets = self._text_lengths.get(index, 0), []
+        names = [self._decode(token_id) for token_id, _ in tokens]
+        for name in names:
+            offsets.append(offset)
+            offset += len(name)
+        self._text_lengths[index] = offset
+        top: list[dict[str, float] | None] = []
+        for _, logprobs in tokens:
+            if logprobs is None:  # nothing comes before the first token of a prompt
+                top.append(None)
+                continue
+            by_name: dict[str, float] = {}
+            for token_id, each in _by_rank(logprobs):  # different tokens may have one text
+                by_name.setdefault(self._decode(token_id), _finite(each))
+            top.append(by_name)
+        return {
+            "tokens": names,
+            "token_logprobs": [each and _finite(each[token_id]) for token_id, each in tokens],
+            "top_logprobs": top,
+            "text_offset": offsets,
+        }
+
+    def _chat_token(self, token_id: int, logprobs: dict[int, Logprob] | None) -> Json:
+        assert logprobs is not None, "a chat has no prompt logprobs"
+        num_top = self._call.requests[0].params.logprobs or 0
+        top = [self._named(each, logprobs) for each, _ in _by_rank(logprobs)[:num_top]]
+        return {**self._named(token_id, logprobs), "top_logprobs": top}
+
+    def _named(self, token_id: int, logprobs: dict[int, Logprob]) -> Json:
+        name = self._decode(token_id)
+        logprob = _finite(logprobs[token_id])
+        return {"token": name, "logprob": logprob, "bytes": list(name.encode())}
+
+
+def event(data: Json) -> bytes:
+    """A server-sent event."""
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+LAST_EVENT = b"data: [DONE]\n\n"
+
+
+def token_decoder(tokenizer: Any) -> Callable[[int], str]:
+    """Text of one token; `token_id:7` for a model without a tokenizer, as vLLM writes it."""
+
+    @functools.lru_cache(maxsize=65536)
+    def decode(token_id: int) -> str:
+        if tokenizer is None:
+            return f"token_id:{token_id}"
+        text: str = tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
+        return text
+
+    return decode
+
+
+def _by_rank(logprobs: dict[int, Logprob]) -> list[tuple[int, Logprob]]:
+    return sorted(logprobs.items(), key=lambda item: item[1].rank)
+
+
+def _finite(logprob: Logprob) -> float:
+    return max(logprob.logprob, MIN_LOGPROB)

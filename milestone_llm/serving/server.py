@@ -1,0 +1,152 @@
+"""One process, two threads: the engine's loop in the main one, HTTP in the other.
+
+The engine has the main thread so that a `breakpoint()` in it stops in a usable pdb, and because
+signals arrive there. HTTP goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+import uvicorn
+
+from milestone_llm.engine.engine import BaseEngine
+
+from .app import Service, build_app
+from .desk import Desk
+from .engine_loop import EngineDeadError, EngineLoop
+from .gate import Gate, Keys
+from .metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+DEATH_SECONDS = 1.0
+"""For how long `/health` still says of a dead engine that it is dead."""
+CLOSING_SECONDS = 2
+"""For how long a client may take to read the end of its answer when the server ends."""
+SWITCH_SECONDS = 0.0005
+"""For how long the engine's thread waits for HTTP's, at most, when a step is done."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the server lets in, and how it ends."""
+
+    api_keys: Sequence[str] = ()
+    max_queued: int = 256
+    """Completions that may wait beyond the rows of a step."""
+    max_body_bytes: int = 8 * 2**20
+    drain_seconds: float = 30.0
+    """For how long requests under way may go on after SIGTERM."""
+
+
+class Server:
+    """Serves an engine over HTTP until a signal ends it.
+
+    Args:
+        handles_ctrl_c: whether Ctrl-C ends the server as SIGTERM does; else Python's own way.
+    """
+
+    def __init__(self, engine: BaseEngine, limits: Limits, handles_ctrl_c: bool = True) -> None:
+        self._limits = limits
+        self._signals = [signal.SIGTERM, *([signal.SIGINT] if handles_ctrl_c else [])]
+        self._desk = Desk(
+            Metrics(engine.model_name), engine.config.max_num_seqs + limits.max_queued
+        )
+        self._engine_loop = EngineLoop(
+            engine, self._desk.metrics, self._desk.deliver, self._desk.is_ready
+        )
+        self._desk.engine_loop = self._engine_loop
+        app = build_app(Service(engine, self._desk))
+        gate = Gate(app, self._desk, Keys(limits.api_keys), limits.max_body_bytes)
+        self._http = uvicorn.Server(
+            uvicorn.Config(
+                gate,
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=CLOSING_SECONDS,
+            )
+        )
+        self._has_started = threading.Event()
+        self._ending: asyncio.Task[None] | None = None
+
+    def run(self, listener: socket.socket, on_ready: Callable[[], None]) -> bool:
+        """Serve on a bound socket, from the main thread.
+
+        Args:
+            on_ready: called when the first request may come.
+
+        Returns:
+            False if the engine died.
+        """
+        http = threading.Thread(target=self._run_http, args=(listener, on_ready), name="http")
+        http.start()
+        self._has_started.wait()
+        before = {number: signal.signal(number, self._on_signal) for number in self._signals}
+        switch_seconds = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_SECONDS)
+        is_alive = True
+        try:
+            self._engine_loop.run()
+        except EngineDeadError as error:
+            is_alive = False
+            self._end(str(error), 0.0, DEATH_SECONDS)
+        except BaseException:
+            self._end("it was interrupted", 0.0)
+            raise
+        finally:
+            http.join()
+            sys.setswitchinterval(switch_seconds)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return is_alive
+
+    def _run_http(self, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+        try:
+            asyncio.run(self._serve_http(listener, on_ready))
+        finally:
+            self._has_started.set()
+            self._engine_loop.stop()
+
+    async def _serve_http(self, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+        self._desk.event_loop = asyncio.get_running_loop()
+        serving = asyncio.ensure_future(self._http.serve(sockets=[listener]))
+        while not (self._http.started or serving.done()):
+            await asyncio.sleep(0.001)
+        self._has_started.set()
+        if not serving.done():
+            on_ready()
+        await serving
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        log.warning("%s: finishing what is under way", signal.Signals(number).name)
+        if number == signal.SIGINT:
+            signal.signal(
+                signal.SIGINT, signal.default_int_handler
+            )  # a second Ctrl-C is in earnest
+        self._end("the server is draining", self._limits.drain_seconds)
+
+    def _end(self, reason: str, drain_seconds: float, linger_seconds: float = 0.0) -> None:
+        """Let nobody in, let those inside finish for so long, then end HTTP."""
+
+        async def end() -> None:
+            self._desk.close(reason)
+            await self._desk.wait_until_empty(drain_seconds)
+            self._desk.fail_all(f"the request was not finished: {reason}")
+            await self._desk.wait_until_empty(CLOSING_SECONDS)
+            await asyncio.sleep(linger_seconds)
+            self._http.should_exit = True
+
+        def begin() -> None:
+            self._ending = asyncio.ensure_future(end())
+
+        self._desk.event_loop.call_soon_threadsafe(begin)

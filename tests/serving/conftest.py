@@ -1,0 +1,70 @@
+"""Servers that several tests share. Each starts when it is first asked for."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+
+from m3_paged import LLMEngine
+from serving_helpers import MILESTONES, save_tiny_model, serve, start_importing
+
+ROOM = ("--max-num-seqs", "4", "--max-model-len", "256")
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    """A tiny model with a tokenizer."""
+    start_importing()  # while the model is made
+    return save_tiny_model(tmp_path_factory.mktemp("served") / "tiny-bytes")
+
+
+@pytest.fixture(scope="session")
+def servers(model_folder, tmp_path_factory):
+    """A server of each milestone, by name, as far as somebody asked for it."""
+    logs = tmp_path_factory.mktemp("logs")
+    running = {}
+    with contextlib.ExitStack() as stack:
+
+        def server_of(milestone):
+            if milestone not in running:
+                log = logs / f"{milestone}.log"
+                server = serve(milestone, model_folder, log, *ROOM, "--check-invariants")
+                running[milestone] = stack.enter_context(server)
+            return running[milestone]
+
+        yield server_of
+
+
+@pytest.fixture(params=MILESTONES)
+def server(request, servers):
+    """A server of every milestone, one after the other."""
+    return servers(request.param)
+
+
+@pytest.fixture
+def m4(servers):
+    """A server of M4, where the milestone does not matter."""
+    return servers("m4_prefix_chunked")
+
+
+@pytest.fixture(scope="session")
+def oracle(model_folder):
+    """An engine on the same model, to say what the servers have to say."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the servers compute beside it
+    yield LLMEngine(str(model_folder), max_num_seqs=4, max_model_len=256, device="cpu")
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="session")
+def slow(model_folder, tmp_path_factory):
+    """M4 with steps of 20 ms, two rows, 16 tokens a step, and room for two who wait."""
+    log = tmp_path_factory.mktemp("slow") / "log"
+    limits = ("--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--max-model-len", "1024")
+    queue = ("--max-queued", "2", "--max-body-bytes", "100000")
+    with serve(
+        "m4_prefix_chunked", model_folder, log, *limits, *queue, step_seconds=0.02
+    ) as server:
+        yield server

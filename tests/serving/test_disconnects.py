@@ -1,0 +1,75 @@
+"""A client that goes away takes its request with it, wherever the request is."""
+
+import pytest
+
+from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.serving.engine_loop import EngineLoop, EngineRequest
+from milestone_llm.serving.metrics import Metrics
+from serving_helpers import wait_for
+
+LONG = {"max_tokens": 900, "ignore_eos": True}
+
+
+def start(server, prompt, is_stream):
+    body = {"prompt": prompt, "stream": is_stream, **LONG}
+    return server.send("/v1/completions", body)
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+def test_while_it_decodes(slow, is_stream):
+    before = slow.wait_until_idle()
+    with start(slow, "short", is_stream):
+        wait_for(
+            lambda: slow.metrics()["generation_tokens_total"] > before["generation_tokens_total"]
+        )
+    after = slow.wait_until_idle()
+    assert after["generation_tokens_total"] - before["generation_tokens_total"] < 900
+    assert aborted(after) - aborted(before) == 1
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+def test_while_its_prompt_is_computed(slow, is_stream):
+    before = slow.wait_until_idle()
+    with start(slow, [5 + is_stream] * 1000, is_stream):  # 63 steps
+        wait_for(lambda: slow.metrics()["num_requests_running"])
+    after = slow.wait_until_idle()
+    assert after["generation_tokens_total"] == before["generation_tokens_total"]
+    assert aborted(after) - aborted(before) == 1
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+def test_while_it_waits(slow, is_stream):
+    before = slow.wait_until_idle()
+    with start(slow, "one", False), start(slow, "two", False):
+        wait_for(lambda: slow.metrics()["num_requests_running"] == 2)
+        with start(slow, "three", is_stream):
+            wait_for(lambda: slow.metrics()["num_requests_waiting"] == 1)
+        metrics = wait_for(lambda: (now := slow.metrics())["num_requests_waiting"] == 0 and now)
+        assert metrics["num_requests_running"] == 2, "those who run go on"
+        assert aborted(metrics) - aborted(before) == 1
+    assert aborted(slow.wait_until_idle()) - aborted(before) == 3
+
+
+def aborted(metrics):
+    return metrics.get('request_success_total{finished_reason="abort"}', 0)
+
+
+def test_its_row_and_memory_are_free_before_the_next_step(oracle):
+    """The order comes while a step is computed; the step after it has one row less."""
+    seen = []
+
+    def deliver(batch):
+        running = [request.request_id for request in oracle.scheduler.running]
+        seen.append((running, sorted(oracle.scheduler.kv.block_tables)))
+        loop.abort("leaves")
+        if len(seen) == 3:
+            loop.stop()
+
+    loop = EngineLoop(oracle, Metrics("tiny"), deliver, is_ready=lambda: True)
+    params = SamplingParams(max_tokens=50, ignore_eos=True)
+    for name in ("leaves", "stays"):
+        loop.submit(EngineRequest(name, [3, 4, 5], params, is_streamed=True))
+    loop.run()
+    both = (["leaves", "stays"], ["leaves", "stays"])
+    assert seen == [both, (["stays"], ["stays"]), (["stays"], ["stays"])]
+    assert not oracle.has_unfinished_requests(), "stopping ends what is left"

@@ -1,0 +1,106 @@
+"""How a server ends: by a signal, by its engine's death, before it began."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+import m1_single.serve
+from serving_helpers import POISON, read_answer, serve, wait_for
+
+M4 = "m4_prefix_chunked"
+STREAM = {"prompt": "a", "ignore_eos": True, "stream": True}
+
+
+def health(server):
+    """Status and body; (0, reason) when it hangs up."""
+    try:
+        return server.fetch("GET", "/health")
+    except (OSError, IndexError) as error:
+        return 0, str(error)
+
+
+def test_on_sigterm_those_inside_finish_and_nobody_else_is_let_in(model_folder, tmp_path):
+    with serve(M4, model_folder, tmp_path / "log", step_seconds=0.02) as server:
+        with server.send("/v1/completions", {**STREAM, "max_tokens": 80}) as connection:
+            wait_for(lambda: server.metrics()["generation_tokens_total"])
+            children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+            assert not children.exists() or children.read_text() == ""
+            server.process.terminate()
+            _, body = wait_for(lambda: (found := health(server))[0] == 503 and found)
+            assert "draining" in body["error"]["message"]
+            status, body = server.fetch("POST", "/v1/completions", {"prompt": "b"})
+            assert (status, body["error"]["type"]) == (503, "server_error")
+            _, _, events = read_answer(connection)
+        assert events.endswith("data: [DONE]\n\n")
+        assert '"finish_reason":"length"' in events
+        assert server.end() == 0
+
+
+def test_who_does_not_finish_in_time_is_told(model_folder, tmp_path):
+    options = ("--drain-seconds", "0.1", "--max-num-seqs", "1")
+    with serve(M4, model_folder, tmp_path / "log", *options, step_seconds=0.02) as server:
+        with (
+            server.send("/v1/completions", {**STREAM, "max_tokens": 900}) as running,
+            server.send("/v1/completions", {"prompt": "b", "max_tokens": 900}) as waiting,
+        ):
+            wait_for(lambda: server.metrics()["num_requests_waiting"])
+            os.kill(server.process.pid, signal.SIGINT)  # Ctrl-C does the same
+            assert "not finished" in read_answer(running)[2].strip().split("\n\n")[-1]
+            assert read_answer(waiting)[0] == 503
+        assert server.end() == 0
+
+
+def test_a_failed_step_is_not_the_end(slow):
+    slow.wait_until_idle()
+    for _ in range(4):  # each followed by a step that works
+        status, body = slow.fetch("POST", "/v1/completions", {"prompt": [POISON]})
+        assert (status, body["error"]["type"]) == (500, "server_error")
+        assert slow.fetch("POST", "/v1/completions", {"prompt": "b", "max_tokens": 2})[0] == 200
+    slow.wait_until_idle()
+
+
+def test_the_engines_death_is_told_to_everybody(model_folder, tmp_path):
+    options = ("--max-num-seqs", "1")
+    with serve(M4, model_folder, tmp_path / "log", *options, step_seconds=0.05) as server:
+        calls = [server.send("/v1/completions", {"prompt": [POISON]}) for _ in range(3)]
+        waiting = server.send("/v1/completions", {"prompt": "b"})
+        _, body = wait_for(lambda: (found := health(server))[0] == 503 and found)
+        assert "the engine is dead: RuntimeError('poison')" in body["error"]["message"]
+        assert {read_answer(call)[0] for call in calls} <= {500, 503}
+        assert read_answer(waiting)[0] == 503
+        server.process.join()
+        assert server.process.exitcode == 1
+
+
+def test_a_taken_address_is_said_before_the_model_is_loaded(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert m1_single.serve.main(["--model", "no such model", "--port", str(port)]) == 2
+    assert f"cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("milestone", ["m2_batching", "m5_kernels"])
+def test_a_breakpoint_stops_the_engine_and_not_http(milestone, model_folder, tmp_path):
+    console = tmp_path / "console"
+    os.mkfifo(console)
+    with (
+        serve(milestone, model_folder, tmp_path / "log", "--debug", debugged=console) as server,
+        server.send("/v1/completions", {"prompt": "abc", "max_tokens": 1}) as connection,
+        console.open("w") as keyboard,
+    ):
+        wait_for(lambda: "(Pdb)" in server.log.read_text())
+        assert server.fetch("GET", "/health")[0] == 200
+        assert server.metrics()["num_requests_running"] == 0, "as it was when last asked"
+        commands = [
+            "import threading",
+            "p threading.current_thread()",
+            "p len(self.waiting)",
+            "continue",
+        ]
+        keyboard.write("\n".join([*commands, ""]))
+        keyboard.flush()
+        assert read_answer(connection)[0] == 200
+        assert "_MainThread(" in server.log.read_text()

@@ -1,0 +1,112 @@
+"""Crowds, strangers, bodies beyond the limit, deadlines."""
+
+import contextlib
+
+import openai
+import pytest
+
+from m4_prefix_chunked import EngineConfig
+from milestone_llm.serving.command import serve_parser
+from serving_helpers import http_request, read_answer, serve, wait_for
+
+LONG = {"prompt": "a", "max_tokens": 900, "ignore_eos": True}
+
+
+@pytest.fixture
+def full(slow):
+    """The slow server, with as many inside as it takes."""
+    slow.wait_until_idle()
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(slow.send("/v1/completions", LONG))
+        wait_for(lambda: slow.metrics()["num_requests_waiting"] == 2)
+        yield slow
+    slow.wait_until_idle()
+
+
+def test_a_crowd_is_told_to_come_later(full):
+    refused = 'admission_rejections_total{reason="max_queued"}'
+    before = full.metrics().get(refused, 0)
+    with pytest.raises(openai.RateLimitError) as raised:
+        full.client().completions.create(model=full.model, prompt="a")
+    assert raised.value.response.headers["retry-after"] == "1"
+    assert raised.value.type == "rate_limit_error"
+    assert full.metrics()[refused] - before == 1
+
+
+def test_a_crowd_is_refused_before_its_bodies_are_read(full):
+    with full.connect() as connection:
+        head, _, _ = http_request("POST", "/v1/completions", b"").partition(b"\r\n\r\n")
+        head = head.replace(b"Content-Length: 0", b"Content-Length: 1000")
+        connection.sendall(head + b"\r\n\r\n")  # and no body at all
+        assert read_answer(connection)[0] == 429
+
+
+def test_every_prompt_and_every_completion_counts(slow):
+    slow.wait_until_idle()
+    create = slow.client().completions.create
+    assert len(create(model=slow.model, prompt=["a", "b"], n=2, max_tokens=1).choices) == 4
+    with pytest.raises(openai.BadRequestError, match=r"6 completions.* 4 at a time"):
+        create(model=slow.model, prompt=["a", "b", "c"], n=2, max_tokens=1)
+    with slow.send("/v1/completions", {**LONG, "prompt": ["a", "b", "c"]}):
+        wait_for(lambda: slow.metrics()["num_requests_running"])
+        with pytest.raises(openai.RateLimitError):
+            create(model=slow.model, prompt=["a", "b"], max_tokens=1)
+    slow.wait_until_idle()
+
+
+def test_a_large_body_is_refused_unread(slow):
+    with slow.connect() as connection:
+        head, _, _ = http_request("POST", "/tokenize", b"").partition(b"\r\n\r\n")
+        head = head.replace(b"Content-Length: 0", b"Content-Length: 100001")
+        connection.sendall(head + b"\r\n\r\n")
+        status, _, body = read_answer(connection)
+        assert (status, "larger than 100000 bytes" in body) == (413, True)
+
+
+def test_a_large_body_of_unknown_length_is_refused_when_it_gets_there(slow):
+    part = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    with slow.connect() as connection:
+        head, _, _ = http_request("POST", "/tokenize", b"").partition(b"\r\n\r\n")
+        head = head.replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+        connection.sendall(head + b"\r\n\r\n" + part + part)
+        assert read_answer(connection)[0] == 413
+
+
+def test_a_deadline_ends_a_request(slow):
+    before = slow.wait_until_idle()
+    status, answer = slow.fetch("POST", "/v1/completions", {**LONG, "deadline": 0.2})
+    assert (status, answer["error"]["type"]) == (504, "timeout_error")
+    body = {**LONG, "deadline": 0.5, "stream": True}
+    status, events = slow.fetch("POST", "/v1/completions", body)
+    assert status == 200, "the first tokens were in time"
+    assert "the deadline of 0.5 s has passed" in events.strip().split("\n\n")[-1]
+    after = slow.wait_until_idle()
+    tokens = after["generation_tokens_total"] - before["generation_tokens_total"]
+    assert tokens < 2 * 900
+
+
+def test_keys(model_folder, tmp_path):
+    prompt = "What one key has in the cache, another does not find."
+    with serve(
+        "m4_prefix_chunked", model_folder, tmp_path / "log", "--api-key", "ours", "theirs"
+    ) as server:
+        assert server.fetch("GET", "/health")[0] == 200
+        for path in ("/metrics", "/v1/models", "/nothing"):
+            assert server.fetch("GET", path)[0] == 401
+        assert server.fetch("GET", "/metrics", Authorization="Bearer ours")[0] == 200
+        assert server.fetch("GET", "/metrics", Authorization="Basic ours")[0] == 401
+        for key in ("", "our", "ours2", "éé"):
+            with pytest.raises(openai.AuthenticationError if key.isascii() and key else Exception):
+                server.client(key).models.list()
+        cached = []
+        for key in ("ours", "theirs", "ours", "theirs"):
+            client = server.client(key)
+            usage = client.completions.create(model=server.model, prompt=prompt, max_tokens=1).usage
+            cached.append(usage.prompt_tokens_details.cached_tokens)
+        assert cached == [0, 0, 48, 48]
+
+
+def test_it_is_open_to_this_machine_only_unless_told_otherwise():
+    args = serve_parser("m4_prefix_chunked", None, EngineConfig).parse_args([])
+    assert args.host == "127.0.0.1"

@@ -1,0 +1,88 @@
+"""Metrics are exact, named as vLLM's, and at rest the gauges are at 0."""
+
+import pytest
+
+from milestone_llm.serving.metrics import Histogram
+from serving_helpers import wait_for
+
+VLLM_NAMES = {
+    "num_requests_running",
+    "num_requests_waiting",
+    'num_requests_waiting_by_reason{reason="capacity"}',
+    "kv_cache_usage_perc",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "num_preemptions_total",
+    "time_to_first_token_seconds_count",
+    "inter_token_latency_seconds_count",
+    "e2e_request_latency_seconds_count",
+    "request_queue_time_seconds_count",
+    "request_prompt_tokens_count",
+    "request_generation_tokens_count",
+    "iteration_tokens_total_count",
+}
+
+
+def test_a_known_load_is_counted_exactly(server):
+    before = server.wait_until_idle()
+    create = server.client().completions.create
+    for num_prompt_tokens, num_tokens in ((3, 1), (20, 7), (33, 10)):
+        prompt = [num_prompt_tokens] * num_prompt_tokens
+        for is_stream in (False, True):
+            answer = create(
+                model=server.model,
+                prompt=prompt,
+                max_tokens=num_tokens,
+                stream=is_stream,
+                extra_body={"ignore_eos": True},
+            )
+            list(answer)
+    after = server.wait_until_idle()
+    assert after.keys() >= VLLM_NAMES
+    counted = {name: after[name] - before.get(name, 0) for name in after}
+    expected = {
+        "prompt_tokens_total": 2 * 56,
+        "generation_tokens_total": 2 * 18,
+        'request_success_total{finished_reason="length"}': 6,
+        "time_to_first_token_seconds_count": 6,
+        "inter_token_latency_seconds_count": 2 * 15,
+        "e2e_request_latency_seconds_count": 6,
+        "request_queue_time_seconds_count": 6,
+        "request_prompt_tokens_sum": 2 * 56,
+        "request_generation_tokens_sum": 2 * 18,
+        "step_time_seconds_count": 2 * 18,  # one after the other: a step a token
+        "step_batch_size_sum": 2 * 18,
+    }
+    assert {name: counted[name] for name in expected} == expected
+    has_cache = server.log.read_text().startswith(("m4", "m5"))
+    if has_cache:  # the second of each pair found its full blocks
+        assert counted["prefix_cache_queries_total"] == 2 * 56
+        assert counted["prefix_cache_hits_total"] == 16 + 32
+    else:
+        assert counted["prefix_cache_queries_total"] == 0
+
+
+def test_gauges_show_who_is_there_and_return_to_zero(slow):
+    slow.wait_until_idle()
+    body = {"prompt": "a", "max_tokens": 900, "ignore_eos": True}
+    with (
+        slow.send("/v1/completions", body),
+        slow.send("/v1/completions", body),
+        slow.send("/v1/completions", body),
+    ):
+        wait_for(lambda: slow.metrics()["num_requests_running"])
+        metrics = wait_for(lambda: (now := slow.metrics())["num_requests_waiting"] == 1 and now)
+        assert metrics["num_requests_running"] == 2
+        assert metrics['num_requests_waiting_by_reason{reason="capacity"}'] == 1
+        assert 0 < metrics["kv_cache_usage_perc"] < 1
+    slow.wait_until_idle()
+
+
+def test_a_histogram_counts_up_to_and_including_each_bound():
+    histogram = Histogram((1, 2))
+    for value in (0.5, 1, 1.5, 2, 3):
+        histogram.observe(value)
+    assert histogram.buckets() == [("1.0", 2.0), ("2.0", 4.0), ("+Inf", 5.0)]
+    assert histogram.sum == pytest.approx(8)

@@ -1,0 +1,236 @@
+"""OpenAI's own client, unmodified, against a server process of every milestone."""
+
+import asyncio
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+
+from m3_paged import SamplingParams
+from serving_helpers import serve
+
+GREEDY = {"temperature": 0, "max_tokens": 24}
+ROOT = Path(__file__).parents[2]
+
+
+def text_of(oracle, prompt, **params):
+    return oracle.generate([prompt], SamplingParams(temperature=0, **params))[0].text
+
+
+def test_a_completion_is_what_the_engine_generates(server, oracle):
+    answer = server.client().completions.create(model=server.model, prompt="Hello", **GREEDY)
+    expected = oracle.generate(["Hello"], SamplingParams(**GREEDY))[0]
+    (choice,) = answer.choices
+    assert choice.text == expected.text
+    assert choice.finish_reason == expected.finish_reason
+    assert answer.usage.prompt_tokens == 5
+    assert answer.usage.completion_tokens == len(expected.token_ids)
+    assert answer.usage.total_tokens == 5 + len(expected.token_ids)
+    assert answer.id.startswith("cmpl-")
+
+
+def test_a_stream_adds_up_to_the_completion(server, oracle):
+    stream = server.client().completions.create(
+        model=server.model,
+        prompt="Hello",
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+        **GREEDY,
+    )
+    *events, last = stream
+    expected = text_of(oracle, "Hello", max_tokens=24, ignore_eos=True)
+    assert "".join(event.choices[0].text for event in events) == expected
+    assert [event.choices[0].finish_reason for event in events][-1] == "length"
+    assert last.choices == []
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (5, 24)
+
+
+def test_asynchronous_chats_run_together(server, oracle):
+    questions = ["Who are you?", "Why?", "é"]
+
+    async def ask(client, question):
+        stream = await client.chat.completions.create(
+            model=server.model,
+            messages=[{"role": "user", "content": [{"type": "text", "text": question}]}],
+            stream=True,
+            temperature=0,
+            max_completion_tokens=20,
+        )
+        return [event async for event in stream]
+
+    async def ask_all():
+        async with server.async_client() as client:
+            return await asyncio.gather(*(ask(client, question) for question in questions))
+
+    for question, events in zip(questions, asyncio.run(ask_all()), strict=True):
+        assert events[0].choices[0].delta.role == "assistant"
+        text = "".join(event.choices[0].delta.content or "" for event in events)
+        assert text == text_of(oracle, f"user: {question}\n> ", max_tokens=20)
+
+
+def test_prompts_come_as_texts_or_tokens_one_or_several(m4, oracle):
+    create = m4.client().completions.create
+    for prompt, texts in (
+        ([40, 41, 42], [[40, 41, 42]]),
+        (["one", "two"], ["one", "two"]),
+        ([[40, 41], [50]], [[40, 41], [50]]),
+    ):
+        answer = create(model=m4.model, prompt=prompt, echo=True, **GREEDY)
+        echoed = [t if isinstance(t, str) else oracle.tokenizer.decode(t) for t in texts]
+        generated = [text_of(oracle, t, max_tokens=24) for t in texts]
+        expected = [a + b for a, b in zip(echoed, generated, strict=True)]
+        assert [choice.text for choice in answer.choices] == expected
+        assert [choice.index for choice in answer.choices] == list(range(len(texts)))
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_several_completions_of_several_prompts(m4, oracle, is_stream):
+    answer = m4.client().completions.create(
+        model=m4.model, prompt=["one", "two"], n=2, seed=7, max_tokens=9, stream=is_stream
+    )
+    texts = [""] * 4
+    for part in answer if is_stream else [answer]:
+        for choice in part.choices:
+            texts[choice.index] += choice.text
+    expected = oracle.generate(["one", "two"], SamplingParams(n=2, seed=7, max_tokens=9))
+    assert texts == [each.text for output in expected for each in output.outputs]
+
+
+def test_several_completions_need_shared_kv(servers):
+    m2 = servers("m2_batching")
+    with pytest.raises(openai.BadRequestError, match="from m3_paged on"):
+        m2.client().completions.create(model=m2.model, prompt="a", n=2)
+
+
+def test_logprobs_are_the_engines(m4, oracle):
+    client = m4.client()
+    params = SamplingParams(temperature=0, max_tokens=6, logprobs=2)
+    expected = oracle.generate(["user: a\n> "], params)[0]
+    values = [
+        step[token].logprob
+        for step, token in zip(expected.logprobs, expected.token_ids, strict=True)
+    ]
+
+    answer = client.completions.create(
+        model=m4.model, prompt="user: a\n> ", logprobs=2, temperature=0, max_tokens=6
+    )
+    found = answer.choices[0].logprobs
+    assert found.token_logprobs == pytest.approx(values, abs=1e-4)
+    assert found.tokens == [oracle.tokenizer.decode([token]) for token in expected.token_ids]
+    assert found.text_offset == [sum(map(len, found.tokens[:place])) for place in range(6)]
+    assert all(
+        max(top.values()) == top[name]
+        for top, name in zip(found.top_logprobs, found.tokens, strict=True)
+    )
+
+    stream = client.chat.completions.create(
+        model=m4.model,
+        messages=[{"role": "user", "content": "a"}],
+        logprobs=True,
+        top_logprobs=2,
+        temperature=0,
+        max_tokens=6,
+        stream=True,
+    )
+    tokens = [token for event in stream for token in event.choices[0].logprobs.content]
+    assert [token.logprob for token in tokens] == pytest.approx(values, abs=1e-4)
+    assert [len(token.top_logprobs) for token in tokens] == [2] * 6
+    assert bytes(tokens[0].bytes).decode() == tokens[0].token
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_echo_scores_the_prompt(server, oracle, is_stream):
+    """As lm-eval asks: prompts as tokens, one token of output."""
+    prompts = [[40, 41, 42, 43], [50, 51]]
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=1, prompt_logprobs=1)
+    answer = server.client().completions.create(
+        model=server.model,
+        prompt=prompts,
+        echo=True,
+        logprobs=1,
+        max_tokens=1,
+        temperature=0,
+        stream=is_stream,
+    )
+    choices = [choice for part in (answer if is_stream else [answer]) for choice in part.choices]
+    assert sorted(choice.index for choice in choices) == [0, 1]
+    for choice in choices:
+        output = oracle.generate([prompts[choice.index]], params)[0]
+        tokens = output.prompt_token_ids + output.token_ids
+        steps = output.prompt_logprobs[1:] + output.logprobs
+        values = [step[token].logprob for step, token in zip(steps, tokens[1:], strict=True)]
+        assert choice.logprobs.token_logprobs[0] is choice.logprobs.top_logprobs[0] is None
+        assert choice.logprobs.token_logprobs[1:] == pytest.approx(values, abs=1e-4)
+        for top, step in zip(choice.logprobs.top_logprobs[1:], steps, strict=True):
+            best = max(each.logprob for each in step.values())
+            assert max(top.values()) == pytest.approx(best, abs=1e-4)
+        assert choice.text == oracle.tokenizer.decode(prompts[choice.index]) + output.text
+
+
+def test_a_prompt_can_be_scored_without_output(m4):
+    answer = m4.client().completions.create(
+        model=m4.model, prompt=[40, 41], echo=True, logprobs=0, max_tokens=0
+    )
+    assert len(answer.choices[0].logprobs.tokens) == 2
+    assert (
+        answer.choices[0].text == m4.fetch("POST", "/detokenize", {"tokens": [40, 41]})[1]["prompt"]
+    )
+    assert answer.usage.completion_tokens == 0
+
+
+def test_what_the_cache_saved_is_told(m4):
+    create = m4.client().completions.create
+    prompt = "This is said twice, the second time from memory."
+    for cached in (0, 47):  # all but the last, whose logits are wanted
+        usage = create(model=m4.model, prompt=prompt, max_tokens=1).usage
+        assert usage.prompt_tokens_details.cached_tokens == cached
+
+
+def test_models_and_tokens(m4):
+    (model,) = m4.client().models.list()
+    assert model.id == "tiny-bytes"
+    status, tokens = m4.fetch("POST", "/tokenize", {"prompt": "héllo"})
+    assert (status, tokens["count"], tokens["max_model_len"]) == (200, 6, 256)
+    assert m4.fetch("POST", "/detokenize", {"tokens": tokens["tokens"]}) == (
+        200,
+        {"prompt": "héllo"},
+    )
+    status, chat = m4.fetch("POST", "/tokenize", {"messages": [{"role": "user", "content": "a"}]})
+    assert chat["count"] == len("user: a\n> ")
+
+
+def test_a_model_without_tokenizer_takes_tokens(tmp_path):
+    with serve(
+        "m2_batching", Path("tiny-llama"), tmp_path / "log", "--max-model-len", "64"
+    ) as bare:
+        answer = bare.client().completions.create(
+            model="tiny-llama", prompt=[3, 4, 5], max_tokens=3, logprobs=0
+        )
+        assert answer.choices[0].text == ""
+        assert len(answer.choices[0].logprobs.tokens) == 3
+        assert answer.choices[0].logprobs.tokens[0].startswith("token_id:")
+        with pytest.raises(openai.BadRequestError, match="no tokenizer"):
+            bare.client().completions.create(model="tiny-llama", prompt="text")
+
+
+@pytest.mark.usefixtures("smollm2")
+def test_the_real_model_and_the_client_of_the_readme(capsys):
+    """`python -m m4_prefix_chunked.serve`, as people start it."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    _, program = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    command = [sys.executable, "-m", "m4_prefix_chunked.serve", "--port", "0", "--threads", "1"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
+    ) as process:
+        try:
+            url = process.stdout.readline().split()[-1]
+            exec(compile(program.replace("http://127.0.0.1:8000", url), "README.md", "exec"), {})
+            assert "Paris" in capsys.readouterr().out
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()

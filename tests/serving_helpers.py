@@ -1,0 +1,281 @@
+"""Real server processes for tests: forked from one that has imported everything, so they are quick.
+
+The model is tiny and has a tokenizer of bytes. Nearly a third of its tokens are halves of
+characters, so that what a random model says is full of characters that take two tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import multiprocessing
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import openai
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
+
+MILESTONES = ["m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked", "m5_kernels"]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}> "
+)
+POISON = 198
+"""A prompt that begins with this token makes its step fail, in servers that are `is_fragile`."""
+PATIENCE = 60.0
+"""Seconds after which a test gives up waiting for what has to happen."""
+
+
+# --- the model -----------------------------------------------------------------------------------
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Three special tokens, then bytes: ASCII, and the two halves of letters like é."""
+    ordinary = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = (byte for byte in range(256) if byte not in ordinary)
+    letters = {byte: chr(256 + place) for place, byte in enumerate(others)}  # as GPT-2 writes them
+    known = [10, *range(32, 127), *range(0x80, 0xC0), *range(0xC2, 0xE0)]
+    tokens = ["<pad>", "<s>", "</s>", *(letters.get(byte, chr(byte)) for byte in known)]
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens[:VOCAB_SIZE])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>", chat_template=CHAT_TEMPLATE
+    )
+
+
+def save_tiny_model(folder: Path) -> Path:
+    """The model with its tokenizer, as a folder to serve."""
+    build_tiny_model("llama").save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+# --- a server ------------------------------------------------------------------------------------
+
+
+class RunningServer:
+    """A server process and ways to talk to it."""
+
+    def __init__(self, process: Any, log: Path) -> None:
+        self.process = process
+        self.log = log
+        ready = wait_for(lambda: process.exitcode is not None or self._announcement())
+        assert process.exitcode is None, f"the server did not start ({ready}): {log.read_text()}"
+        announcement = self._announcement()
+        assert announcement is not None
+        self.model, self.port = announcement[1], int(announcement[2])
+
+    def _announcement(self) -> re.Match[str] | None:
+        return re.search(r"serves (\S+) at http://127.0.0.1:(\d+)", self.log.read_text())
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, key: str = "none", **options: Any) -> openai.OpenAI:
+        """OpenAI's client, unmodified; it does not try again by itself."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, **options)
+
+    def async_client(self) -> openai.AsyncOpenAI:
+        """The same for asyncio."""
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def connect(self) -> socket.socket:
+        """A bare connection."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+
+    def send(self, path: str, body: Any, **headers: str) -> socket.socket:
+        """Send a request, and leave reading to the caller. A body of bytes is sent as it is."""
+        connection = self.connect()
+        connection.sendall(http_request("POST", path, body, **headers))
+        return connection
+
+    def fetch(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        """Status and body, which is parsed if it is JSON."""
+        with self.connect() as connection:
+            connection.sendall(http_request(method, path, body, **headers))
+            status, _, answer = read_answer(connection)
+        with contextlib.suppress(json.JSONDecodeError):
+            return status, json.loads(answer)
+        return status, answer
+
+    def metrics(self) -> dict[str, float]:
+        """Values by name (and labels other than the model's), without the prefix."""
+        status, page = self.fetch("GET", "/metrics")
+        assert status == 200
+        values = {}
+        for line in page.splitlines():
+            if not line.startswith("#"):
+                name, value = line.removeprefix("milestone_llm:").rsplit(" ", 1)
+                name = re.sub(r',?model_name="[^"]*"', "", name).replace("{,", "{")
+                values[name.removesuffix("{}")] = float(value)
+        return values
+
+    def wait_until_idle(self) -> dict[str, float]:
+        """Wait until no request and no KV memory is in use. Returns the metrics."""
+
+        def idle() -> dict[str, float] | None:
+            metrics = self.metrics()
+            names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+            return None if any(metrics[name] for name in names) else metrics
+
+        return wait_for(idle)
+
+    def end(self) -> int:
+        """SIGTERM, and the exit code."""
+        self.process.terminate()
+        self.process.join(PATIENCE)
+        return self.process.exitcode
+
+
+def http_request(method: str, path: str, body: Any = None, **headers: str) -> bytes:
+    """The bytes of a request on a connection that ends with it."""
+    content = (
+        body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    )
+    fields = {"Host": "test", "Connection": "close", "Content-Type": "application/json"}
+    fields |= {"Content-Length": str(len(content))} if method == "POST" else {}
+    fields |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + content
+
+
+def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], str]:
+    """Status, headers (lower case) and body of an answer after which the server hangs up."""
+    data = b""
+    while part := connection.recv(65536):
+        data += part
+    head, _, body = data.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    if headers.get("transfer-encoding") == "chunked":
+        parts, rest = [], body
+        while rest:
+            size, _, rest = rest.partition(b"\r\n")
+            parts.append(rest[: int(size, 16)])
+            rest = rest[int(size, 16) + 2 :]
+        body = b"".join(parts)
+    return int(first.split()[1]), headers, body.decode()
+
+
+def wait_for(look: Callable[[], Any]) -> Any:
+    """Look until there is something to see."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if seen := look():
+            return seen
+        time.sleep(0.005)
+    raise AssertionError(f"nothing came in {PATIENCE} s")
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+@functools.cache
+def _processes() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    modules = [f"{milestone}.engine" for milestone in MILESTONES]
+    context.set_forkserver_preload([*modules, "milestone_llm.serving.server", "serving_helpers"])
+    return context
+
+
+def start_importing() -> None:
+    """Start the process that servers are forked from."""
+    _processes()
+    forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def serve(
+    milestone: str,
+    model: Path,
+    log: Path,
+    *options: str,
+    step_seconds: float = 0.0,
+    debugged: Path | None = None,
+) -> Iterator[RunningServer]:
+    """A server of a milestone, ended when the block is left.
+
+    Args:
+        log: a file for what it prints.
+        options: of its command line.
+        step_seconds: how much longer a step takes than it has to. A server for which this is given
+            also fails in every step with a prompt that begins with `POISON`.
+        debugged: a pipe to read a debugger's commands from; a breakpoint is then at the top of the
+            scheduler's `schedule`.
+    """
+    log.touch()
+    arguments = ["--model", str(model), "--port", "0", "--device", "cpu", "--threads", "1"]
+    process = _processes().Process(
+        target=_serve, args=(milestone, [*arguments, *options], log, step_seconds, debugged)
+    )
+    process.start()
+    try:
+        yield RunningServer(process, log)
+    finally:
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+
+
+def _serve(
+    milestone: str, arguments: list[str], log: Path, step_seconds: float, debugged: Path | None
+) -> None:
+    sys.stdout = sys.stderr = log.open("w", buffering=1)
+    if debugged is not None:
+        _stop_when_scheduling(importlib.import_module(f"{milestone}.engine"), debugged)
+    if step_seconds:
+        _make_slow_and_fragile(importlib.import_module(f"{milestone}.engine"), step_seconds)
+    sys.exit(importlib.import_module(f"{milestone}.serve").main(arguments))
+
+
+def _make_slow_and_fragile(engine: Any, step_seconds: float) -> None:
+    build_runner = engine.LLMEngine.build_runner
+
+    def build(self: Any) -> Any:
+        runner = build_runner(self)
+        launch = runner.launch
+
+        def slow_launch(plan: Any) -> Any:
+            time.sleep(step_seconds)
+            if any(row.request.prompt_token_ids[0] == POISON for row in plan.rows):
+                raise RuntimeError("poison")
+            return launch(plan)
+
+        runner.launch = slow_launch
+        return runner
+
+    engine.LLMEngine.build_runner = build
+
+
+def _stop_when_scheduling(engine: Any, console: Path) -> None:
+    schedule = engine.Scheduler.schedule
+
+    def stop(self: Any) -> Any:
+        if any(request.request_id.startswith("cmpl") for request in self.waiting):  # no warm-up
+            sys.stdin = console.open()
+            breakpoint()
+        return schedule(self)
+
+    engine.Scheduler.schedule = stop
+
+
+def random_engine_outputs(engine: Any) -> list[list[int]]:
+    """Tokens of three requests that bring no seed."""
+    prompts = [[3, 4, 5], [6] * 20, [7]]
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    return [output.token_ids for output in engine.generate(prompts, params)]
