@@ -59,6 +59,11 @@ class LiveTrace:
         """Readers that have not been closed."""
         return len(self._readers)
 
+    def clear(self) -> None:
+        """Forget the records so far: who subscribes next begins with what comes."""
+        with self._lock:
+            self._recent.clear()
+
     def forget(self, reader: Subscription) -> None:
         """What closing a reader does."""
         with self._lock:
