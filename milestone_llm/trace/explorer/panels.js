@@ -11,7 +11,7 @@ const escapeHtml = (text) =>
 function who(run, name) {
   const pressed = state.pinned === name;
   return `<button class="who" data-who="${escapeHtml(name)}" aria-pressed="${pressed}" title="Light up ${escapeHtml(name)}">
-    <i style="background:${colorOf(run, name)}"></i><span>${escapeHtml(name)}</span></button>`;
+    <i style="background:${colorOf(run, name)}"></i><span>${escapeHtml(shorten(name, 12))}</span></button>`;
 }
 
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;

@@ -106,10 +106,10 @@ function makeTimeline(view) {
         context.fillStyle = request.color;
         context.fillRect(12, y + height / 2 - 5, 10, 10);
         context.fillStyle = text;
-        context.fillText(shorten(request.name, 9), 28, y + height / 2 + 0.5);
+        context.fillText(shorten(request.name, 8), 28, y + height / 2 + 0.5);
       } else if (height < 12 && request.index % Math.ceil(14 / height) === 0) {
         context.fillStyle = soft;
-        context.fillText(shorten(request.name, 11), 12, y + height / 2 + 0.5);
+        context.fillText(shorten(request.name, 10), 12, y + height / 2 + 0.5);
       }
     }
     clipped(context, rows.height, () => {
@@ -275,6 +275,7 @@ function makeTimeline(view) {
 
 const largest = (records, value) => records.reduce((most, record) => Math.max(most, value(record)), 1);
 
+// Long names are a server's, which begin alike: the end tells them apart.
 function shorten(text, length) {
-  return text.length <= length ? text : `${text.slice(0, length - 4)}…${text.slice(-3)}`;
+  return text.length <= length ? text : `…${text.slice(1 - length)}`;
 }
