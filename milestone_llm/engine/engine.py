@@ -265,7 +265,7 @@ class BaseEngine(ABC):
     def warm_up(self) -> None:
         """Do what a first request would have to wait for.
 
-        Counts and seeds are as if it had never happened; the prefix cache has one query more.
+        Counts and seeds are as if it had never happened.
 
         Raises:
             RuntimeError: there are requests already.
@@ -276,7 +276,10 @@ class BaseEngine(ABC):
         num_arrivals = self._intake.num_arrivals
         self.tracer = None
         try:
-            self.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))
+            prompt = [0] * min(2, self.max_model_len - 1)
+            # With prompt_logprobs it asks nothing of a prefix cache, which counts its queries.
+            params = SamplingParams(max_tokens=2, ignore_eos=True, prompt_logprobs=0)
+            self.generate([prompt], params)
         finally:
             self.tracer = tracer
             self.counts.update(counts)
