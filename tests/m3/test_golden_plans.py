@@ -134,6 +134,7 @@ def test_a_plan_in_full():
         rows=[ScheduledRequest(a, start=5, num_new_tokens=1, blocks=[0, 2])],
         preempted=[Preemption(b, "no free block for b")],
         swap_outs=[(1, 0)],
+        waiting_reasons={"b": "no free block for b"},
     )
     assert (b.status, b.num_computed_tokens, b.num_output_tokens) == (RequestStatus.SWAPPED, 4, 2)
     assert (scheduler.preempter.num_preemptions, b.metrics.num_preemptions) == (1, 1)
