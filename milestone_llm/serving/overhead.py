@@ -28,7 +28,7 @@ from typing import Any
 
 from milestone_llm.cli import Formatter, add_options, console, positive, run_command, try_to_write
 
-PATH = "/v1/completions"
+from .client import open_request
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -148,7 +148,7 @@ class Served(Process):
             if self.process.exitcode is not None:
                 raise ValueError(f"the server did not start: {log.read_text()}")
             time.sleep(0.1)
-        self._port = int(found[1])
+        self._url = f"http://127.0.0.1:{found[1]}"
 
     def work(self, is_stream: bool) -> None:
         """Have it done over HTTP."""
@@ -172,7 +172,7 @@ class Served(Process):
 
         async def refuse() -> float:
             num_inside = self._args.requests + 1  # all rows, and one that waits
-            inside = [await self._open(body) for _ in range(num_inside)]
+            inside = [await open_request(self._url, body) for _ in range(num_inside)]
             while b" 429 " not in (await self._post(body))[:20]:
                 await asyncio.sleep(0.01)
             num, start = 500, time.perf_counter()
@@ -207,20 +207,10 @@ class Served(Process):
         return await asyncio.gather(*(self._post(body) for body in bodies))
 
     async def _post(self, body: dict[str, Any]) -> bytes:
-        reader, writer = await self._open(body)
+        reader, writer = await open_request(self._url, body)
         answer = await reader.read()
         writer.close()
         return answer
-
-    async def _open(
-        self, body: dict[str, Any]
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        content = json.dumps(body).encode()
-        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=2**22)
-        writer.write(head.encode() + content)
-        return reader, writer
 
 
 # --- in the children ------------------------------------------------------------------------------
