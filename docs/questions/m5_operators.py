@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import m4_prefix_chunked
 import m5_kernels
 from m1_single import SamplingParams
-from m5_kernels import attention, decoder, runner
+from m5_kernels import attention, decoder, runner, sampler
 
 NUM_LAYERS = 2  # of tiny-qwen3
 
@@ -52,7 +52,7 @@ class Calls:
     def __enter__(self) -> None:
         names = ("rms_norm", "add_rms_norm", "rope_kv_write", "silu_mul", "skinny_linear")
         places = [(decoder, name) for name in names] + [(attention, "flash_decode")]
-        places += [(runner, name) for name in ("expand_step", "sample", "append_sampled")]
+        places += [(runner, "expand_step"), (sampler, "sample"), (runner, "append_sampled")]
         self.patches = [patch.object(*place, self.counted(*place)) for place in places]
         for each in self.patches:
             each.start()

@@ -1,8 +1,9 @@
 """What does HTTP cost? `python -m milestone_llm.serving.overhead`
 
 The same requests, all there at the start, in three ways: `generate` in a process of its own, and a
-server process that answers them whole and as streams. CPU time is the engine's process's. Then: requests refused a second, and the
-server's memory over many short requests. Ways take turns; the median round counts.
+server process that answers them whole and as streams. Then: requests refused a second, and the
+server's memory over many short requests. Ways take turns, and medians of rounds count. CPU time is
+that of the process with the engine; on a busy machine it says more than the clock.
 
 With --step-ms the model is replaced by a wait, to see a server under an engine as fast as a GPU's.
 """

@@ -1,6 +1,7 @@
 """OpenAI's own client, unmodified, against a server process of every milestone."""
 
 import asyncio
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -217,22 +218,18 @@ def test_a_model_without_tokenizer_takes_tokens(tmp_path):
 
 
 @pytest.mark.usefixtures("smollm2")
-def test_the_real_model_from_the_command_line(tmp_path):
+def test_the_real_model_and_the_client_of_the_readme(capsys):
     """`python -m m4_prefix_chunked.serve`, as people start it."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    _, program = re.findall(r"```python\n(.*?)```", page, flags=re.S)
     command = [sys.executable, "-m", "m4_prefix_chunked.serve", "--port", "0", "--threads", "1"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
     ) as process:
         try:
             url = process.stdout.readline().split()[-1]
-            client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
-            answer = client.chat.completions.create(
-                model="smollm2-135m",
-                messages=[{"role": "user", "content": "What is the capital of France?"}],
-                temperature=0,
-                max_tokens=12,
-            )
-            assert "Paris" in answer.choices[0].message.content
+            exec(compile(program.replace("http://127.0.0.1:8000", url), "README.md", "exec"), {})
+            assert "Paris" in capsys.readouterr().out
             process.terminate()
             assert process.wait(60) == 0
         finally:
