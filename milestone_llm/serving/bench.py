@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from milestone_llm.cli import (
     Formatter,
@@ -35,13 +35,16 @@ from milestone_llm.cli import (
     try_to_write,
 )
 
+if TYPE_CHECKING:
+    from .open_loop import Outcome
+
 SHOWN = ["m1_single", "m2_batching", "m4_prefix_chunked"]
 GROWTH = 1.5
 """From one rate of a sweep to the next."""
 TOKEN_IDS = 150
 """Prompts are of random ids below this, which every vocabulary has."""
 TABLES = {
-    "What became of the requests": {
+    "{server}: what became of the requests": {
         "offered": "{offered:,.0f}",
         "completed": "{completed:,.0f}",
         "refused": "{refused:,.0f}",
@@ -51,7 +54,7 @@ TABLES = {
         "good": "{good_share:.0%}",
         "good\na second": "{goodput:.2f}",
     },
-    "Latency of the completed ones, in ms": {
+    "{server}: latency of the completed ones, in ms": {
         f"{metric.upper()}\n{what}": f"{{{metric}_{what}:,.0f}}"
         for metric in ("ttft", "itl")
         for what in ("p50", "p95", "p99", "max")
@@ -118,12 +121,14 @@ def measure(args: argparse.Namespace, command: str) -> None:
         with _running(args, name) as url:
             for point in _points(args, url):
                 data["points"].append({"server": name, **point})
-    shown = _as_report(data)
-    print_report(console, shown, TABLES)
+    for name, points in _by_server(data).items():
+        print_report(console, _as_report(points), _titled(name))
+    console.print()
+    print_rows(console, [("-", remark) for remark in _remarks(data)])
     if args.json:
         args.json.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     if args.markdown:
-        args.markdown.write_text(_markdown(data, shown), encoding="utf-8")
+        args.markdown.write_text(_markdown(data), encoding="utf-8")
     if args.output:
         from milestone_llm.plots.sweep import draw_sweep
 
@@ -190,7 +195,7 @@ def _points(args: argparse.Namespace, url: str) -> Iterator[dict[str, Any]]:
         rate = rates.pop(0)
         items = arrivals(args, rate, args.seed + place)
         if not place:
-            asyncio.run(send_all(url, short_work(items[:4])))
+            _check_streams(asyncio.run(send_all(url, short_work(items[:4]))))
         place += 1
         point = {"rate": rate, **figures(asyncio.run(send_all(url, items)), *_limits(args))}
         log_console.print(
@@ -200,6 +205,17 @@ def _points(args: argparse.Namespace, url: str) -> Iterator[dict[str, Any]]:
         yield point
         if args.sweep and not rates and not has_collapsed(point):
             rates.append(float(f"{rate * GROWTH:.3g}"))
+
+
+def _check_streams(outcomes: list[Outcome]) -> None:
+    """Refuse a server that streams no text: there would be no first token to wait for.
+
+    Raises:
+        ValueError: no answer came in more than one piece.
+    """
+    done = [each for each in outcomes if each.is_complete and each.num_tokens > 1]
+    if done and all(len(each.times) < 2 for each in done):
+        raise ValueError("the answers come in one piece: serve a model with a tokenizer")
 
 
 def _limits(args: argparse.Namespace) -> tuple[float, float]:
@@ -221,36 +237,49 @@ def has_collapsed(point: dict[str, Any]) -> bool:
     return bool(point["good_share"] < 0.5)
 
 
-def _as_report(data: dict[str, Any]) -> dict[str, Any]:
-    """As the reports of the other benches take it: a row for each server and rate."""
-    remarks = [
-        f"{point['server']} collapses at {point['rate']:g} a second: "
-        f"{point['good_share']:.0%} are good"
-        for point in data["points"]
-        if has_collapsed(point)
-    ]
-    late = max(point["late_ms"] for point in data["points"])
-    remarks.append(f"at worst, the client itself sent a request {late:.0f} ms late")
+def _by_server(data: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    points: dict[str, list[dict[str, Any]]] = {}
+    for point in data["points"]:
+        points.setdefault(point["server"], []).append(point)
+    return points
+
+
+def _titled(server: str) -> dict[str, dict[str, str]]:
+    return {title.format(server=server): columns for title, columns in TABLES.items()}
+
+
+def _as_report(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """As the reports of the other benches take it: a row for each rate."""
     rows = {
-        f"{point['server']}, {point['rate']:g}/s": {
-            "median": {name: value for name, value in point.items() if _is_figure(value)}
+        f"{point['rate']:g}/s": {
+            "median": {k: v for k, v in point.items() if isinstance(v, (int, float))}
         }
-        for point in data["points"]
+        for point in points
     }
-    return {"contestants": rows, "speedups": {}, "rounds": 1, "remarks": remarks}
+    return {"contestants": rows, "speedups": {}, "rounds": 1, "remarks": []}
 
 
-def _is_figure(value: Any) -> bool:
-    return isinstance(value, (int, float))
+def _remarks(data: dict[str, Any]) -> list[str]:
+    late = max(point["late_ms"] for point in data["points"])
+    return [
+        *(
+            f"{point['server']} collapses at {point['rate']:g} a second: "
+            f"{point['good_share']:.0%} are good"
+            for point in data["points"]
+            if has_collapsed(point)
+        ),
+        f"at worst, the client sent a request {late:.0f} ms late, which counts as latency",
+    ]
 
 
-def _markdown(data: dict[str, Any], shown: dict[str, Any]) -> str:
+def _markdown(data: dict[str, Any]) -> str:
     from milestone_llm.bench.report import markdown_table, titled
 
     parts = ["\n".join(f"- {name}: {text}" for name, text in data["about"].items())]
-    for title, headings, rows in titled(shown, TABLES):
-        parts += [f"**{title}**", markdown_table(headings, rows)]
-    parts.append("\n".join(f"- {remark}" for remark in shown["remarks"]))
+    for name, points in _by_server(data).items():
+        for title, headings, rows in titled(_as_report(points), _titled(name)):
+            parts += [f"**{title}**", markdown_table(headings, rows)]
+    parts.append("\n".join(f"- {remark}" for remark in _remarks(data)))
     return "\n\n".join(parts) + "\n"
 
 
