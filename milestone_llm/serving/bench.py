@@ -108,7 +108,7 @@ def measure(args: argparse.Namespace, command: str) -> None:
     Raises:
         ValueError: a range whose MIN is above its MAX, or a server that does not start.
     """
-    from milestone_llm.bench.report import print_report, print_rows
+    from milestone_llm.bench.report import print_rows
 
     for path in (args.json, args.markdown, args.output):
         if path:
@@ -117,10 +117,19 @@ def measure(args: argparse.Namespace, command: str) -> None:
         raise ValueError(f"{args.url} runs already: it can't be given {shlex.join(args.server)}")
     data: dict[str, Any] = {"command": command, **_setting(args), "points": []}
     print_rows(console, data["about"].items(), gap=2)
-    for name in [args.url] if args.url else args.milestones:
-        with _running(args, name) as url:
-            for point in _points(args, url):
-                data["points"].append({"server": name, **point})
+    try:
+        for name in [args.url] if args.url else args.milestones:
+            with _running(args, name) as url:
+                for point in _points(args, url):
+                    data["points"].append({"server": name, **point})
+    finally:  # what was measured before an error is kept
+        if data["points"]:
+            _report(args, data)
+
+
+def _report(args: argparse.Namespace, data: dict[str, Any]) -> None:
+    from milestone_llm.bench.report import print_report, print_rows
+
     for name, points in _by_server(data).items():
         print_report(console, _as_report(points), _titled(name))
     console.print()
