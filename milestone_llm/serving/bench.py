@@ -81,6 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         about, ends_of = f"tokens of {what}, uniformly drawn", ("MIN", "MAX")
         option = f"--{name}-len"
         add(option, type=positive, nargs=2, default=ends, metavar=ends_of, help=about)
+    about = "tokens of a system prompt, with which all prompts begin"
+    add("--shared-len", type=int, default=0, metavar="N", help=about)
+    about = "instead of computing, a step waits so long, and --token-ms for each position in it"
+    add("--step-ms", type=_above_0, metavar="MS", help=about)
+    add("--token-ms", type=float, default=0.0, metavar="MS", help="see --step-ms")
     about = "most ms to the first token of a good request"
     add("--ttft-limit", type=_above_0, default=2000.0, metavar="MS", help=about)
     about = "most ms between its tokens, on average"
@@ -152,12 +157,13 @@ def _setting(args: argparse.Namespace) -> dict[str, Any]:
             raise ValueError(f"{name}: MIN {ends[0]} is above MAX {ends[1]}")
         lengths.append("{}..{}".format(*ends))
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+    shared = f"{args.shared_len} that all share and " if args.shared_len else ""
     about = {
         "workload": f"Poisson arrivals for {args.seconds:g} s, seed {args.seed}: "
-        f"{' and '.join(lengths)} random tokens in and out",
+        f"{shared}{' and '.join(lengths)} random tokens in and out",
         "good": f"first token within {args.ttft_limit:g} ms, the others every "
         f"{args.itl_limit:g} ms on average",
-        "server": args.url or shlex.join(["python", "-m", "MILESTONE.serve", *args.server]),
+        "server": args.url or shlex.join(["python", "-m", *_door(args, "MILESTONE"), *args.server]),
         "machine": f"{_device(args)}{os.cpu_count()} CPU cores, load {os.getloadavg()[0]:.1f} "
         f"before the first run; Python {platform.python_version()}, {versions}",
     }
@@ -181,7 +187,7 @@ def _running(args: argparse.Namespace, name: str) -> Iterator[str]:
     if args.url:
         yield args.url
         return
-    command = [sys.executable, "-m", f"{name}.serve", "--port", "0", *args.server]
+    command = [sys.executable, "-m", *_door(args, name), "--port", "0", *args.server]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -193,6 +199,13 @@ def _running(args: argparse.Namespace, name: str) -> Iterator[str]:
             process.terminate()
 
 
+def _door(args: argparse.Namespace, name: str) -> list[str]:
+    if args.step_ms is None:
+        return [f"{name}.serve"]
+    times = ["--step-ms", f"{args.step_ms:g}", "--token-ms", f"{args.token_ms:g}"]
+    return ["milestone_llm.serving.timed", name, *times]
+
+
 def _points(args: argparse.Namespace, url: str) -> Iterator[dict[str, Any]]:
     """Figures of a run at each rate; in a sweep, of higher and higher ones until it collapses."""
     from milestone_llm.bench.measure import short_work
@@ -202,8 +215,8 @@ def _points(args: argparse.Namespace, url: str) -> Iterator[dict[str, Any]]:
     rates, place = list(args.rate), 0
     while rates:
         rate = rates.pop(0)
-        items = arrivals(args, rate, args.seed + place)
-        if not place:
+        items = arrivals(args, rate, place)
+        if not place:  # a warm-up
             _check_streams(asyncio.run(send_all(url, short_work(items[:4]))))
         place += 1
         point = {"rate": rate, **figures(asyncio.run(send_all(url, items)), *_limits(args))}
@@ -231,13 +244,19 @@ def _limits(args: argparse.Namespace) -> tuple[float, float]:
     return args.ttft_limit, args.itl_limit
 
 
-def arrivals(args: argparse.Namespace, rate: float, seed: int) -> list[Any]:
-    """The requests of a run: `rate * --seconds` of them, at random times."""
+def arrivals(args: argparse.Namespace, rate: float, place: int) -> list[Any]:
+    """The requests of a server's run number `place`: `rate * --seconds`, at random times."""
+    from dataclasses import replace
+    from random import Random
+
     from milestone_llm.bench.workloads import random_tokens, with_poisson_arrivals
 
     num_requests = max(1, round(rate * args.seconds))
     lengths = tuple(args.input_len), tuple(args.output_len)
+    seed = args.seed + 1000 * place  # nothing of the run before is found in a prefix cache
     items = random_tokens(num_requests, *lengths, vocab_size=TOKEN_IDS, seed=seed)
+    shared = Random(args.seed).choices(range(TOKEN_IDS), k=args.shared_len)
+    items = [replace(item, prompt=shared + item.prompt) for item in items]
     return with_poisson_arrivals(items, rate, seed)
 
 

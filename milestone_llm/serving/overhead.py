@@ -30,6 +30,7 @@ from typing import Any
 from milestone_llm.cli import Formatter, add_options, console, positive, run_command, try_to_write
 
 from .client import open_request
+from .timed import replace_model
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -230,7 +231,8 @@ def _generate_when_told(args: argparse.Namespace, pipe: Connection) -> None:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    _replace_model(args)
+    if args.step_ms is not None:
+        replace_model(args.milestone, args.step_ms)
     kind = importlib.import_module(args.milestone).LLMEngine
     engine = kind(args.model, max_num_seqs=args.requests)
     engine.warm_up()
@@ -244,38 +246,11 @@ def _generate_when_told(args: argparse.Namespace, pipe: Connection) -> None:
 def _serve(args: argparse.Namespace, log: str) -> None:
     output = os.open(log, os.O_WRONLY)
     os.dup2(output, 1)
-    _replace_model(args)
+    if args.step_ms is not None:
+        replace_model(args.milestone, args.step_ms)
     options = ["--model", args.model, "--port", "0", "--max-num-seqs", str(args.requests)]
     options += ["--max-queued", "1"] + (["--threads", str(args.threads)] if args.threads else [])
     sys.exit(importlib.import_module(f"{args.milestone}.serve").main(options))
-
-
-def _replace_model(args: argparse.Namespace) -> None:
-    """Let steps wait instead of computing, if --step-ms says so."""
-    if args.step_ms is None:
-        return
-    from milestone_llm.engine.plan import LaunchedStep
-    from milestone_llm.engine.request import SampledToken
-
-    class Waiting:
-        def launch(self, plan: Any) -> LaunchedStep:
-            end = time.perf_counter() + args.step_ms / 1e3
-            due = [each.request_id for row in plan.rows for each in row.sampling_requests]
-
-            def wait() -> dict[str, SampledToken]:
-                time.sleep(max(0.0, end - time.perf_counter()))
-                return dict.fromkeys(due, SampledToken(40))  # a token with a text
-
-            return LaunchedStep(wait)
-
-        def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
-            return launched.wait()
-
-        def reset(self) -> None:
-            pass
-
-    engine = importlib.import_module(f"{args.milestone}.engine").LLMEngine
-    engine.build_runner = lambda self: Waiting()
 
 
 if __name__ == "__main__":
