@@ -296,6 +296,13 @@ def _remarks(data: dict[str, Any]) -> list[str]:
             for point in data["points"]
             if has_collapsed(point)
         ),
+        *(
+            f"{point['server']} at {point['rate']:g} a second: {point['completed_s']:.1f} are "
+            f"served a second and {point['most_inside']} are inside at most, so the last of them "
+            f"waits about {point['most_inside'] / point['completed_s']:.1f} s"
+            for point in data["points"]
+            if point["refused"] and point["completed"]
+        ),
         f"at worst, the client sent a request {late:.0f} ms late, which counts as latency",
     ]
 
