@@ -12,8 +12,8 @@ SHORT = SamplingParams(max_tokens=8, ignore_eos=True)
 
 print("                        steps from the question to      until the 24")
 print("policy    its priority  its first token  its last       are done")
-for policy, rows, priority in (("fcfs", 4, 0), ("priority", 4, 0), ("priority", 4, -1)):
-    engine = LLMEngine("tiny-llama", device="cpu", policy=policy, max_num_seqs=rows, trace="memory")
+for policy, priority in (("fcfs", -1), ("priority", 0), ("priority", -1)):
+    engine = LLMEngine("tiny-llama", device="cpu", policy=policy, max_num_seqs=4, trace="memory")
     items = [WorkItem([place + 3] * 16, LONG) for place in range(24)]
     items.append(WorkItem([99] * 16, SHORT, arrival_step=10, priority=priority))
     serve(engine, items)
