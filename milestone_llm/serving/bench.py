@@ -298,8 +298,8 @@ def _remarks(data: dict[str, Any]) -> list[str]:
         ),
         *(
             f"{point['server']} at {point['rate']:g} a second: {point['completed_s']:.1f} are "
-            f"served a second and {point['most_inside']} are inside at most, so the last of them "
-            f"waits about {point['most_inside'] / point['completed_s']:.1f} s"
+            f"served a second and {point['most_inside']} are inside at most, so a wait is "
+            f"at most about {point['most_inside'] / point['completed_s']:.1f} s"
             for point in data["points"]
             if point["refused"] and point["completed"]
         ),

@@ -3,11 +3,14 @@
 import asyncio
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+import m1_single
 from milestone_llm.bench.workloads import random_tokens, with_poisson_arrivals
 from milestone_llm.plots.sweep import draw_sweep
+from milestone_llm.serving import timed
 from milestone_llm.serving.bench import main
 from milestone_llm.serving.open_loop import Outcome, figures, send_all
 
@@ -168,6 +171,15 @@ def test_a_seed_gives_the_same_requests_and_each_rate_others(tmp_path):
     assert len(set(sent[0])) == len(sent[0]), "a prefix cache would know them"
 
 
+def test_prompts_share_their_beginning_if_asked(tmp_path):
+    lengths = ["--shared-len", "20", "--input-len", "3", "5"]
+    with FakeServer(num_answered=1000) as server:
+        swept(server, tmp_path, "--rate", "20", "20", *lengths)
+    measured = [body["prompt"] for body in server.bodies[4:]]  # the warm-up's are others
+    assert len({tuple(prompt[:20]) for prompt in measured}) == 1
+    assert {len(prompt) for prompt in measured} <= {23, 24, 25}
+
+
 def test_arrivals_are_those_of_the_seed_and_of_the_rate():
     items = random_tokens(2000, (1, 1), (1, 1), vocab_size=9)
     times = [[i.arrival_time for i in with_poisson_arrivals(items, 50, seed)] for seed in (0, 0, 1)]
@@ -205,6 +217,20 @@ def test_it_starts_and_ends_the_servers_itself(model_folder, tmp_path):
 def test_a_server_that_does_not_start_is_an_error(capsys):
     assert main(["--milestones", "no_such_milestone"]) == 2
     assert "the server did not start" in capsys.readouterr().err
+
+
+def test_steps_take_as_long_as_the_formula_says(monkeypatch):
+    slept = []
+    clock = SimpleNamespace(perf_counter=lambda: 0.0, sleep=slept.append)
+    monkeypatch.setattr(timed, "time", clock)
+    build_runner = m1_single.LLMEngine.build_runner
+    monkeypatch.setattr(m1_single.LLMEngine, "build_runner", build_runner)  # to be put back
+    timed.replace_model("m1_single", step_ms=1000, token_ms=10)
+    engine = m1_single.LLMEngine("tiny-llama", device="cpu")
+    params = m1_single.SamplingParams(max_tokens=3, ignore_eos=True)
+    outputs = engine.generate([[5] * 6, [5] * 4], params)
+    assert [output.token_ids for output in outputs] == [[timed.TOKEN_ID] * 3] * 2
+    assert slept == pytest.approx([1.12, 1.02, 1.02])  # the shorter prompt is padded to six
 
 
 def test_a_picture_of_nothing_is_refused(tmp_path):
