@@ -11,11 +11,14 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install
 
 SECONDS := 60
 
-.PHONY: help setup demo serve test storm lint clean
+PAGES := runs/pages
+
+.PHONY: help setup demo serve pages test storm lint clean
 
 help:
 	@echo "make demo   watch $(NEWEST) generate text, step by step"
 	@echo "make serve  an OpenAI-compatible server at http://127.0.0.1:8000 ($(SERVED), the real model)"
+	@echo "make pages  a page for each chapter that replays a run, in $(PAGES)"
 	@echo "make test   lint, type check and run the tests"
 	@echo "make storm  random traffic with fresh seeds, SECONDS=600 for ten minutes; says how to repeat a find"
 	@echo "make lint   lint and type check only"
@@ -39,13 +42,21 @@ demo: $(INSTALLED)
 serve: $(INSTALLED)
 	$(BIN)/python -m $(SERVED).serve
 
+pages: $(INSTALLED)
+	$(BIN)/python -m m1_single.demo --explore $(PAGES)/m1.html --out $(PAGES) > /dev/null
+	$(BIN)/python -m m2_batching.demo --explore $(PAGES)/m2.html --out $(PAGES) > /dev/null
+	$(BIN)/python -m m3_paged.demo --explore $(PAGES)/m3.html --out $(PAGES) > /dev/null
+	$(BIN)/python -m m4_prefix_chunked.demo --part 2 --explore $(PAGES)/m4.html --out $(PAGES) > /dev/null
+	$(BIN)/python -m m5_kernels.demo --explore $(PAGES)/m5.html --out $(PAGES) > /dev/null
+	@echo "Open $(PAGES)/m1.html to m5.html in a browser."
+
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -rs
 
 storm: $(INSTALLED)
 	STORM=1 $(BIN)/python -m pytest tests -k "random or stateful or storm or families"

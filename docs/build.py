@@ -16,11 +16,15 @@ A Markdown file asks for output with a comment, and the builder writes what foll
     <!-- write: COMMAND > docs/transcripts/x.txt -->     the output goes into this file
     <!-- draw: COMMAND -o docs/images/x.png -->          the picture below is drawn by it
     <!-- measured: docs/measurements/x.json by: COMMAND --> ... <!-- end -->    recorded figures
+
+And a link such as [`StepLoop._step`](../milestone_llm/engine/loop.py#L1) gets the number of the
+line where that function or class begins.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
 import os
 import re
@@ -40,6 +44,7 @@ _COMMENT = re.compile(r"<!-- (?P<kind>run|write|draw): (?P<body>.*?)-->\n", re.S
 _RUN_BLOCK = re.compile(r"\n*```console\n.*?\n```\n", re.S)
 _PICTURE = re.compile(r"\n*(!\[[^\]]*\]\([^)]*\))\n(?:\n?`[^`]*`\n)?")
 _MEASURED = re.compile(r"(<!-- measured: (\S+)\s+by: (.*?) -->\n).*?(<!-- end -->)", re.S)
+_CODE_LINK = re.compile(r"\[`(?P<name>[\w.]+)`\]\((?P<file>[^)#\s]+\.py)#L\d+\)")
 _NUMBER_OF_TIME = re.compile(r"[\d,.]+ ?(ms|s|tok/s|us|x)\b")
 
 
@@ -100,6 +105,7 @@ class Builder:
             fill = {"run": self._run, "write": self._write, "draw": self._draw}[marker.kind]
             text = text[: marker.end] + fill(where, marker, text[marker.end :])
         text = _MEASURED.sub(lambda match: self._measured(where, match), text)
+        text = _CODE_LINK.sub(lambda match: self._code_link(path, match), text)
         if not self.is_check:
             path.write_text(text, encoding="utf-8")
 
@@ -163,11 +169,36 @@ class Builder:
             self._differs(where, source, match[0], new)
         return new
 
+    def _code_link(self, page: Path, match: re.Match[str]) -> str:
+        """The link with the line at which its function begins now."""
+        number = line_of(page.parent / match["file"], match["name"])
+        new = f"[`{match['name']}`]({match['file']}#L{number})"
+        if self.is_check and new != match[0]:
+            self._differs(page.relative_to(ROOT).as_posix(), "link", match[0], new)
+        return new
+
     def _differs(self, where: str, command: str, old: str, new: str) -> None:
         lines = difflib.unified_diff(
             old.splitlines(), new.splitlines(), where, command, lineterm=""
         )
         self.problems.append("\n".join(list(lines)[:60]))
+
+
+def line_of(path: Path, name: str) -> int:
+    """The line where a function or class begins; `Class.function` names what is inside a class.
+
+    Raises:
+        ValueError: the file has none of that name.
+    """
+    node: ast.AST = ast.parse(path.read_text(encoding="utf-8"))
+    for part in name.split("."):
+        inside = (each for each in ast.iter_child_nodes(node) if getattr(each, "name", "") == part)
+        found = next(inside, None)
+        if not isinstance(found, ast.FunctionDef | ast.ClassDef):
+            raise ValueError(f"{path.name} has no {name}")
+        node = found
+    assert isinstance(node, ast.FunctionDef | ast.ClassDef)
+    return node.lineno
 
 
 def excerpt(output: str, options: dict[str, str]) -> str:

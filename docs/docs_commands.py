@@ -27,7 +27,11 @@ ENVIRONMENT = {
     "MPLBACKEND": "agg",
 }
 _ASSIGNMENT = re.compile(r"([A-Z_]+)=(.*)")
-_PRELOADED = ("transformers.models.llama", "matplotlib.figure", "m1_single")
+_PRELOADED = (
+    "transformers.models.llama.modeling_llama",
+    "matplotlib.figure",
+    "milestone_llm.engine.engine",  # not a package's root: those import nothing before it is used
+)
 
 
 def split_environment(words: list[str]) -> tuple[dict[str, str], list[str]]:

@@ -27,6 +27,7 @@ def demo(args: argparse.Namespace) -> None:
     show.requests([run])
     show.summary([run])
     show.timeline([run], args.out / PICTURE)
+    show.page([run], args.explore)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

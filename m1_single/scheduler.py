@@ -43,18 +43,28 @@ class Scheduler(BaseScheduler):
 
     def schedule(self) -> StepPlan:
         """Plan the next step: prefill a new batch if there is none, else decode all its rows."""
-        if self.batch:
-            return self._plan_decode()
-        return self._plan_prefill(self._form_batch())
+        plan = self._plan_decode() if self.batch else self._plan_prefill(self._form_batch())
+        if self.waiting:
+            head = self.waiting.peek()
+            plan.waiting_reasons[head.request_id] = str(self.reason_to_wait(head))
+        return plan
+
+    def reason_to_wait(self, request: Request) -> str | None:
+        """Why a request cannot join the batch; None if it can, which is so before it has run."""
+        num_rows = len(self.batch)
+        if self.batch_width:
+            return f"the batch of {num_rows} runs until its last request is done"
+        if num_rows >= self.config.max_num_seqs:
+            return f"max_num_seqs={self.config.max_num_seqs} requests are in the batch"
+        longest = max(row.num_tokens for row in [*self.batch, request])
+        num_tokens = (num_rows + 1) * longest
+        if self.batch and num_tokens > self.config.max_num_batched_tokens:
+            return f"padded to {longest}, {num_rows + 1} rows are more than a step's tokens"
+        return None
 
     def _form_batch(self) -> list[Request]:
         """Take waiting requests, first come first served, while padded they fit in one step."""
-        longest = 0
-        while self.waiting and len(self.batch) < self.config.max_num_seqs:
-            longest = max(longest, self.waiting.peek().num_tokens)
-            is_too_large = (len(self.batch) + 1) * longest > self.config.max_num_batched_tokens
-            if is_too_large and self.batch:
-                break
+        while self.waiting and self.reason_to_wait(self.waiting.peek()) is None:
             request = self.waiting.pop()
             request.status = RequestStatus.RUNNING
             self.batch.append(request)

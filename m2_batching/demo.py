@@ -76,6 +76,7 @@ def demo(args: argparse.Namespace) -> None:
         console.print("Times are those of a profiled run, which is slower.")
         show.profile(profiler)
     show.timeline(runs, args.out / PICTURE)
+    show.page(runs, args.explore)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

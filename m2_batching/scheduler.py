@@ -41,9 +41,12 @@ class Scheduler(BaseScheduler):
         for request in self.running:
             plan.rows.append(self._row(request))
         budget = self.config.max_num_batched_tokens - len(plan.rows)
-        # The first that does not fit stops it: nobody overtakes.
-        while self.waiting and self.reason_to_wait(self.waiting.peek(), budget) is None:
-            request = self.waiting.pop()
+        while self.waiting:
+            request = self.waiting.peek()
+            if reason := self.reason_to_wait(request, budget):
+                plan.waiting_reasons[request.request_id] = reason
+                break  # the first that does not fit stops it: nobody overtakes
+            self.waiting.pop()
             self._admit(request, plan)
             budget -= request.num_uncomputed_tokens
         return plan

@@ -71,6 +71,7 @@ def demo(args: argparse.Namespace) -> None:
     show.timeline([run], timeline)
     draw_kvmap([record.to_dict() for record in run.records], kvmap)
     show.written("kvmap", kvmap)
+    show.page([run], args.explore)
 
 
 def small_pool(args: argparse.Namespace, work: Work) -> int:

@@ -21,20 +21,24 @@ def paged_kv_usage(kv: BlockManager, running: Sequence[Request], cached: int = 0
         used=num_used,
         watermark=kv.pool.watermark,
         reserved_tokens=num_used * kv.block_size,
-        stored_tokens=sum(tokens_by_block(kv, running).values()),
+        stored_tokens=stored_tokens(kv, running),
         cached=cached,
     )
 
 
-def tokens_by_block(kv: BlockManager, running: Sequence[Request]) -> dict[int, int]:
-    """Tokens stored in each used block; a shared block counts once."""
-    stored_in: dict[int, int] = {}
-    size = kv.block_size
+def stored_tokens(kv: BlockManager, running: Sequence[Request]) -> int:
+    """Tokens stored in used blocks; what a shared block holds counts once."""
+    full: set[int] = set()
+    partly: dict[int, int] = {}
     for request in running:
-        for index, block in enumerate(kv.block_tables[request.request_id]):
-            stored = min(size, max(0, request.num_computed_tokens - index * size))
-            stored_in[block] = max(stored, stored_in.get(block, 0))
-    return stored_in
+        block_table = kv.block_tables[request.request_id]
+        num_full, rest = divmod(request.num_computed_tokens, kv.block_size)
+        full.update(block_table[:num_full])
+        if rest:
+            block = block_table[num_full]
+            partly[block] = max(rest, partly.get(block, 0))
+    in_partly = sum(tokens for block, tokens in partly.items() if block not in full)
+    return kv.block_size * len(full) + in_partly
 
 
 def kv_stats(kv: BlockManager, preempter: Preempter, running: Sequence[Request]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Preempter:
     def preempt(self, victim: Request, plan: StepPlan, reason: str) -> None:
         """Take a running request's blocks. It is the caller's to queue it again."""
         plan.preempted.append(Preemption(victim, reason))
+        plan.waiting_reasons[victim.request_id] = reason
         self.num_preemptions += 1
         victim.metrics.num_preemptions += 1
         num_tokens = victim.num_computed_tokens

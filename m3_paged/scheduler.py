@@ -54,8 +54,12 @@ class Scheduler(BaseScheduler):
         if plan.preempted:  # memory is short: newcomers would only be preempted next
             return plan
         budget = self.config.max_num_batched_tokens - len(plan.rows)
-        while self.waiting and self.reason_to_wait(self.waiting.peek(), budget) is None:
-            request = self.waiting.pop()
+        while self.waiting:
+            request = self.waiting.peek()
+            if reason := self.reason_to_wait(request, budget):
+                plan.waiting_reasons[request.request_id] = reason
+                break
+            self.waiting.pop()
             budget -= request.num_uncomputed_tokens
             self._admit(request, plan)
         return plan

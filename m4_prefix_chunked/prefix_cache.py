@@ -69,7 +69,7 @@ class PrefixCache:
     def find(self, request: Request) -> PrefixHit:
         """The longest cached prefix of a request's known tokens."""
         blocks: list[int] = []
-        if not self.is_enabled or request.lacks_prompt_logprobs:  # they need all logits
+        if not self._is_asked(request):
             return PrefixHit(blocks, 0)
         num_known, size = len(request.token_ids), self.kv.block_size
         for index in range(num_known // size):
@@ -98,10 +98,11 @@ class PrefixCache:
         Returns:
             Copies to make before the forward, as (from block, to block).
         """
-        self.counts["queries"] += self.is_enabled
-        self.counts["hits"] += hit.num_tokens > 0
-        self.counts["queried_tokens"] += request.num_tokens * self.is_enabled
-        self.counts["saved_tokens"] += hit.num_tokens
+        if self._is_asked(request):
+            self.counts["queries"] += 1
+            self.counts["hits"] += hit.num_tokens > 0
+            self.counts["queried_tokens"] += request.num_tokens
+            self.counts["saved_tokens"] += hit.num_tokens
         # Shared before anything is allocated, which could evict them.
         self.kv.adopt(request.request_id, hit.blocks)
         self.num_findable[request.request_id] = len(hit.blocks)
@@ -140,6 +141,10 @@ class PrefixCache:
         queried, saved = self.counts["queried_tokens"], self.counts["saved_tokens"]
         hit_rate = saved / queried if queried else 0.0
         return {**self.counts, "evictions": self.pool.num_evictions, "hit_rate": hit_rate}
+
+    def _is_asked(self, request: Request) -> bool:
+        """Whether to look for a prefix: log-probabilities of prompt tokens need all logits."""
+        return self.is_enabled and not request.lacks_prompt_logprobs
 
     def _hash(self, request: Request, index: int) -> bytes:
         """Hash of a request's full block; each is computed once."""

@@ -80,11 +80,12 @@ class Scheduler(BaseScheduler):
         for request in self.by_seniority():
             if budget and (request.num_uncomputed_tokens > 1 or request.forks):  # it has its blocks
                 budget -= self._add_row(request, plan, budget)
-        if plan.preempted:  # memory is short: newcomers would only be preempted next
-            return
-        while self.waiting and self.reason_to_wait(self.waiting.peek(), budget) is None:
-            request = self.waiting.pop()
-            num_cached = self._admit(request, plan)
+        while self.waiting and not plan.preempted:  # newcomers would only be preempted next
+            request = self.waiting.peek()
+            if reason := self.reason_to_wait(request, budget):
+                plan.waiting_reasons[request.request_id] = reason
+                break
+            num_cached = self._admit(self.waiting.pop(), plan)
             budget -= self._add_row(request, plan, budget, num_cached)
 
     def by_seniority(self) -> list[Request]:
@@ -130,9 +131,8 @@ class Scheduler(BaseScheduler):
         num_running = len(self.running) + sum(len(running.forks) for running in self.running)
         if num_running + len(request.forks) >= self.config.max_num_seqs:
             return f"max_num_seqs={self.config.max_num_seqs}, {num_running} are running"
-        if request.status is RequestStatus.SWAPPED:  # what was swapped out comes back
-            hit = PrefixHit([], request.num_computed_tokens)
-        else:
+        hit = PrefixHit([], request.num_computed_tokens)  # what was swapped out comes back
+        if request.status is not RequestStatus.SWAPPED:
             hit = self.prefix_cache.find(request)
         num_new_tokens = request.num_tokens - hit.num_tokens
         if budget < (1 if self.config.enable_chunked_prefill else num_new_tokens):
@@ -190,8 +190,8 @@ class Scheduler(BaseScheduler):
 
     def stats(self) -> dict[str, Any]:
         """M3's figures, and those of the prefix cache."""
-        figures = kv_stats(self.kv, self.preempter, self.running)
-        return {**figures, "prefix_cache": self.prefix_cache.stats()}
+        cache = self.prefix_cache.stats()
+        return {**kv_stats(self.kv, self.preempter, self.running), "prefix_cache": cache}
 
     def check_invariants(self) -> None:
         """Assert that no block is lost and that tables belong to running or swapped requests."""

@@ -57,6 +57,7 @@ def demo(args: argparse.Namespace) -> None:
     if engine.decoder is not None:
         show_pipeline(work, runs[-1].outputs[0].prompt_token_ids)
     show.timeline(runs, args.out / PICTURE)
+    show.page(runs, args.explore)
 
 
 def what_runs(engine: Any) -> str:

@@ -64,7 +64,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "seed": {"type": int, "default": 0, "help": "of everything that is random"},
     "threads": {**_COUNT, "help": "CPU threads (default: what torch takes)"},
-    "trace": {"metavar": "PATH.jsonl", "help": "write the trace there; console prints every step"},
+    "trace": {
+        "metavar": "PATH.jsonl",
+        "help": "trace file (or .jsonl.gz); console prints every step",
+    },
+    "explore": {
+        "type": Path,
+        "metavar": "PATH.html",
+        "help": "write a page there that replays what the engine did",
+    },
     "json": {"type": Path, "metavar": "PATH", "help": "write everything measured there"},
     "out": {
         "type": Path,

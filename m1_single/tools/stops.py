@@ -42,7 +42,7 @@ Requests join while there is a free row and the padded batch fits in one step. T
 nobody joins until the last row is done. r2 came at the same time as the others and waits.
 p [r.request_id for r in self.batch] == ['r0', 'r1']  # rows of the static batch
 p [r.request_id for r in self.waiting] == ['r2']  # left outside
-p longest == 5  # the longest prompt: all rows will be this wide
+p max(r.num_tokens for r in self.batch) == 5  # the longest prompt: all rows will be this wide
 Try `ll` (the loop that filled the batch), `p self.config.max_num_seqs`.
 
 # the plan of the first step

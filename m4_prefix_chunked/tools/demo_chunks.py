@@ -53,6 +53,9 @@ def long_arrival(args: argparse.Namespace, loaded: LoadedModel, picture: Path) -
     )
     show.summary(runs)
     show.timeline(runs, picture, by="time", label='prefill_policy="{}"')
+    if args.explore and args.part is None:  # the first page is of part 1
+        args.explore = args.explore.with_stem(f"{args.explore.stem}-2")
+    show.page(runs, args.explore)
 
 
 def print_gaps(runs: list[DemoRun]) -> None:

@@ -42,6 +42,7 @@ def shared_prefix(args: argparse.Namespace, loaded: LoadedModel, picture: Path) 
     show.summary(runs)
     print_counts(engine.stats()["prefix_cache"])
     show.timeline(runs, picture, by="time")  # there a pause is as wide as it was long
+    show.page(runs, args.explore)
 
 
 def requests(args: argparse.Namespace, loaded: LoadedModel, questions: list[str]) -> list[WorkItem]:

@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     add("--rate", type=float, help="requests a step on average (default: concurrency / 20)")
     add("--no-invariants", action="store_true", help="do not check the books after each step")
     add_options(parser, "model", "seed", "max-model-len", "max-num-batched-tokens", "block-size")
-    add_options(parser, "kv-cache-tokens", "preemption", "set", "threads", "json", "out")
+    add_options(parser, "kv-cache-tokens", "preemption", "set", "threads", "explore", "json", "out")
     parser.set_defaults(model="tiny-llama", max_model_len=512, max_num_batched_tokens=512)
     return parser
 
@@ -62,7 +62,7 @@ def before(args: argparse.Namespace) -> None:
     """
     if args.rate is not None and not args.rate > 0:
         raise ValueError(f"--rate must be above 0 requests a step, got {args.rate:g}")
-    for path in filter(None, (args.out / PICTURE, args.json)):
+    for path in filter(None, (args.out / PICTURE, args.explore, args.json)):
         try_to_write(path)
 
 
@@ -70,6 +70,7 @@ def stress(args: argparse.Namespace) -> StressReport:
     """Build, run, report."""
     from m4_prefix_chunked import LLMEngine
     from milestone_llm.demo import show
+    from milestone_llm.trace.explore import Run, write_page
 
     from . import stress_plot, stress_report, stress_traffic
 
@@ -84,6 +85,7 @@ def stress(args: argparse.Namespace) -> StressReport:
         policy="priority",
         seed=args.seed,
         check_invariants=not args.no_invariants,
+        trace="memory" if args.explore else None,
         **config_fields(args.set),
     )
     traffic = stress_traffic.Traffic(
@@ -105,6 +107,9 @@ def stress(args: argparse.Namespace) -> StressReport:
     if report.samples:
         stress_plot.draw_stress(report, args.out / PICTURE)
         show.written("\npicture", args.out / PICTURE)
+    if args.explore:
+        write_page([Run.of("stress", engine)], args.explore)
+        show.written("\npage", args.explore)
     return report
 
 

@@ -6,7 +6,7 @@
     output    [num_tokens, hidden_size]   |========= scaled, x weight  ==========|
 
 A row fits in the registers of one program: it is read once, though the mean must be known before
-the first element can be scaled. Fused with the addition it saves one write and two reads of
+the first element can be scaled. Fused with the addition it saves a launch and one read of
 `[num_tokens, hidden_size]`, twice a layer. Rounding follows Hugging Face: the sum is rounded to the
 model's type before the norm sees it, and the scaled row again before the weight.
 Paper: Zhang and Sennrich, Root Mean Square Layer Normalization (2019).

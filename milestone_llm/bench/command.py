@@ -11,6 +11,7 @@ import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milestone_llm.cli import config_fields, console, positive, run_command, try_to_write
@@ -75,7 +76,7 @@ class Bench:
 
     def main(self, scenario: Scenario) -> None:
         """Run a scenario and write what it has measured."""
-        for path in (self.args.json, self.args.markdown):
+        for path in (self.args.json, self.args.markdown, self.args.explore):
             if path:
                 try_to_write(path)
         if self.args.baseline and self.args.scenario != "workload":
@@ -189,7 +190,21 @@ class Bench:
         print_report(console, data, contest.tables)
         self.contests.append(data)
         self._markdown.append(markdown(data, contest.tables))
+        if self.args.explore:
+            self._write_page(contest, self.args.explore)
         return data
+
+    def _write_page(self, contest: Contest, path: Path) -> None:
+        """Serve the work once more, traced, with the first two engines; nothing of it is timed."""
+        from milestone_llm.trace.explore import write_page
+
+        from .measure import traced_run
+
+        if len(self.contests) > 1:
+            path = path.with_stem(f"{path.stem}-{len(self.contests)}")
+        engines = [each for each in contest.contestants if each.engine is not None][:2]
+        write_page([traced_run(each, contest.items) for each in engines], path)
+        console.print(f"written: {path}", markup=False, soft_wrap=True)
 
 
 def workload(bench: Bench) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from milestone_llm.cli import freeze_garbage, log_console, progress_bar
+from milestone_llm.trace.explore import Run
 from milestone_llm.trace.tracer import Tracer
 
 from .workloads import WorkItem, serve
@@ -122,6 +123,17 @@ def prepare(engine: Any, is_traced: bool) -> None:
         engine.reset_prefix_cache()
     if is_traced:
         engine.tracer = Tracer()
+
+
+def traced_run(contestant: Contestant, items: Sequence[WorkItem]) -> Run:
+    """Serve the work once more with an engine, for the page that replays it."""
+    engine = contestant.engine
+    before = engine.tracer
+    prepare(engine, is_traced=True)
+    serve(engine, items)
+    run = Run.of(contestant.name, engine)
+    engine.tracer = before
+    return run
 
 
 def check_work(name: str, items: Sequence[WorkItem], result: RunResult) -> None:

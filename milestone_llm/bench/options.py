@@ -45,7 +45,7 @@ def bench_parser(
     )
     add("--rounds", type=positive, default=1, help="repeat, and report the median and the spread")
     limits = ("max-num-seqs", "max-num-batched-tokens", "max-model-len")
-    add_options(parser, "model", *limits, "set", "seed", "threads", "json")
+    add_options(parser, "model", *limits, "set", "seed", "threads", "explore", "json")
     parser.set_defaults(max_num_seqs=None, max_num_batched_tokens=2048)
     add("--dtype", help="float32, bfloat16, float16 (default: float32 on a CPU, else bfloat16)")
     add("--device", help="cpu, cuda, cuda:1... (default: CUDA where there is one)")

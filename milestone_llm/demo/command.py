@@ -31,7 +31,7 @@ def demo_parser(milestone: str, description: str | None) -> argparse.ArgumentPar
     meaning = "output tokens of every request instead of the demo's own, unless EOS comes before"
     add("--max-tokens", type=positive, metavar="N", help=meaning)
     add("--temperature", type=float, default=0.0, help="0 is greedy")
-    add_options(parser, "max-num-seqs", "seed", "threads", "trace", "out")
+    add_options(parser, "max-num-seqs", "seed", "threads", "trace", "explore", "out")
     return parser
 
 
@@ -63,9 +63,11 @@ def run_demo(demo: Demo, args: argparse.Namespace, pictures: Sequence[str], *, s
 
 def _before(args: argparse.Namespace, pictures: Sequence[str], seconds: int) -> None:
     paths = [args.out / picture for picture in pictures]
+    if args.explore:
+        paths.append(args.explore)
     if args.trace not in (None, "console", "memory"):
-        if not args.trace.endswith(".jsonl"):
-            raise ValueError(f"--trace is a path in .jsonl or console, got {args.trace!r}")
+        if not args.trace.endswith((".jsonl", ".jsonl.gz")):
+            raise ValueError(f"--trace is a path in .jsonl[.gz] or console, got {args.trace!r}")
         paths.append(Path(args.trace))
     for path in paths:
         try_to_write(path)

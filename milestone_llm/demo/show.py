@@ -15,6 +15,7 @@ from rich.text import Text
 from milestone_llm.cli import console
 from milestone_llm.plots.timeline import draw_timeline
 from milestone_llm.trace.console import ConsoleSink, print_changes
+from milestone_llm.trace.explore import Run, write_page
 from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.text import plural
 
@@ -167,6 +168,13 @@ def timeline(runs: Sequence[DemoRun], path: Path, by: str = "step", label: str =
     draw_timeline(plain, [label.format(run.label) for run in runs], path, by=by)
     console.print()
     written("timeline", path)
+
+
+def page(runs: Sequence[DemoRun], path: Path | None) -> None:
+    """Write the page that replays one or two runs, if there is to be one, and say where it is."""
+    if path is not None:
+        write_page([Run.of(run.label, run.engine) for run in runs[:2]], path)
+        written("page", path)
 
 
 def written(what: str, path: Path) -> None:

@@ -7,7 +7,7 @@ rest. Outputs of a request go to whoever brought it: a call of `generate` or `st
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -70,7 +70,7 @@ class BaseEngine(ABC):
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
         self.eos_token_ids = stop_token_ids(self.model)
         self.max_model_len = self.config.resolve_max_model_len(max_position(self.model))
-        tracer = self.open_trace(self.config.trace)
+        tracer = self.open_trace(self.config.trace, self.tokenizer and self.tokenizer.decode)
         self.scheduler = self.build_scheduler()
         self._loop = StepLoop(
             self.milestone,
@@ -120,8 +120,10 @@ class BaseEngine(ABC):
 
     @staticmethod
     @abstractmethod
-    def open_trace(option: str | None) -> StepWatcher | None:
-        """What watches the steps, made of `EngineConfig.trace`."""
+    def open_trace(
+        option: str | None, decode: Callable[[list[int]], str] | None
+    ) -> StepWatcher | None:
+        """What watches the steps, made of `EngineConfig.trace`; `decode` is the tokenizer's."""
 
     @abstractmethod
     def build_scheduler(self) -> BaseScheduler:
@@ -263,7 +265,7 @@ class BaseEngine(ABC):
     def warm_up(self) -> None:
         """Do what a first request would have to wait for.
 
-        Counts and seeds are as if it had never happened; the prefix cache has one query more.
+        Counts and seeds are as if it had never happened.
 
         Raises:
             RuntimeError: there are requests already.
@@ -274,7 +276,10 @@ class BaseEngine(ABC):
         num_arrivals = self._intake.num_arrivals
         self.tracer = None
         try:
-            self.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))
+            prompt = [0] * min(2, self.max_model_len - 1)
+            # With prompt_logprobs it asks nothing of a prefix cache, which counts its queries.
+            params = SamplingParams(max_tokens=2, ignore_eos=True, prompt_logprobs=0)
+            self.generate([prompt], params)
         finally:
             self.tracer = tracer
             self.counts.update(counts)

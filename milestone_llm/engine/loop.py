@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from .exclusive import Exclusive
 from .inputs import check_request_id
+from .kv import KVEvent
 from .outbox import Outbox, Reader
 from .outputs import RequestOutput
 from .plan import LaunchedStep, StepPlan
@@ -36,8 +37,12 @@ class StepInFlight:
     """A step that was launched and whose tokens have not been taken in."""
 
     plan: StepPlan
-    launched: LaunchedStep
     times: list[float]
+    num_arrived: int
+    """Requests that came before it was planned, beyond those that have been recorded."""
+    num_events_before: int
+    """Events that happened before it was planned, beyond those that have been recorded."""
+    launched: LaunchedStep | None = None
 
 
 class StepLoop:
@@ -70,7 +75,8 @@ class StepLoop:
         self.counts = dict.fromkeys(
             ("steps", "rows", "prefill_tokens", "decode_tokens", "padding_tokens", "finished"), 0
         )
-        self._ended: list[tuple[str, str]] = []  # (id, reason) since the last step, for the trace
+        self._arrived: list[str] = []  # not recorded yet, for the trace; so is what follows
+        self._ended: list[tuple[str, str]] = []  # (id, reason)
         self._to_abort: list[str] = []
         self._exclusive = Exclusive(self._restart)
 
@@ -104,6 +110,8 @@ class StepLoop:
             if reader is not None:
                 reader.num_unfinished += 1
             self.scheduler.add(request)
+            if self.tracer is not None:
+                self._arrived.append(request.request_id)
 
     def _abort(self, request_id: str) -> RequestOutput | None:
         request = self.requests.get(request_id)
@@ -155,9 +163,11 @@ class StepLoop:
 
     def _launch(self) -> bool:
         """Plan a step and start it. False if nothing can be computed before tokens come back."""
+        num_events_before = len(self.scheduler.events)
         times = [time.perf_counter()]
         plan = self.scheduler.schedule()
         times.append(time.perf_counter())
+        step = StepInFlight(plan, times, len(self._arrived), num_events_before)
         if plan.is_empty:
             assert self.in_flight, "the scheduler has unfinished requests but plans nothing"
             return False
@@ -165,50 +175,51 @@ class StepLoop:
             if request.metrics.first_scheduled_time is None:
                 request.metrics.first_scheduled_time = times[-1]
         try:
-            launched = self.runner.launch(plan)
+            step.launched = self.runner.launch(plan)
         except Exception:
             with contextlib.suppress(Exception):
                 self._settle_all()  # the step before is as good as ever
-            self._fail(plan, times)
+            self._fail(step)
             raise
         self.scheduler.mark_launched(plan)
         if self.tracer is not None:  # block tables as they are now
             for row in plan.rows:
                 row.blocks = list(row.blocks)
-        self.in_flight.append(StepInFlight(plan, launched, times))
+        self.in_flight.append(step)
         return True
 
     def _settle(self) -> None:
         """Wait for the oldest step under way and take in its tokens."""
         step = self.in_flight.popleft()
+        assert step.launched is not None
         try:
             sampled = self.runner.collect(step.launched)
         except Exception:
-            self._fail(step.plan, step.times)
+            self._fail(step)
             raise
         step.times.append(time.perf_counter())
         outputs = self.scheduler.update(step.plan, sampled)
         step.times.append(time.perf_counter())
-        self._close_step(step.plan, step.times, sampled, outputs)
+        self._close_step(step, sampled, outputs)
 
     def _settle_all(self) -> None:
         while self.in_flight:
             self._settle()
 
-    def _fail(self, plan: StepPlan, times: list[float]) -> None:
+    def _fail(self, step: StepInFlight) -> None:
         """End the requests of a step whose forward raised."""
-        outputs = self.scheduler.fail(plan)
-        times += [time.perf_counter()] * (4 - len(times))
-        self._close_step(plan, times, {}, outputs)
+        outputs = self.scheduler.fail(step.plan)
+        step.times += [time.perf_counter()] * (4 - len(step.times))
+        self._close_step(step, {}, outputs)
 
     def _close_step(
         self,
-        plan: StepPlan,
-        times: list[float],
+        step: StepInFlight,
         sampled: dict[str, SampledToken],
         outputs: list[RequestOutput],
     ) -> None:
         """Deliver, count, record and check what the step did."""
+        plan = step.plan
         for output in outputs:
             leader = self.requests[output.request_id]
             self.outbox.put(output, leader.reader)
@@ -220,16 +231,28 @@ class StepLoop:
         counts["prefill_tokens"] += plan.num_tokens - num_decode_tokens
         counts["decode_tokens"] += num_decode_tokens
         counts["padding_tokens"] += plan.num_padding_tokens
-        events = self.scheduler.drain_events()
+        # What happens to KV memory once the next step has been planned belongs to that step.
+        num_events = self.in_flight[0].num_events_before if self.in_flight else None
+        events = self.scheduler.drain_events(num_events)
+        for later in self.in_flight:
+            later.num_events_before -= len(events)
         if self.tracer is not None:
-            ended, self._ended = self._ended, []
-            number = counts["steps"] - 1
-            self.tracer.record(
-                SettledStep(number, self.milestone, times, plan, sampled, ended, events),
-                self.scheduler,
-            )
+            self._record(step, sampled, events)
         if self.check_invariants:
             self.scheduler.check_invariants()
+
+    def _record(
+        self, step: StepInFlight, sampled: dict[str, SampledToken], events: list[KVEvent]
+    ) -> None:
+        num_arrived = step.num_arrived
+        arrived, self._arrived = self._arrived[:num_arrived], self._arrived[num_arrived:]
+        for later in self.in_flight:
+            later.num_arrived -= num_arrived
+        ended, self._ended = self._ended, []
+        number, times, plan = self.counts["steps"] - 1, step.times, step.plan
+        assert self.tracer is not None
+        settled = (number, self.milestone, times, plan, sampled, ended, events, arrived)
+        self.tracer.record(SettledStep(*settled), self.scheduler)
 
     # -- interruptions -----------------------------------------------------------------------
 

@@ -75,6 +75,8 @@ class StepPlan:
     admitted: list[Request] = field(default_factory=list)
     resumed: list[Request] = field(default_factory=list)
     preempted: list[Preemption] = field(default_factory=list)
+    waiting_reasons: dict[str, str] = field(default_factory=dict)
+    """Why requests at the head of the queue were left there, by request id."""
     num_padding_tokens: int = 0
     """Positions computed for nobody: left padding and rows of finished requests."""
     is_launched: bool = False

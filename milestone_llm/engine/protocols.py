@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from .kv import KVEvent, KVUsage
@@ -47,6 +47,9 @@ class SettledStep:
     finished: list[tuple[str, str]]
     """(request id, reason) of requests that ended since the step before, aborted ones included."""
     events: list[KVEvent]
+    """Of this plan, and what followed until the next one was made."""
+    arrived: list[str] = field(default_factory=list)
+    """Requests that came since the step before was planned."""
 
 
 class StepWatcher(Protocol):

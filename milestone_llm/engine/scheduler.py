@@ -180,10 +180,10 @@ class BaseScheduler(ABC):
             self.waiting.remove(request)
         self.free_memory(request)
 
-    def drain_events(self) -> list[KVEvent]:
-        """What happened to KV memory since the last call, in order."""
-        events = list(self.events)
-        self.events.clear()  # the KV manager writes into this very list
+    def drain_events(self, count: int | None = None) -> list[KVEvent]:
+        """What happened to KV memory since the last call, in order; or the first `count` of it."""
+        events = self.events[:count]
+        del self.events[:count]  # the KV manager writes into this very list
         return events
 
 

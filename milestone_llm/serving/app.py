@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
@@ -23,6 +24,8 @@ from .answers import Answer
 from .desk import Call, Desk
 from .engine_loop import EngineRequest
 from .errors import ApiError, answer_bad_fields, answer_bug, answer_http_error
+from .live_page import URL as TRACE_URL
+from .live_page import LivePage
 from .protocol import (
     Body,
     ChatRequest,
@@ -40,7 +43,7 @@ STATS_SECONDS = 1.0
 class Service:
     """What the endpoints work with. The engine itself is asked through the desk only."""
 
-    def __init__(self, engine: BaseEngine, desk: Desk) -> None:
+    def __init__(self, engine: BaseEngine, desk: Desk, has_page: bool = True) -> None:
         self.desk = desk
         self.model = engine.model_name
         self.max_model_len = engine.max_model_len
@@ -51,6 +54,7 @@ class Service:
         self._tokenizer = copy.deepcopy(engine.tokenizer)
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
         self.decode_token = token_decoder(self._tokenizer)
+        self.page = LivePage(engine, desk, copy.deepcopy(engine.tokenizer)) if has_page else None
 
     def check_model(self, body: Body) -> None:
         """Refuse a request for another model than the one that is served."""
@@ -210,6 +214,17 @@ def build_app(service: Service) -> FastAPI:
     async def detokenize(body: DetokenizeRequest) -> Json:
         service.check_model(body)
         return {"prompt": await service.decode(body.tokens)}
+
+    if (page := service.page) is not None:
+
+        @app.get("/")
+        async def explorer() -> Response:
+            return HTMLResponse(page.html)
+
+        @app.get(TRACE_URL)
+        async def trace() -> Response:
+            lines = page.lines(page.subscribe())
+            return StreamingResponse(lines, media_type="application/x-ndjson")
 
     return app
 

@@ -65,6 +65,8 @@ def serve_parser(
     add("--max-body-bytes", type=positive, default=8 * 2**20, metavar="N", help="of a request")
     about = "for how long requests under way may go on after SIGTERM or Ctrl-C"
     add("--drain-seconds", type=float, default=30.0, metavar="S", help=about)
+    about = "show steps as they happen at /; whoever has a key sees everybody's there"
+    add("--page", action=argparse.BooleanOptionalAction, default=True, help=about)
     add_options(parser, "threads")
     about = "Ctrl-C is Python's own: in pdb it interrupts, elsewhere it ends the server at once"
     add("--debug", action="store_true", help=about)
@@ -103,19 +105,22 @@ def _serve(milestone: str, config: type[Any], args: argparse.Namespace) -> int:
         engine = importlib.import_module(milestone).LLMEngine(args.model, **fields)
         engine.warm_up()
         if engine.tracer is not None:  # a server runs for long: what is written is not kept, too
-            engine.tracer.sinks.append(lambda record: engine.tracer.records.clear())
+            engine.tracer.keeps_records = False
         freeze_garbage()
         limits = Limits(
             api_keys=args.api_key,
             max_queued=args.max_queued,
             max_body_bytes=args.max_body_bytes,
             drain_seconds=args.drain_seconds,
+            has_page=args.page,
         )
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
         def on_ready() -> None:
             console.print(f"{milestone} serves {engine.model_name} at {url}", soft_wrap=True)
+            if args.page:
+                console.print(f"Watch its steps at {url}/", soft_wrap=True)
             sys.stdout.flush()
 
         is_alive = Server(engine, limits, handles_ctrl_c=not args.debug).run(listener, on_ready)

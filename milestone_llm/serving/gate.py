@@ -17,6 +17,10 @@ BODY_SECONDS = 30.0
 """A body that is not there after this time is not waited for."""
 
 
+OPEN_PATHS = ("/health", "/")
+"""Paths that need no key. The page itself tells nothing; what it shows, it asks for with a key."""
+
+
 class Keys:
     """The keys that open the server. None: it is open to all."""
 
@@ -71,7 +75,7 @@ class Gate:
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         salt = self._keys.salt_of(headers.get("authorization"))
-        if salt is None and scope["path"] != "/health":
+        if salt is None and scope["path"] not in OPEN_PATHS:
             text = "the API key is missing or wrong: send it as `Authorization: Bearer KEY`"
             raise ApiError(401, text, code="invalid_api_key")
         scope.setdefault("state", {})["cache_salt"] = salt

@@ -46,6 +46,8 @@ class Limits:
     max_body_bytes: int = 8 * 2**20
     drain_seconds: float = 30.0
     """For how long requests under way may go on after SIGTERM."""
+    has_page: bool = True
+    """Whether the explorer page is at `/`: whoever has a key sees everybody's steps there."""
 
 
 class Server:
@@ -65,7 +67,7 @@ class Server:
             engine, self._desk.metrics, self._desk.deliver, self._desk.is_ready
         )
         self._desk.engine_loop = self._engine_loop
-        app = build_app(Service(engine, self._desk))
+        app = build_app(Service(engine, self._desk, limits.has_page))
         gate = Gate(app, self._desk, Keys(limits.api_keys), limits.max_body_bytes)
         self._http = uvicorn.Server(
             uvicorn.Config(

@@ -8,7 +8,7 @@ ASCII is written where the encoding knows no more.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from rich.console import Console, Group, JustifyMethod, RenderableType
@@ -21,7 +21,8 @@ from milestone_llm.trace.records import BatchRow, StepRecord
 
 from .changes import gap_text, steps_with_changes
 from .colors import request_color
-from .text import Glyphs, Words, fit, id_ranges, kv_text, plural, print_lines, safe
+from .happenings import Happening, happenings
+from .text import Glyphs, Words, fit, id_ranges, kv_text, plural, print_lines, safe, size_bar
 
 __all__ = ["ConsoleSink", "print_changes", "steps_with_changes"]
 
@@ -32,7 +33,7 @@ _COLUMNS = (
     *("who", "phase", "tokens", "positions", "context", "sampled", "text"),
     *("cached", "slot", "blocks"),
 )
-_DROP_ORDER = ("text", "positions", "sampled", "slot", "blocks", "cached", "context", "tokens")
+_DROP_ORDER = ("positions", "text", "sampled", "slot", "blocks", "cached", "context", "tokens")
 """Columns that go first where the console is narrow: rich makes columns narrower, never fewer."""
 _NUMBERS = ("tokens", "context", "sampled", "cached", "slot")
 _STYLE = {"prefill": "bold", "decode": "", "padding": "dim"}
@@ -63,8 +64,24 @@ class ConsoleSink:
         self.max_rows = max_rows
         self.decode = decode
         self._index: dict[str, int] = {}
+        self._batch_sizes: list[int] = []
 
     def __call__(self, record: StepRecord) -> None:
+        """Print one record; after the last of a run, how large its batches were."""
+        self.print_step(record)
+        self._batch_sizes.append(len(record.batch))
+        if not (record.running or record.waiting or record.swapped):
+            self.print_batch_sizes(self._batch_sizes)
+            self._batch_sizes = []
+
+    def print_batch_sizes(self, sizes: Sequence[int]) -> None:
+        """Rows of each step as one character, or of a few steps; nothing for a single step."""
+        if len(sizes) > 1:
+            bar, scale = size_bar(sizes, self.console.width - _LABEL_WIDTH, self.glyphs)
+            self.console.print(Text("rows".ljust(_LABEL_WIDTH), "dim").append(bar, "not dim"))
+            self.console.print(Text(" " * _LABEL_WIDTH + scale + "\n", "dim"))
+
+    def print_step(self, record: StepRecord) -> None:
         """Print one record."""
         batch = Padding(self._batch(record), (0, 0, 0, _INDENT))
         facts = Table.grid()
@@ -145,25 +162,17 @@ class ConsoleSink:
         return cells
 
     def _facts(self, record: StepRecord) -> Iterator[tuple[str, str | Text | Words]]:
-        """Who came and went, what happened to KV memory, and how things stand after the step."""
-        for label, names in (("admitted", record.admitted), ("resumed", record.resumed)):
-            if names:
-                yield label, self._names(names)
-        for label, entries in (("preempted", record.preempted), ("finished", record.finished)):
-            for reason in dict.fromkeys(entry["reason"] for entry in entries):
-                names = [entry["request_id"] for entry in entries if entry["reason"] == reason]
-                yield label, self._names(names, tail=f": {safe(reason, self.glyphs)}")
-        for kind, group in groupby(record.events, lambda event: event.type):
-            events = [event for event in group if event.blocks]
-            words: list[str | Text] = []
-            for event in events:
-                words += id_ranges(event.blocks)
-                if event.request_id is not None:
-                    words[-1] = self._name(event.request_id, f"{words[-1]} ({{}})")
-            count = plural(sum(len(event.blocks) for event in events), record.kv.unit)
-            if kind == "copy_on_write":
-                count = plural(len(events), "copy")
-            yield "kv", Words(words, self.glyphs, lead=f"{kind} {count}: ")
+        """What happened in its order, and how things stand after the step."""
+        for _, happened in groupby(happenings(record), lambda each: (each.kind, each.reason)):
+            group = list(happened)
+            if group[0].blocks:
+                yield "kv", self._blocks(group, record.kv.unit)
+            else:
+                tail = f": {safe(group[0].reason, self.glyphs)}" if group[0].reason else ""
+                yield (
+                    group[0].kind,
+                    self._names([str(each.request_id) for each in group], tail=tail),
+                )
         queues = [
             self._names(names, lead=f"{name} {len(names)}" + (": " if names else ""))
             for name in ("waiting", "running", "swapped")
@@ -173,13 +182,27 @@ class ConsoleSink:
         in_one = Text(" | ").join(queue.line() for queue in queues)
         is_short = in_one.cell_len <= space
         yield from zip(("queues", "", ""), [in_one] if is_short else queues, strict=False)
+        for name, reason in record.waiting_reasons.items():
+            yield "waits", self._names([name], tail=f": {safe(reason, self.glyphs)}")
         yield from zip(("kv", ""), kv_text(record.kv, space, self.glyphs), strict=False)
         if self.show_times:
             times = (
                 f"schedule {record.schedule_ms:.1f} ms, execute {record.execute_ms:.1f} ms, "
-                f"update {record.update_ms:.1f} ms"
+                f"update {record.update_ms:.1f} ms, began at {record.start_s:.3f} s"
             )
             yield "time", Text(times, "dim")
+
+    def _blocks(self, group: list[Happening], unit: str) -> Words:
+        """Events of one kind, one after the other: blocks, and whose they are."""
+        words: list[str | Text] = []
+        for each in group:
+            words += id_ranges(each.blocks)
+            if each.request_id is not None:
+                words[-1] = self._name(each.request_id, f"{words[-1]} ({{}})")
+        count = plural(sum(len(each.blocks) for each in group), unit)
+        if group[0].kind == "copy_on_write":
+            count = plural(len(group), "copy")
+        return Words(words, self.glyphs, lead=f"{group[0].kind} {count}: ")
 
     def _names(self, names: list[str], lead: str = "", tail: str = "") -> Words:
         return Words([self._name(name) for name in names], self.glyphs, lead, tail)
@@ -198,5 +221,6 @@ def print_changes(records: list[StepRecord], sink: ConsoleSink | None = None) ->
         text = gap_text(before, record) if before else ""
         if text:
             print_lines(sink.console, Text(f"{gap} {text} {gap}\n", "dim"))
-        sink(record)
+        sink.print_step(record)
         before = record
+    sink.print_batch_sizes([len(record.batch) for record in records])

@@ -28,6 +28,8 @@ class Glyphs(NamedTuple):
     """Something is left out here."""
     bar: str
     """Used, cached, free."""
+    heights: str
+    """None, then a little, up to all."""
     phase: dict[str, str]
     """One sign a phase; each is followed by the word."""
 
@@ -37,8 +39,8 @@ class Glyphs(NamedTuple):
         return ASCII if console.options.ascii_only else UNICODE
 
 
-UNICODE = Glyphs(False, "…", "█▒░", {"prefill": "▸", "decode": "•", "padding": "░"})
-ASCII = Glyphs(True, "...", "#+.", {"prefill": ">", "decode": "*", "padding": "x"})
+UNICODE = Glyphs(False, "…", "█▒░", " ▁▂▃▄▅▆▇█", {"prefill": "▸", "decode": "•", "padding": "░"})
+ASCII = Glyphs(True, "...", "#+.", " .:-=+*%#", {"prefill": ">", "decode": "*", "padding": "x"})
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,25 @@ def fill_bar(used: int, total: int, width: int, glyphs: Glyphs, cached: int = 0)
     cached_cells = min(-(-cached * width // total), width - used_cells)
     signs = glyphs.bar
     return (signs[0] * used_cells + signs[1] * cached_cells).ljust(width, signs[2])
+
+
+def size_bar(sizes: Sequence[int], width: int, glyphs: Glyphs) -> tuple[str, str]:
+    """Batch sizes over time, one character for a step or for as many as must share one.
+
+    Up to nine rows the characters are digits, else heights; steps that share one show their mean.
+
+    Returns:
+        The characters, and what they stand for.
+    """
+    num_steps = -(-len(sizes) // width)
+    parts = [sizes[first : first + num_steps] for first in range(0, len(sizes), num_steps)]
+    means, most = [sum(part) / len(part) for part in parts], max(1, *sizes)
+    share = "one step" if num_steps == 1 else f"the mean of {num_steps} steps"
+    if most <= 9:
+        return "".join(str(round(mean)) for mean in means), f"rows of the batch; a digit is {share}"
+    top = len(glyphs.heights) - 1
+    bar = "".join(glyphs.heights[-int(-mean * top // most)] for mean in means)
+    return bar, f"rows of the batch, {glyphs.heights[-1]} is {most:,}; a character is {share}"
 
 
 def kv_text(kv: KVUsage, width: int, glyphs: Glyphs) -> list[str]:

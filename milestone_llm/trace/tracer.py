@@ -1,38 +1,55 @@
 """The debug tracer: keeps, prints and writes one `StepRecord` a step.
 
 Records stay in memory (`engine.tracer.records`) and can be printed (`trace="console"` or
-`LLM_TRACE=1`) or written as one JSON line each (`trace="steps.jsonl"`). `m1_single.timeline`
-draws such a file. When tracing is off, the engine skips all of it with one test for None.
+`LLM_TRACE=1`) or written as one JSON line each (`trace="steps.jsonl"`, or `.jsonl.gz`), for
+`m1_single.timeline` to draw and `milestone_llm.trace.explore` to make a page of. When tracing is
+off, the engine skips all of it with one test for None.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
 
 from milestone_llm.engine.protocols import QueueState, SettledStep
 
+from .jsonl import JsonlSink, is_trace_path, read_jsonl
 from .records import StepRecord
+
+__all__ = ["JsonlSink", "Tracer", "read_jsonl"]
+
+Decode = Callable[[list[int]], str]
 
 
 class Tracer:
-    """Keeps `StepRecord`s and passes each on to the sinks it was given."""
+    """Keeps `StepRecord`s and passes each on to the sinks it was given.
 
-    def __init__(self, sinks: list[Callable[[StepRecord], None]] | None = None) -> None:
+    Args:
+        keeps_records: whether `records` grows; a server that runs for weeks wants sinks alone.
+    """
+
+    def __init__(
+        self,
+        sinks: list[Callable[[StepRecord], None]] | None = None,
+        keeps_records: bool = True,
+    ) -> None:
         self.records: list[StepRecord] = []
         self.sinks = sinks or []
+        self.keeps_records = keeps_records
+        self._start: float | None = None
 
     def record(self, step: SettledStep, queues: QueueState) -> None:
         """Keep one record and show or write it.
 
         A sink that fails (a full disk, a closed pipe) gets no more records; the engine goes on.
         """
-        record = StepRecord.of(step, queues)
-        self.records.append(record)
+        if self._start is None:
+            self._start = step.times[0]
+        record = StepRecord.of(step, queues, self._start)
+        if self.keeps_records:
+            self.records.append(record)
         for sink in list(self.sinks):
             try:
                 sink(record)
@@ -42,12 +59,14 @@ class Tracer:
                 warnings.warn(message, RuntimeWarning, stacklevel=2)
 
     @classmethod
-    def from_option(cls, option: str | None) -> Tracer | None:
+    def from_option(cls, option: str | None, decode: Decode | None = None) -> Tracer | None:
         """The tracer for `EngineConfig.trace`, or None when nothing is to be traced.
 
         Args:
             option: "console", "memory" (records are kept, nothing is shown), a path that ends in
-                .jsonl, or None, which leaves the word to the environment variable `LLM_TRACE`.
+                .jsonl or .jsonl.gz, or None, which leaves the word to the environment variable
+                `LLM_TRACE`.
+            decode: text of token ids, to be printed beside sampled ones.
 
         Raises:
             ValueError: the option is none of these.
@@ -60,38 +79,9 @@ class Tracer:
         if option == "console":
             from .console import ConsoleSink
 
-            return cls([ConsoleSink()])
-        if option.endswith(".jsonl"):
+            return cls([ConsoleSink(decode=decode)])
+        if is_trace_path(option):
             return cls([JsonlSink(Path(option))])
-        raise ValueError(f'trace must be "console", "memory" or a path in .jsonl, got {option!r}')
-
-
-class JsonlSink:
-    """Writes one JSON line a record; each is on disk when the step returns."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = path.open("w", encoding="utf-8")
-
-    def __call__(self, record: StepRecord) -> None:
-        """Append one line."""
-        self._file.write(json.dumps(record.to_dict()) + "\n")
-        self._file.flush()
-
-
-def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
-    """The records of a trace file as plain data.
-
-    Raises:
-        ValueError: a line is no JSON, or lacks a field; the message names the line.
-    """
-    records = []
-    with Path(path).open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                record = json.loads(line)
-                record["step"], record["batch"], record["kv"]
-            except (json.JSONDecodeError, KeyError, TypeError) as error:
-                raise ValueError(f"{path}, line {number}: not a trace record ({error!r})") from None
-            records.append(record)
-    return records
+        raise ValueError(
+            f'trace must be "console", "memory" or a path in .jsonl or .jsonl.gz, got {option!r}'
+        )

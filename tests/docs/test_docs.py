@@ -135,6 +135,19 @@ def test_a_slow_command_is_left_out_of_a_quick_check(build, monkeypatch, tmp_pat
     assert (after, builder.problems) == (page, [])
 
 
+def test_a_link_to_code_gets_the_line_of_its_function(build, monkeypatch, tmp_path):
+    (tmp_path / "loop.py").write_text(
+        "import ast\n\n\nclass Loop:\n    def step(self):\n        pass\n"
+    )
+    text = "See [`Loop.step`](loop.py#L1) and [`Loop`](loop.py#L4).\n"
+    once, _ = built(build, monkeypatch, tmp_path, text, "")
+    assert once == "See [`Loop.step`](loop.py#L5) and [`Loop`](loop.py#L4).\n"
+    _, builder = built(build, monkeypatch, tmp_path, text, "", is_check=True)
+    assert "+[`Loop.step`](loop.py#L5)" in builder.problems[0]
+    with pytest.raises(ValueError, match=r"loop.py has no Loop.stop"):
+        built(build, monkeypatch, tmp_path, "[`Loop.stop`](loop.py#L1)", "")
+
+
 def test_recorded_figures_come_from_their_file(build, tmp_path):
     measured = build.measured
     assert "Not recorded yet" in measured(tmp_path / "none.json", "python -m m2_batching.bench")

@@ -17,7 +17,7 @@ import m2_batching
 import m3_paged
 import milestone_llm.trace
 from engine_helpers import greedy, make_engine, tiny_model
-from milestone_llm.engine.kv import KVUsage
+from milestone_llm.engine.kv import KVEvent, KVUsage
 from milestone_llm.plots.timeline import draw_timeline, main, step_extents
 from milestone_llm.plots.timeline_spans import (
     Mark,
@@ -151,7 +151,7 @@ def test_marks_name_what_happened() -> None:
             0,
             rows={"b": "decode", "c": "decode"},
             preempted=[{"request_id": "a", "reason": "no free block for b"}],
-            events=[{"type": "copy_on_write", "request_id": "b", "blocks": [1, 2]}],
+            events=[KVEvent("copy_on_write", "b", [1, 2])],
             finished=[{"request_id": "c", "reason": "stop"}],
         ),
         record(1, resumed=["a"], finished=[{"request_id": "b", "reason": "abort"}]),

@@ -55,11 +55,16 @@ def full_step() -> StepRecord:
         finished=[{"request_id": "r0", "reason": "stop"}],
         kv=KVUsage("block", 64, 40, 51, 640, 598, 10),
         events=[
-            KVEvent("alloc", "r1", [9]),
+            KVEvent("swap_out", "r5", [1]),
+            KVEvent("free", "r5", [1]),
             KVEvent("alloc", "r2", [1]),
-            KVEvent("free", "r0", [10, 12, 11]),
             KVEvent("copy_on_write", "r2", [4, 12]),
+            KVEvent("alloc", "r1", [9]),
+            KVEvent("free", "r0", [10, 12, 11]),
         ],
+        start_s=1.204,
+        arrived=["r7", "r8"],
+        waiting_reasons={"r7": "max_num_seqs=3 requests are running"},
     )
 
 
@@ -80,17 +85,22 @@ def test_a_step_reads_like_this_at_80_columns() -> None:
    r1   ▸ prefill     +48  64..111        112        -      64  3 9 4-7
    r2   • decode       +1  30              31      917       -  0 1
    r0   • decode       +1  41              42        2       -  10 12 11
-admitted  r1
-resumed   r2
+arrived   r7 r8
 preempted r5: no free block for r2
-finished  r0: stop
-kv        alloc 2 blocks: 9 (r1) 1 (r2)
-kv        free 3 blocks: 10 12 11 (r0)
+kv        swap_out 1 block: 1 (r5)
+kv        free 1 block: 1 (r5)
+resumed   r2
+kv        alloc 1 block: 1 (r2)
 kv        copy_on_write 1 copy: 4 12 (r2)
+admitted  r1
+kv        alloc 1 block: 9 (r1)
+finished  r0: stop
+kv        free 3 blocks: 10 12 11 (r0)
 queues    waiting 2: r7 r8 | running 2: r1 r2 | swapped 1: r5
+waits     r7: max_num_seqs=3 requests are running
 kv        [███████████████▒▒▒▒░░░░░] 40 of 64 blocks used, 24 free (10 cached)
           598 tokens stored, 640 reserved (6.6% empty)
-time      schedule 0.1 ms, execute 8.0 ms, update 0.2 ms
+time      schedule 0.1 ms, execute 8.0 ms, update 0.2 ms, began at 1.204 s
 
 """
     )
@@ -176,7 +186,7 @@ def test_a_true_order_of_events_and_whose_blocks_they_are() -> None:
     record = full_step()
     record.events[:0] = [KVEvent("free", "r5", [1, 2, 3]), KVEvent("evict", None, [8])]
     events = [line for line in printed(record).splitlines() if line.startswith("kv  ")]
-    assert [line.split()[1] for line in events[:3]] == ["free", "evict", "alloc"]
+    assert [line.split()[1] for line in events[:3]] == ["free", "evict", "swap_out"]
     assert [line.split(": ")[1] for line in events[:2]] == ["1-3 (r5)", "8"]
 
 

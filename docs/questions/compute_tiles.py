@@ -1,0 +1,80 @@
+"""Attention of N tokens with an N x N matrix of scores, and in tiles: memory of both.
+
+Memory is measured: bytes of all tensors that are alive at once, at the worst moment.
+"""
+
+import weakref
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+HEADS, HEAD_DIM, TILE = 4, 64, 128
+
+
+class PeakMemory(TorchDispatchMode):
+    """Adds up the memory of tensors made inside, and takes it off again when it is freed."""
+
+    def __init__(self, *inputs: torch.Tensor) -> None:
+        super().__init__()
+        self.inputs = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+        self.sizes: dict[int, int] = {}  # bytes of what is alive, by address
+        self.peak = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Called with every operator."""
+        result = func(*args, **(kwargs or {}))
+        storage = result.untyped_storage() if isinstance(result, torch.Tensor) else None
+        if storage is not None and storage.data_ptr() not in self.inputs | set(self.sizes):
+            self.sizes[storage.data_ptr()] = storage.nbytes()
+            self.peak = max(self.peak, sum(self.sizes.values()))
+            weakref.finalize(storage, self.sizes.pop, storage.data_ptr())
+        return result
+
+
+def whole(query, key, value):
+    """Scores of all pairs in one matrix `[heads, N, N]`."""
+    scores = query @ key.transpose(1, 2)
+    is_later = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
+    return scores.masked_fill_(is_later, -torch.inf).softmax(-1) @ value
+
+
+def tiled(query, key, value):
+    """A tile of queries against one tile of keys after the other, by online softmax."""
+    output = torch.empty_like(query)
+    for first in range(0, query.shape[1], TILE):
+        rows = query[:, first : first + TILE]
+        row_max = torch.full((HEADS, rows.shape[1], 1), -torch.inf)
+        row_sum, total = torch.zeros_like(row_max), torch.zeros_like(rows)
+        for start in range(0, first + TILE, TILE):  # tiles above the diagonal are never computed
+            scores = rows @ key[:, start : start + TILE].transpose(1, 2)
+            if start == first:
+                is_later = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
+                scores = scores.masked_fill(is_later, -torch.inf)
+            new_max = torch.maximum(row_max, scores.amax(-1, keepdim=True))
+            rescale, weights = (row_max - new_max).exp(), (scores - new_max).exp()
+            row_sum = row_sum * rescale + weights.sum(-1, keepdim=True)
+            total = total * rescale + weights @ value[:, start : start + TILE]
+            row_max = new_max
+        output[:, first : first + TILE] = total / row_sum
+    return output
+
+
+def main() -> None:
+    """Both ways, for longer and longer prompts."""
+    torch.manual_seed(0)
+    print(f"{HEADS} heads of {HEAD_DIM}, float32, tiles of {TILE} tokens")
+    print("tokens   N x N at worst   tiles at worst   query, key, value   same result")
+    for num_tokens in (256, 512, 1024, 2048):
+        query, key, value = torch.randn(3, HEADS, num_tokens, HEAD_DIM).unbind()
+        results, peaks = [], []
+        for attention in (whole, tiled):
+            with PeakMemory(query, key, value) as memory:
+                results.append(attention(query / HEAD_DIM**0.5, key, value))
+            peaks.append(memory.peak / 1e6)
+        is_same = torch.allclose(*results, atol=1e-5)
+        inputs = 3 * query.nbytes / 1e6
+        print(f"{num_tokens:6,}{peaks[0]:13.1f} MB{peaks[1]:14.1f} MB{inputs:17.1f} MB   {is_same}")
+
+
+if __name__ == "__main__":
+    main()

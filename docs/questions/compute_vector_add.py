@@ -1,0 +1,22 @@
+"""A first kernel: c = a + b in Triton. `TRITON_INTERPRET=1` runs it without a GPU, in Python."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_kernel(a, b, c, length, TILE: tl.constexpr):  # noqa: N803
+    program = tl.program_id(0)  # which of the programs of this launch am I?
+    places = program * TILE + tl.arange(0, TILE)  # the elements that are mine
+    mask = places < length  # the last program has fewer
+    total = tl.load(a + places, mask=mask) + tl.load(b + places, mask=mask)
+    tl.store(c + places, total, mask=mask)
+
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+a, b = torch.arange(10.0, device=device), torch.full((10,), 100.0, device=device)
+c = torch.empty_like(a)
+add_kernel[(3,)](a, b, c, len(a), TILE=4)  # one launch of three programs
+print(c.tolist())
+print("as PyTorch adds:", torch.equal(c, a + b))

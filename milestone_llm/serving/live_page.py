@@ -1,0 +1,90 @@
+"""The explorer page of a running server: step records as they happen, while somebody watches."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from milestone_llm.engine.engine import BaseEngine
+from milestone_llm.trace.explore import explorer_html
+from milestone_llm.trace.live import LiveTrace, Subscription
+from milestone_llm.trace.tracer import Tracer
+
+from .desk import Desk
+from .errors import ApiError
+
+URL = "/trace"
+MAX_READERS = 8
+"""Pages that may watch at one time: each has a thread that writes JSON."""
+PATIENCE_SECONDS = 0.5
+"""After so long without a step it is looked whether the server still runs."""
+
+
+class LivePage:
+    """Feeds pages with step records. The engine is traced only while there is a reader.
+
+    Args:
+        tokenizer: for text beside sampled tokens; used by nobody else.
+    """
+
+    def __init__(self, engine: BaseEngine, desk: Desk, tokenizer: Any) -> None:
+        self.html = explorer_html(live=URL)
+        self._engine = engine
+        self._desk = desk
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()  # a tokenizer is not made for several threads
+        self._live = LiveTrace(decode=self._decode if tokenizer is not None else None)
+        self._threads = ThreadPoolExecutor(MAX_READERS, "page")
+
+    def subscribe(self) -> Subscription:
+        """One more reader.
+
+        Raises:
+            ApiError: there are too many.
+        """
+        if self._live.num_readers >= MAX_READERS:
+            raise ApiError(429, f"{MAX_READERS} pages are watching already; close one of them")
+        reader = self._live.subscribe()
+        self._desk.engine_loop.ask(self._attach)
+        return reader
+
+    async def lines(self, reader: Subscription) -> AsyncIterator[str]:
+        """What a page is sent, until it is closed or the server ends."""
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            while self._desk.closed_because is None:
+                line = await run(self._threads, reader.get, PATIENCE_SECONDS)
+                if line is not None:
+                    yield line + "\n"
+        finally:
+            reader.close()
+            self._desk.engine_loop.ask(self._detach)
+
+    def _attach(self) -> None:
+        """Between two steps: trace the engine from here on."""
+        if self._engine.tracer is None:
+            self._engine.tracer = Tracer(keeps_records=False)
+        sinks = self._sinks()
+        if self._live not in sinks:
+            sinks.append(self._live)
+
+    def _detach(self) -> None:
+        """Between two steps: if nobody watches any more, trace no longer than others want."""
+        sinks = self._sinks()
+        if self._live.num_readers == 0 and self._live in sinks:
+            sinks.remove(self._live)
+            self._live.clear()
+            if not sinks:
+                self._engine.tracer = None
+
+    def _sinks(self) -> list[Any]:
+        tracer = self._engine.tracer
+        return tracer.sinks if isinstance(tracer, Tracer) else []
+
+    def _decode(self, token_ids: list[int]) -> str:
+        with self._lock:
+            text: str = self._tokenizer.decode(token_ids)
+        return text

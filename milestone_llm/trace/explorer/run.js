@@ -1,0 +1,281 @@
+// A run: its records, and what follows from them. `addRecord` takes one record after the other, so
+// that a recorded trace and a live one are the same thing.
+
+const HUES = ["#1b7fc4", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#a6761d"];
+
+function requestColor(index) {
+  const hue = HUES[index % HUES.length];
+  const [target, share] = [["#000000", 0], ["#ffffff", 0.45], ["#000000", 0.35]][Math.floor(index / HUES.length) % 3];
+  const part = (color, at) => parseInt(color.slice(at, at + 2), 16);
+  const mixed = [1, 3, 5].map((at) => Math.round(part(hue, at) * (1 - share) + part(target, at) * share));
+  return `rgb(${mixed.join(",")})`;
+}
+
+function makeRun(meta) {
+  return {
+    meta: { label: "", budget: null, texts: {}, ...meta },
+    records: [],
+    requests: new Map(), // id -> { name, index, color, spans, rows, hasRun }
+    marks: [], // { at, kind, name, text }: what one can jump to
+    budget: meta.budget || 0, // most tokens of a step; a guess grows with the largest step
+    blockSize: 0,
+    memory: { tables: new Map(), tokens: new Map(), host: new Map(), cached: new Map() },
+    idle: [], // per step: [id, blocks, tokens] of who has memory but no row
+    host: [], // per step: [id, number of blocks] in host memory
+    cachedRuns: [], // [block, from step, to step]: free, but its content can be found
+    hasCache: false, // whether free blocks can be found by content
+    numDropped: 0,
+  };
+}
+
+function requestOf(run, name) {
+  let request = run.requests.get(name);
+  if (!request) {
+    const index = run.requests.size;
+    request = { name, index, color: requestColor(index), spans: [], rows: [], hasRun: false };
+    run.requests.set(name, request);
+  }
+  return request;
+}
+
+const colorOf = (run, name) => run.requests.get(name).color;
+const rowEnd = (row) => row.start + row.num_new_tokens;
+const stepTokens = (record) =>
+  record.num_prefill_tokens + record.num_decode_tokens + record.num_padding_tokens;
+
+function addRecord(run, record) {
+  const at = run.records.length;
+  run.records.push(record);
+  const names = [record.arrived, record.batch.map((row) => row.request_id), record.running];
+  for (const name of names.concat([record.swapped, record.waiting]).flat()) requestOf(run, name);
+  for (const { request_id } of record.finished) requestOf(run, request_id);
+  addPhases(run, record, at);
+  addMarks(run, record, at);
+  if (record.kv.unit !== "token") addMemory(run, record, at);
+  learnBudget(run, record);
+}
+
+// --- who was in which phase ----------------------------------------------------------------------
+
+function phasesOf(run, record) {
+  const phases = new Map();
+  for (const name of record.running) phases.set(name, "waiting"); // no row: the budget was spent
+  for (const name of record.waiting)
+    phases.set(name, requestOf(run, name).hasRun ? "preempted" : "waiting");
+  for (const name of record.swapped) phases.set(name, "swapped");
+  for (const row of record.batch) phases.set(row.request_id, row.phase);
+  return phases;
+}
+
+function addPhases(run, record, at) {
+  for (const [name, phase] of phasesOf(run, record)) {
+    const { spans } = requestOf(run, name);
+    const last = spans[spans.length - 1];
+    if (last && last.phase === phase && last.to === at - 1) last.to = at;
+    else spans.push({ phase, from: at, to: at, cachedShare: 0 });
+  }
+  for (const row of record.batch) {
+    const request = requestOf(run, row.request_id);
+    request.hasRun = true;
+    request.rows.push({ at, row });
+    if (row.num_cached_tokens)
+      request.spans[request.spans.length - 1].cachedShare =
+        row.num_cached_tokens / (row.num_cached_tokens + row.num_new_tokens);
+  }
+}
+
+// --- what happened, in its order -----------------------------------------------------------------
+
+const CAUSES = {
+  admitted: ["alloc", "share"],
+  resumed: ["alloc", "share", "swap_in"],
+  preempted: ["swap_out", "free"],
+  finished: ["free"],
+};
+
+function happenings(record) {
+  const ids = (kind, names) => names.map((request_id) => ({ kind, request_id, reason: "" }));
+  const told = (kind, entries) => entries.map((entry) => ({ kind, ...entry }));
+  const fates = [
+    ...told("preempted", record.preempted),
+    ...ids("resumed", record.resumed),
+    ...ids("admitted", record.admitted),
+    ...told("finished", record.finished),
+  ];
+  const list = ids("arrived", record.arrived);
+  for (const event of record.events) {
+    const index = fates.findIndex(
+      (fate) => fate.request_id === event.request_id && CAUSES[fate.kind].includes(event.type),
+    );
+    if (index >= 0) list.push(...fates.splice(index, 1));
+    if (event.blocks.length) list.push({ kind: event.type, request_id: event.request_id, blocks: event.blocks });
+  }
+  return list.concat(fates);
+}
+
+const MARKED = ["admitted", "preempted", "resumed", "copy_on_write", "evict", "finished"];
+
+function addMarks(run, record, at) {
+  for (const { kind, request_id: name, reason } of happenings(record))
+    if (MARKED.includes(kind)) run.marks.push({ at, kind, name, reason });
+}
+
+// --- KV memory -----------------------------------------------------------------------------------
+
+// Block tables follow from the events, and a row says again what its request's table is. A request
+// that ends in a step has its blocks until the step is done: its `free` is taken in afterwards.
+function addMemory(run, record, at) {
+  const { memory } = run;
+  const { tables, tokens, host, cached } = memory;
+  run.hasCache ||= record.kv.cached > 0;
+  const before = run.records[at - 1];
+  if (before && record.step !== before.step + 1) forgetWhoLeft(memory, record);
+  if (!run.blockSize && record.kv.used) run.blockSize = record.kv.reserved_tokens / record.kv.used;
+  const rows = new Map(record.batch.map((row) => [row.request_id, row]));
+  // m5_kernels frees what ended in the step before when this one has been planned.
+  const endsLater = new Set(before ? before.finished.map((entry) => entry.request_id) : []);
+  record.admitted.forEach((name) => endsLater.add(name)); // a fork may end where it begins
+  for (const { request_id } of record.preempted) endsLater.delete(request_id); // freed by the plan
+  const later = [];
+  const take = (block) => {
+    if (!cached.has(block)) return;
+    if (cached.get(block) < at) run.cachedRuns.push([block, cached.get(block), at - 1]);
+    cached.delete(block);
+  };
+  record.events.forEach((event, index) => {
+    const { type, request_id: name, blocks } = event;
+    const table = tables.get(name) || [];
+    if (type === "alloc" || type === "share") {
+      tables.set(name, table.concat(blocks));
+      blocks.forEach(take);
+    } else if (type === "copy_on_write") {
+      tables.set(name, table.map((block) => (block === blocks[0] ? blocks[1] : block)));
+      take(blocks[1]);
+    } else if (type === "evict") blocks.forEach(take);
+    else if (type === "swap_out") host.set(name, blocks.length);
+    else if (type === "swap_in") host.delete(name);
+    else if (type === "free") {
+      const comesAgain = record.events
+        .slice(index + 1)
+        .some((other) => other.request_id === name && other.type !== "free");
+      if ((rows.has(name) || endsLater.has(name)) && !comesAgain) later.push(name);
+      else freeTable(run, name, at);
+    }
+  });
+  for (const [name, row] of rows) {
+    tables.set(name, row.blocks);
+    tokens.set(name, rowEnd(row));
+  }
+  for (const name of host.keys()) if (!record.swapped.includes(name)) host.delete(name);
+  run.idle[at] = [...tables].filter(([name]) => !rows.has(name)).map(([name, table]) => [name, table, tokens.get(name) || 0]);
+  run.host[at] = [...host];
+  for (const name of later) freeTable(run, name, at + 1);
+}
+
+function freeTable(run, name, from) {
+  const { tables, tokens, cached } = run.memory;
+  const table = tables.get(name) || [];
+  tables.delete(name);
+  const kept = new Set([...tables.values()].flat());
+  const numFull = Math.floor((tokens.get(name) || 0) / run.blockSize);
+  table.forEach((block, index) => {
+    if (index < numFull && !kept.has(block)) cached.set(block, from);
+  });
+  tokens.delete(name);
+}
+
+// Records are missing in between (a live page was too slow): nobody else has memory now.
+function forgetWhoLeft({ tables }, record) {
+  for (const name of tables.keys()) if (!record.running.includes(name)) tables.delete(name);
+}
+
+// Who has KV memory while step `at` is computed: id, blocks, tokens.
+function holdersAt(run, at) {
+  return run.records[at].batch.map((row) => [row.request_id, row.blocks, rowEnd(row)]).concat(run.idle[at]);
+}
+
+// KV memory while step `at` is computed.
+function memoryAt(run, at) {
+  const { kv, batch } = run.records[at];
+  if (kv.unit === "token") return { unit: kv.unit, rows: batch, width: rectangleWidth(run, at) };
+  const owners = new Map(); // block -> ids, in order of their tables
+  const fill = new Map(); // block -> tokens
+  for (const [name, table, tokens] of holdersAt(run, at))
+    table.forEach((block, index) => {
+      const stored = Math.max(0, Math.min(run.blockSize, tokens - index * run.blockSize));
+      if (owners.has(block)) owners.get(block).push(name);
+      else owners.set(block, [name]);
+      fill.set(block, Math.max(stored, fill.get(block) || 0));
+    });
+  return { unit: kv.unit, total: kv.total, size: run.blockSize, owners, fill, cached: cachedAt(run, at), host: run.host[at] };
+}
+
+// Full blocks that were freed and not taken since. Which of two equal blocks is found by its content
+// the trace does not say: `kv.cached` counts those that are.
+function cachedAt(run, at) {
+  const blocks = new Set();
+  if (!run.hasCache) return blocks;
+  for (const [block, from, to] of run.cachedRuns) if (from <= at && at <= to) blocks.add(block);
+  for (const [block, from] of run.memory.cached) if (from <= at) blocks.add(block);
+  return blocks;
+}
+
+// A static batch gives all back at once: then its width is that of the longest row.
+function rectangleWidth(run, at) {
+  const { kv, batch } = run.records[at];
+  return Math.max(...batch.map(rowEnd), kv.reserved_tokens / Math.max(1, batch.length));
+}
+
+// --- the budget of a step ------------------------------------------------------------------------
+
+// The trace has no limits. A reason gives one away: what is left and what was used make the budget.
+function learnBudget(run, record) {
+  if (run.meta.budget) return;
+  const useful = record.num_prefill_tokens + record.num_decode_tokens;
+  for (const reason of Object.values(record.waiting_reasons)) {
+    const left = /the step has (\d+) left/.exec(reason);
+    if (left) run.meta.budget = run.budget = useful + Number(left[1]);
+  }
+  run.budget = Math.max(run.budget, stepTokens(record));
+}
+
+// --- why somebody waits --------------------------------------------------------------------------
+
+function whyWaits(run, at, name) {
+  const record = run.records[at];
+  if (record.waiting_reasons[name]) return record.waiting_reasons[name];
+  const queue = [...record.swapped, ...record.waiting]; // who was swapped out came before
+  const index = queue.indexOf(name);
+  const head = queue.find((other) => record.waiting_reasons[other]);
+  if (index > 0 || (index === 0 && head)) return `waits behind ${queue[index - 1] || head}`;
+  if (record.preempted.length) return "nobody joins a step that preempted";
+  if (index === 0) return "came when the step was planned already";
+  return "it runs, but the step's tokens were spent";
+}
+
+// --- time ----------------------------------------------------------------------------------------
+
+// Where step `at` begins and ends on the x axis: in steps, or in seconds since the trace began.
+function stepBegin(run, at, axis) {
+  return axis === "steps" ? at : run.records[at].start_s;
+}
+
+function stepEnd(run, at, axis) {
+  if (axis === "steps") return at + 1;
+  const { start_s, schedule_ms, execute_ms, update_ms } = run.records[at];
+  const end = start_s + (schedule_ms + execute_ms + update_ms) / 1000;
+  const next = run.records[at + 1]; // which m5_kernels begins before this one is done
+  return next ? Math.min(end, next.start_s) : end;
+}
+
+function stepAt(run, time, axis) {
+  let low = 0;
+  let high = run.records.length - 1;
+  if (axis === "steps") return Math.max(0, Math.min(high, Math.floor(time)));
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (run.records[middle].start_s <= time + 1e-9) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}

@@ -1,0 +1,73 @@
+"""The programs behind the pages do what the pages say of them."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from milestone_llm.models.checkpoint import load_model
+
+ROOT = Path(__file__).parents[2]
+QUESTIONS = ROOT / "docs" / "questions"
+
+
+def program(name):
+    """A file of docs/questions as a module."""
+    spec = importlib.util.spec_from_file_location(name, QUESTIONS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@torch.inference_mode()
+def test_the_layer_of_m0_gives_hugging_faces_logits_with_and_without_its_cache():
+    model = load_model("tiny-llama", dtype="float32", device="cpu").model
+    ours, token_ids = program("m0_transformer").Model(model), [5, 9, 33, 7, 120]
+    theirs = model(torch.tensor([token_ids])).logits[0, -1]
+    whole, _ = ours.forward(token_ids, None)
+    _, caches = ours.forward(token_ids[:3], None)
+    in_parts, _ = ours.forward(token_ids[3:], caches)
+    torch.testing.assert_close(whole, theirs)
+    torch.testing.assert_close(in_parts, theirs)
+
+
+@torch.inference_mode()
+def test_a_key_that_is_turned_by_its_position_gives_a_score_that_depends_on_the_distance():
+    rotate = program("m0_transformer").rotate
+    query, key = torch.randn(2, 1, 1, 64, generator=torch.Generator().manual_seed(0)).unbind()
+    near, far = (rotate(query, at + 3, 1e4) * rotate(key, at, 1e4) for at in (0, 500))
+    torch.testing.assert_close(near.sum(), far.sum(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it runs here")
+def test_a_measurement_that_needs_a_gpu_says_so_without_one():
+    with pytest.raises(SystemExit, match="needs an NVIDIA GPU"):
+        program("compute_pinned")
+
+
+COMMAND = re.compile(r"`(?:[A-Z_]+=\S+ )*python -m ([\w.]+)[^`]*`")
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda page: page.name)
+def test_commands_in_the_text_of_a_page_name_modules_that_exist(page):
+    for module in COMMAND.findall(page.read_text(encoding="utf-8")):
+        path = ROOT.joinpath(*module.split("."))
+        exists = path.with_suffix(".py").exists() or (path / "__main__.py").exists()
+        assert exists or importlib.util.find_spec(module), f"{page.name}: there is no {module}"
+
+
+def test_what_the_table_of_names_calls_ours_is_called_so_in_the_code():
+    page = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
+    table = page[page.index("| here |") :].splitlines()[2:]
+    sources = [*ROOT.glob("m[1-5]_*/**/*.py"), *ROOT.glob("milestone_llm/**/*.py")]
+    words = set(re.findall(r"\w+", " ".join(path.read_text("utf-8") for path in sources)))
+    rows = [row for row in table if row.startswith("|")]
+    assert len(rows) > 15
+    for row in rows:
+        names = re.findall(r"`([A-Za-z_][\w.]*)`", row.split("|")[1])
+        unknown = [name for name in names if not words.issuperset(name.split("."))]
+        assert not unknown, f"no code has {', '.join(unknown)}"

@@ -1,0 +1,92 @@
+"""The page at `/` is fed with the steps that the server makes, and only while it watches."""
+
+from __future__ import annotations
+
+import json
+
+from milestone_llm.trace.compact import Restorer
+from serving_helpers import serve, wait_for
+
+PROMPT = "hello"
+
+
+def watch(server, **headers):
+    """A connection that has asked for the steps, past the head of the answer, and what came."""
+    connection = server.connect()
+    fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    connection.sendall(f"GET /trace HTTP/1.1\r\nHost: test\r\n{fields}\r\n".encode())
+    return connection
+
+
+def records_of(connection, until) -> list[dict]:
+    """Records from a chunked answer of JSON lines, until there are enough."""
+    text = ""
+    while True:
+        text += connection.recv(65536).decode()
+        lines = [line for line in text.split("\n") if line.startswith("{") and line.endswith("}")]
+        restorer = Restorer()
+        records = [{**restorer.record(line), "texts": texts_of(line)} for line in lines]
+        if until(records):
+            return records
+
+
+def texts_of(line: str) -> dict[int, str]:
+    return {int(token): text for token, text in json.loads(line).get("texts", {}).items()}
+
+
+def test_the_page_is_there_and_needs_no_key(m4) -> None:
+    status, page = m4.fetch("GET", "/")
+    assert status == 200
+    assert "<html" in page
+    assert '"/trace"' in page
+
+
+def test_steps_come_as_they_happen_with_the_text_of_tokens(server) -> None:
+    with watch(server) as connection:
+        assert b"200 OK" in connection.recv(15)
+        reply = server.client().completions.create(
+            model=server.model, prompt=PROMPT, max_tokens=5, temperature=0, extra_body={
+                "ignore_eos": True
+            }
+        )  # fmt: skip
+        records = records_of(connection, lambda found: any(each["finished"] for each in found))
+    first = next(each for each in records if each["batch"])
+    assert first["num_prefill_tokens"] == len(PROMPT)
+    rows = [row for each in records for row in each["batch"]]
+    sampled = [row["sampled_token"] for row in rows if row["sampled_token"] is not None]
+    assert len(sampled) == 5
+    assert {row["request_id"] for row in rows} == {reply.id}
+    assert set(sampled) == {token for each in records for token in each["texts"]}
+
+
+def test_whoever_has_no_key_sees_the_page_and_no_steps(model_folder, tmp_path) -> None:
+    options = ("--max-num-seqs", "2", "--max-model-len", "64", "--api-key", "secret")
+    with serve("m2_batching", model_folder, tmp_path / "log", *options) as server:
+        assert server.fetch("GET", "/")[0] == 200
+        assert server.fetch("GET", "/trace")[0] == 401
+        with watch(server, Authorization="Bearer secret") as connection:
+            assert b"200 OK" in connection.recv(15)
+
+
+def test_a_server_without_the_page_has_neither(model_folder, tmp_path) -> None:
+    options = ("--max-num-seqs", "2", "--max-model-len", "64", "--no-page")
+    with serve("m2_batching", model_folder, tmp_path / "log", *options) as server:
+        assert server.fetch("GET", "/")[0] == 404
+        assert server.fetch("GET", "/trace")[0] == 404
+
+
+def test_too_many_readers_are_turned_away_and_their_places_come_free(m4) -> None:
+    def status_of_one_more():
+        connection = watch(m4)
+        answer = connection.recv(15)
+        return connection, int(answer.split()[1])
+
+    readers = []
+    while (last := status_of_one_more())[1] == 200:
+        readers.append(last[0])
+        assert len(readers) <= 8
+    assert last[1] == 429
+    for connection in (*readers, last[0]):
+        connection.close()
+    connection, _ = wait_for(lambda: (found := status_of_one_more())[1] == 200 and found)
+    connection.close()

@@ -1,0 +1,338 @@
+"""The page that replays a run, in headless Chromium: what it shows is what the engine did."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import m1_single
+import m2_batching
+import m3_paged
+from engine_helpers import every_milestone, greedy, make_engine
+from milestone_llm.engine.plan import LaunchedStep, StepPlan
+from milestone_llm.trace.explore import Run, explorer_html, write_page
+from milestone_llm.trace.live import LiveTrace
+from read_back import ReadBackRunner
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+WIDE = {"width": 1440, "height": 900}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Headless Chromium. Without it these tests are skipped, and say what to install."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="the page's tests want `pip install playwright`"
+    )
+    if CHROMIUM is None:
+        pytest.skip("the page's tests want Chromium: `apt-get install chromium`")
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with playwright.sync_playwright() as api:
+        chromium = api.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield chromium
+        chromium.close()
+
+
+class Opened:
+    """A page and all that went wrong on it."""
+
+    def __init__(self, browser: Any, url: str, **options: Any) -> None:
+        self.page = browser.new_page(**{"viewport": WIDE, **options})
+        self.requests: list[str] = []
+        self.errors: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", lambda said: self.errors.append(said.text))
+        self.page.goto(url)
+        self.page.wait_for_selector("body[data-ready]")
+
+    def __call__(self, script: str, argument: Any = None) -> Any:
+        """Evaluate a script in the page."""
+        return self.page.evaluate(script, argument)
+
+
+class WatchedRunner(ReadBackRunner):
+    """Notes at every launch what the scheduler's books say, and why somebody had to wait."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(getattr(engine.config, "block_size", None))
+        self.scheduler = engine.scheduler
+        self.owners: list[dict[str, list[str]]] = []
+        self.reasons: list[dict[str, str]] = []
+        self._pending: dict[str, str] = {}
+        ask = engine.scheduler.reason_to_wait
+
+        def asked(request: Any, *limits: Any) -> str | None:
+            reason = ask(request, *limits)
+            if reason is not None:
+                self._pending[request.request_id] = reason
+            return reason  # type: ignore[no-any-return]
+
+        plan = engine.scheduler.schedule
+
+        def planned() -> StepPlan:
+            self._pending = {}  # of a plan that was empty
+            return plan()  # type: ignore[no-any-return]
+
+        engine.scheduler.reason_to_wait = asked
+        engine.scheduler.schedule = planned
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Note, then launch."""
+        kv = getattr(self.scheduler, "kv", None)
+        tables = getattr(kv, "block_tables", None)
+        if tables is None:
+            tables = {name: [region] for name, region in getattr(kv, "regions", {}).items()}
+        owners: dict[str, list[str]] = {}
+        for name in sorted(tables):
+            for block in tables[name]:
+                owners.setdefault(str(block), []).append(name)
+        self.owners.append(owners)
+        self.reasons.append(self._pending)
+        self._pending = {}
+        return super().launch(plan)
+
+
+def random_run(package: Any, seed: int = 0, **fields: Any) -> tuple[Any, WatchedRunner]:
+    """Traffic on little memory: preemptions, swaps, shared prefixes, completions, aborts."""
+    rng = random.Random(seed)
+    number = int(package.__name__[1])
+    if number >= 3:
+        fields = {"block_size": 4, "kv_cache_tokens": 48, "preemption": "swap"} | fields
+    if number >= 4:
+        fields = {"max_num_batched_tokens": 20} | fields
+    engine = make_engine(package, max_num_seqs=4, max_model_len=40, **{"trace": "memory", **fields})
+    engine.runner = runner = WatchedRunner(engine)
+    step = 0
+    while step < 60 or engine.has_unfinished_requests():
+        if step < 60 and rng.random() < 0.35:
+            prompt = [7] * rng.choice((0, 4, 8)) + [
+                rng.randrange(3, 90) for _ in range(rng.randint(1, 9))
+            ]
+            n = 2 if number >= 3 and rng.random() < 0.2 else 1
+            engine.add_request(prompt, greedy(rng.randint(1, 18), n=n))
+        if engine.requests and rng.random() < 0.04:
+            engine.abort(rng.choice(list(engine.requests)))
+        engine.step()
+        step += 1
+    return engine, runner
+
+
+def page_of(tmp_path: Path, *engines: Any) -> str:
+    """The page's address."""
+    runs = [Run.of(engine.milestone, engine) for engine in engines]
+    return write_page(runs, tmp_path / "run.html").as_uri()
+
+
+OWNERS = """() => views[0].run.records.map((_, at) => {
+  const state = memoryAt(views[0].run, at), owners = {};
+  if (state.owners) for (const [block, names] of state.owners) owners[block] = [...names].sort();
+  return owners;
+})"""
+
+
+@every_milestone
+def test_block_owners_and_reasons_are_those_of_the_engine_at_every_step(package, browser, tmp_path):
+    engine, runner = random_run(package, seed=8)
+    records = engine.tracer.records
+    opened = Opened(browser, page_of(tmp_path, engine))
+    assert len(records) == len(runner.owners) > 40
+    shown = opened(OWNERS)
+    for record, owners, expected in zip(records, shown, runner.owners, strict=True):
+        assert owners == expected, f"step {record.step}"
+    waits = [[at, name] for at, reasons in enumerate(runner.reasons) for name in reasons]
+    reasons = [reason for each in runner.reasons for reason in each.values()]
+    ask = "waits => waits.map(([at, name]) => whyWaits(views[0].run, at, name))"
+    assert opened(ask, waits) == reasons
+    assert len(reasons) > 5
+    if package is not m1_single and package is not m2_batching:
+        assert sum(len(record.preempted) for record in records) > 2
+    told = [f"step {record.step}" for record in records]
+    label = "() => { moveTo(1e9); return document.getElementById('where').textContent }"
+    assert opened(label).startswith(told[-1])
+    assert opened.errors == []
+    assert [url for url in opened.requests if not url.startswith(("file:", "data:"))] == []
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    engines = [random_run(package, seed=3)[0] for package in (m1_single, m2_batching)]
+    return page_of(tmp_path_factory.mktemp("two"), *engines)
+
+
+@pytest.fixture(scope="module")
+def paged(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
+    engine, _ = random_run(m3_paged)
+    return page_of(tmp_path_factory.mktemp("paged"), engine), engine.tracer.records
+
+
+def test_two_traces_share_one_clock(browser, two_runs):
+    opened = Opened(browser, two_runs)
+    assert opened("() => { moveTo(9); return views.map((view) => view.at) }") == [9, 9]
+    opened.page.keyboard.press("s")
+    opened("() => moveTo(lastTime() / 2)")
+    times = opened("() => views.map((v) => [v.run.records[v.at].start_s, state.time])")
+    assert all(start <= time for start, time in times)
+    assert opened.errors == []
+
+
+def test_everything_can_be_done_with_the_keyboard(browser, paged):
+    url, records = paged
+    opened = Opened(browser, url)
+    press = opened.page.keyboard.press
+    at = "() => views[0].at"
+    press("ArrowRight")
+    press("ArrowRight")
+    press("ArrowLeft")
+    assert opened(at) == 1
+    press("End")
+    assert opened(at) == len(records) - 1
+    press("Home")
+    opened.page.select_option("#kind", "preempted")
+    opened("() => document.activeElement.blur()")
+    press("n")
+    first = next(index for index, record in enumerate(records) if record.preempted)
+    assert opened(at) == first
+    for key in "+-0adst?":
+        press(key)
+    opened("() => document.querySelector('.blocks canvas').focus()")
+    press("ArrowRight")
+    assert "block 0" in opened.page.inner_text(".tip")
+    assert opened.errors == []
+
+
+def test_a_guess_is_checked_against_the_next_step_and_its_rule_is_told(browser, paged):
+    url, records = paged
+    opened = Opened(browser, url)
+    before = next(i for i, record in enumerate(records) if record.preempted) - 1
+    opened(f"() => moveTo({before})")
+    opened.page.keyboard.press("g")
+    assert opened("() => getComputedStyle(document.querySelector('.veil')).display") == "block"
+    opened.page.keyboard.press("ArrowRight")
+    assert opened("() => views[0].at") == before, "the next step stays hidden"
+    after = records[before + 1]
+    tokens = {row.request_id: row.num_new_tokens for row in after.batch}
+    victims = {one["request_id"]: one["reason"] for one in after.preempted}
+    for line in opened.page.query_selector_all("[data-guess]"):
+        name = line.get_attribute("data-guess")
+        line.query_selector("input[type=number]").fill(str(tokens.get(name, 0)))
+        if name in victims:
+            line.query_selector("input[type=checkbox]").check()
+    opened.page.click("#check")
+    answers = opened("() => [...document.querySelectorAll('.answer')].map((a) => a.textContent)")
+    assert answers
+    assert all(answer.startswith("✓") for answer in answers), answers
+    assert any(reason in answer for reason in victims.values() for answer in answers)
+    opened.page.click("#check")
+    assert opened("() => views[0].at") == before + 1
+    assert opened.errors == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(browser, paged, scheme):
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright",
+        reason="the accessibility test wants `pip install axe-playwright-python`",
+    )
+    opened = Opened(browser, paged[0], color_scheme=scheme)
+    opened("() => { moveTo(12); toggleHelp(); toggleGuess(); }")
+    found = axe.Axe().run(opened.page).response["violations"]
+    serious = [each for each in found if each["impact"] in ("serious", "critical")]
+    assert [(each["id"], each["nodes"][0]["html"]) for each in serious] == []
+
+
+@pytest.mark.parametrize("width", [800, 1440])
+def test_nothing_is_wider_than_the_window(browser, paged, width):
+    opened = Opened(browser, paged[0], viewport={"width": width, "height": 900})
+    assert opened("() => document.documentElement.scrollWidth") <= width
+
+
+def test_text_of_a_trace_is_never_taken_for_html(browser, tmp_path):
+    engine = make_engine(m2_batching, trace="memory")
+    engine.add_request([5, 6], greedy(3), request_id="<img src=x onerror=alert(1)>")
+    while engine.has_unfinished_requests():
+        engine.step()
+    run = Run("<b>{{data}}</b>", engine.tracer.records)
+    opened = Opened(browser, write_page([run], tmp_path / "run.html").as_uri())
+    assert opened("() => document.querySelectorAll('img, .run b b, h1 b').length") == 0
+    assert opened.page.inner_text("h1") == "<b>{{data}}</b>"
+    assert opened.errors == []
+
+
+# --- live ----------------------------------------------------------------------------------------
+
+
+class Server:
+    """Answers with the page, and with records as they come for whoever has the key."""
+
+    def __init__(self, live: LiveTrace) -> None:
+        server = self
+        self.done = threading.Event()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path == "/":
+                    self.answer(200, explorer_html(live="/trace").encode())
+                elif self.headers.get("Authorization") != "Bearer secret":
+                    self.answer(401, b"")
+                else:
+                    self.send_response(200)
+                    self.end_headers()
+                    with live.subscribe() as lines:
+                        while not server.done.is_set():
+                            if (line := lines.get(timeout=0.05)) is not None:
+                                self.wfile.write(line.encode() + b"\n")
+
+            def answer(self, status: int, body: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", "text/html; charset=utf-8")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.http.serve_forever)
+        self.thread.start()
+        self.url = f"http://127.0.0.1:{self.http.server_port}/"
+
+    def close(self) -> None:
+        self.done.set()
+        self.http.shutdown()
+        self.thread.join()
+        self.http.server_close()
+
+
+def test_a_live_page_asks_for_the_key_and_grows_with_the_run(browser):
+    engine, _ = random_run(m3_paged)
+    records = engine.tracer.records
+    live = LiveTrace(max_records=20)
+    for record in records[:30]:
+        live(record)
+    server = Server(live)
+    try:
+        opened = Opened(browser, server.url)
+        opened.page.fill("#key", "wrong")
+        opened.page.keyboard.press("Enter")
+        opened.page.wait_for_selector("text=That key was refused")
+        opened.page.fill("#key", "secret")
+        opened.page.keyboard.press("Enter")
+        opened.page.wait_for_function("() => views[0] && views[0].run.records.length === 20")
+        for record in records[30:40]:
+            live(record)
+        opened.page.wait_for_function("() => views[0].run.records.length === 30")
+        shown = opened("() => views[0].run.records.map((record) => record.batch)")
+        assert shown == [[vars(row) for row in record.batch] for record in records[10:40]]
+        assert not [url for url in opened.requests if not url.startswith((server.url, "data:"))]
+    finally:
+        server.close()

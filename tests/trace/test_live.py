@@ -1,0 +1,110 @@
+"""Records for readers that watch a running engine: bounded, and never waited for."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import m3_paged
+from engine_helpers import greedy, make_engine, random_prompts
+from milestone_llm.trace.compact import Restorer
+from milestone_llm.trace.live import LiveTrace
+
+
+def records_of_a_run() -> list[Any]:
+    engine = make_engine(m3_paged, max_num_seqs=2, trace="memory")
+    engine.generate(random_prompts([4, 6, 3]), greedy(12))
+    records: list[Any] = engine.tracer.records
+    return records
+
+
+RECORDS = records_of_a_run()
+
+
+def read(lines: list[str]) -> tuple[list[dict[str, Any]], int]:
+    """Whole records, and how many were dropped according to the lines."""
+    restorer, records, num_dropped = Restorer(), [], 0
+    for line in lines:
+        data = json.loads(line)
+        num_dropped = data.get("num_dropped", num_dropped)
+        if "step" in data:
+            records.append(restorer.record(line))
+    return records, num_dropped
+
+
+def drain(reader: Any) -> list[str]:
+    lines = []
+    while (line := reader.get(timeout=0)) is not None:
+        lines.append(line)
+    return lines
+
+
+def test_a_reader_gets_what_happens_and_a_new_one_what_happened_lately():
+    live = LiveTrace(max_records=5)
+    for record in RECORDS[:8]:
+        live(record)
+    reader = live.subscribe()
+    assert read(drain(reader)) == ([record.to_dict() for record in RECORDS[3:8]], 0)
+    live(RECORDS[8])
+    assert json.loads(drain(reader)[0])["changes_since"] == RECORDS[7].step
+
+
+def test_a_slow_reader_misses_the_oldest_and_is_told_how_many():
+    live = LiveTrace(max_records=4)
+    slow, quick = live.subscribe(), live.subscribe()
+    lines = []
+    for record in RECORDS[:10]:
+        live(record)
+        lines += drain(quick)
+    assert read(lines) == ([record.to_dict() for record in RECORDS[:10]], 0)
+    assert read(drain(slow)) == ([record.to_dict() for record in RECORDS[6:10]], 6)
+    assert (slow.num_dropped, quick.num_dropped) == (6, 0)
+    live(RECORDS[10])
+    assert len(drain(slow)) == 1, "what was told once is not told again"
+
+
+def test_threads_read_while_the_engine_runs():
+    live = LiveTrace(max_records=10_000)
+    engine = make_engine(m3_paged, trace="memory")
+    engine.tracer.sinks.append(live)
+    readers = [live.subscribe() for _ in range(3)]
+    lines: list[list[str]] = [[] for _ in readers]
+    threads = [
+        threading.Thread(target=lambda i=i, r=r: lines[i].extend(r)) for i, r in enumerate(readers)
+    ]
+    for thread in threads:
+        thread.start()
+    engine.generate(random_prompts([4, 6, 3]), greedy(8))
+    expected = [record.to_dict() for record in engine.tracer.records]
+    while any(len(each) < len(expected) for each in lines):
+        threading.Event().wait(0.01)
+    for reader in readers:
+        reader.close()
+    for thread in threads:
+        thread.join()
+    assert [read(each) for each in lines] == [(expected, 0)] * 3
+    assert live.num_readers == 0
+
+
+def test_who_has_closed_gets_nothing_and_costs_nothing():
+    live = LiveTrace()
+    with live.subscribe() as reader:
+        assert live.num_readers == 1
+    live(RECORDS[0])
+    assert live.num_readers == 0
+    assert reader.get() is None
+
+
+def test_lines_bring_the_text_of_tokens_once():
+    live = LiveTrace(decode=lambda token_ids: f"<{token_ids[0]}>")
+    reader = live.subscribe()
+    for record in RECORDS:
+        live(record)
+    told: dict[str, str] = {}
+    for line in drain(reader):
+        texts = json.loads(line).get("texts", {})
+        assert not told.keys() & texts.keys()
+        told |= texts
+    sampled = {row.sampled_token for record in RECORDS for row in record.batch} - {None}
+    assert told == {str(token): f"<{token}>" for token in sampled}

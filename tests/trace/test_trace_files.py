@@ -1,0 +1,206 @@
+"""Traces as files: long ones hold changes, compressed ones read back, bad ones name the line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import m3_paged
+from engine_helpers import every_milestone, greedy, make_engine, random_prompts, run_to_end
+from milestone_llm.engine.kv import KVEvent, KVUsage
+from milestone_llm.trace import explore, jsonl
+from milestone_llm.trace.compact import Restorer, Shortener
+from milestone_llm.trace.records import BatchRow, StepRecord
+from milestone_llm.trace.tracer import Tracer, read_jsonl
+
+
+def traced(package: Any, trace: str = "memory") -> Any:
+    """Requests that come, wait, share a step and go."""
+    engine = make_engine(package, max_num_seqs=3, max_model_len=32, trace=trace)
+    for number, prompt in enumerate(random_prompts([5, 9, 2, 7, 6, 3])):
+        engine.add_request(prompt, greedy(3 + 2 * number), request_id=f"q{number}")
+        engine.step()
+    run_to_end(engine)
+    return engine
+
+
+@every_milestone
+def test_changes_put_together_are_the_whole_records(package):
+    records = traced(package).tracer.records
+    shortener, restorer = Shortener(), Restorer()
+    lines = [shortener.line(record) for record in records]
+    whole = [restorer.record(line) for line in lines]
+    assert whole == [record.to_dict() for record in records]
+    assert [list(each) for each in whole] == [list(record.to_dict()) for record in records]
+    assert [StepRecord.from_dict(each) for each in whole] == records
+    assert len("".join(lines)) < sum(len(json.dumps(each)) for each in whole) * 0.75
+
+
+def test_a_sequence_with_gaps_is_right_too():
+    """A reader that is too slow gets some records only."""
+    records = traced(m3_paged).tracer.records[::3]
+    shortener, restorer = Shortener(), Restorer()
+    whole = [restorer.record(shortener.line(record)) for record in records]
+    assert whole == [record.to_dict() for record in records]
+
+
+def long_step(number: int, num_rows: int = 256) -> StepRecord:
+    """A step of a batch of requests that have been decoding for long."""
+    end = 400 + number
+    rows = []
+    for index in range(num_rows):
+        blocks = [index * 64 + block for block in range(end // 16 + 1)]
+        token = (index * 7919 + number * 104729) % 150_000
+        rows.append(BatchRow(f"r{index + 1000}", "decode", end, 1, 0, token, blocks))
+    names = [row.request_id for row in rows]
+    events = [KVEvent("alloc", name, [number]) for name in names[:: 16 if end % 16 else 1]]
+    kv = KVUsage("block", 16384, 12000, 13000, 190_000, 180_000)
+    waiting = [f"r{index}" for index in range(2000 + number, 2200)]
+    lists: dict[str, Any] = {"admitted": [], "resumed": [], "preempted": [], "finished": []}
+    counts = {"num_prefill_tokens": 0, "num_decode_tokens": num_rows, "num_padding_tokens": 0}
+    times = {"schedule_ms": 0.123, "execute_ms": 9.876, "update_ms": 0.543, "start_s": 12.345678}
+    return StepRecord(
+        step=number,
+        milestone="m4_prefix_chunked",
+        batch=rows,
+        waiting=waiting,
+        running=names,
+        swapped=[],
+        kv=kv,
+        events=events,
+        **lists,
+        **counts,
+        **times,
+    )
+
+
+def test_a_thousand_steps_of_256_rows_stay_below_10_mb(tmp_path):
+    path, num_steps = tmp_path / "long.jsonl", 60
+    sink = jsonl.JsonlSink(path)
+    records = [long_step(number) for number in range(num_steps)]
+    for record in records:
+        sink(record)
+    assert read_jsonl(path) == [record.to_dict() for record in records]
+    in_full = jsonl.MAX_FULL_CHARS
+    per_step = (path.stat().st_size - in_full) / (
+        num_steps - in_full // len(json.dumps(records[0].to_dict()))
+    )
+    assert in_full + 1000 * per_step < 10_000_000
+
+
+def test_a_short_trace_can_be_read_line_by_line(tmp_path):
+    path = tmp_path / "short.jsonl"
+    records = traced(m3_paged, str(path)).tracer.records
+    lines = path.read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [record.to_dict() for record in records]
+
+
+def test_a_compressed_trace_reads_back_while_it_is_written(tmp_path):
+    path = tmp_path / "run.jsonl.gz"
+    engine = traced(m3_paged, str(path))
+    assert read_jsonl(path) == [record.to_dict() for record in engine.tracer.records]
+    assert path.read_bytes()[:2] == b"\x1f\x8b"
+
+
+@pytest.fixture(scope="module")
+def good() -> list[str]:
+    shortener = Shortener()
+    return [shortener.line(record) for record in traced(m3_paged).tracer.records[:4]]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda lines: [], "line 1: the file is empty"),
+        (lambda lines: ["nonsense"], "line 1: not a trace record"),
+        (lambda lines: ['{"name": "somebody else\'s"}'], "line 1: not a trace record"),
+        (lambda lines: ['{"step": 0, "batch": [], "kv": {}}'], "line 1: not a record of an engine"),
+        (lambda lines: [*lines[:2], lines[2][:40]], "line 3: not a trace record"),
+        (lambda lines: [*lines[:1], *lines[2:]], "line 2: it builds on step 1"),
+        (lambda lines: lines[1:], "line 1: it builds on step 0"),
+        (lambda lines: [*lines, lines[0]], "line 5: step 0 follows step 3: the file holds several"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+def test_a_file_that_is_no_trace_gets_a_message_with_the_line(
+    spoil, message, suffix, good, tmp_path, capsys
+):
+    path = tmp_path / f"bad{suffix}"
+    text = "".join(line + "\n" for line in spoil(good)).encode()
+    path.write_bytes(gzip.compress(text) if suffix.endswith("gz") else text)
+    assert explore.main([str(path), "-o", str(tmp_path / "page.html")]) == 2
+    assert f"{path}, {message}" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_damaged_compressed_file_is_named_too(tmp_path, capsys):
+    path = tmp_path / "bad.jsonl.gz"
+    path.write_bytes(b"no gzip at all")
+    assert explore.main([str(path), "-o", str(tmp_path / "page.html")]) == 2
+    assert f"{path}, line 1: Not a gzipped file" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_command_writes_one_file_with_everything_in_it(tmp_path, capsys):
+    traces = [tmp_path / f"{name}.jsonl" for name in "ab"]
+    for path in traces:
+        traced(m3_paged, str(path))
+    page = tmp_path / "deep" / "page.html"
+    command = [*map(str, traces), "-o", str(page), "--labels", "one,two"]
+    assert explore.main(command) == 0
+    assert capsys.readouterr().out == f"wrote {page}\n"
+    text = page.read_text(encoding="utf-8")
+    assert "<title>one and two</title>" in text
+    assert "src=" not in text
+    assert "http" not in text.replace('http-equiv="Content-Security-Policy"', "")
+
+
+def test_the_page_takes_one_run_or_two():
+    run = explore.Run("a", traced(m3_paged).tracer.records)
+    with pytest.raises(ValueError, match="2 traces side by side, got 3"):
+        explore.explorer_html([run] * 3)
+    with pytest.raises(ValueError, match="the trace has no steps"):
+        explore.explorer_html([explore.Run("a", [])])
+    with pytest.raises(ValueError, match="nothing to show"):
+        explore.explorer_html()
+
+
+def test_a_tracer_that_keeps_nothing_still_tells_its_sinks():
+    seen: list[StepRecord] = []
+    engine = make_engine(m3_paged)
+    engine.tracer = Tracer([seen.append], keeps_records=False)
+    engine.generate([5, 6, 7], greedy(3))
+    assert engine.tracer.records == []
+    assert [record.step for record in seen] == [0, 1, 2]
+    assert seen[0].start_s == 0.0
+    assert 0 < seen[1].start_s < seen[2].start_s
+
+
+@every_milestone
+def test_who_arrived_and_why_the_first_of_the_queue_waits(package):
+    engine = make_engine(package, max_num_seqs=2, max_model_len=32, trace="memory")
+    for name in ("a", "b", "c", "d"):
+        engine.add_request([5, 6, 7], greedy(6), request_id=name)
+    for _ in range(4):
+        engine.step()
+    engine.add_request([5, 6, 7], greedy(2), request_id="late")
+    run_to_end(engine)
+    records = engine.tracer.records
+    assert records[0].arrived == ["a", "b", "c", "d"]
+    assert [(r.step, r.arrived) for r in records[1:] if r.arrived] == [(4, ["late"])]
+    assert list(records[0].waiting_reasons) == ["c"], "d waits behind c"
+    words = (
+        "until its last request is done" if package.__name__ == "m1_single" else "max_num_seqs=2"
+    )
+    assert words in records[0].waiting_reasons["c"]
+    assert records[-1].waiting_reasons == {}
+
+
+def test_traces_are_listed_with_the_package():
+    """Without them an installed package could not make a page."""
+    folder = Path(explore.__file__).parent / "explorer"
+    used = {f"{name}.js" for name in explore.SCRIPTS} | {"page.html", "style.css"}
+    assert {path.name for path in folder.iterdir()} == used
