@@ -29,7 +29,8 @@ from typing import Any
 
 from milestone_llm.cli import Formatter, add_options, console, positive, run_command, try_to_write
 
-PATH = "/v1/completions"
+from .client import open_request
+from .timed import replace_model
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -149,7 +150,7 @@ class Served(Process):
             if self.process.exitcode is not None:
                 raise ValueError(f"the server did not start: {log.read_text()}")
             time.sleep(0.1)
-        self._port = int(found[1])
+        self._url = f"http://127.0.0.1:{found[1]}"
 
     def work(self, is_stream: bool) -> None:
         """Have it done over HTTP."""
@@ -173,7 +174,7 @@ class Served(Process):
 
         async def refuse() -> float:
             num_inside = self._args.requests + 1  # all rows, and one that waits
-            inside = [await self._open(body) for _ in range(num_inside)]
+            inside = [await open_request(self._url, body) for _ in range(num_inside)]
             while b" 429 " not in (await self._post(body))[:20]:
                 await asyncio.sleep(0.01)
             num, start = 500, time.perf_counter()
@@ -208,20 +209,10 @@ class Served(Process):
         return await asyncio.gather(*(self._post(body) for body in bodies))
 
     async def _post(self, body: dict[str, Any]) -> bytes:
-        reader, writer = await self._open(body)
+        reader, writer = await open_request(self._url, body)
         answer = await reader.read()
         writer.close()
         return answer
-
-    async def _open(
-        self, body: dict[str, Any]
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        content = json.dumps(body).encode()
-        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=2**22)
-        writer.write(head.encode() + content)
-        return reader, writer
 
 
 # --- in the children ------------------------------------------------------------------------------
@@ -240,7 +231,8 @@ def _generate_when_told(args: argparse.Namespace, pipe: Connection) -> None:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    _replace_model(args)
+    if args.step_ms is not None:
+        replace_model(args.milestone, args.step_ms)
     kind = importlib.import_module(args.milestone).LLMEngine
     engine = kind(args.model, max_num_seqs=args.requests)
     engine.warm_up()
@@ -254,38 +246,11 @@ def _generate_when_told(args: argparse.Namespace, pipe: Connection) -> None:
 def _serve(args: argparse.Namespace, log: str) -> None:
     output = os.open(log, os.O_WRONLY)
     os.dup2(output, 1)
-    _replace_model(args)
+    if args.step_ms is not None:
+        replace_model(args.milestone, args.step_ms)
     options = ["--model", args.model, "--port", "0", "--max-num-seqs", str(args.requests)]
     options += ["--max-queued", "1"] + (["--threads", str(args.threads)] if args.threads else [])
     sys.exit(importlib.import_module(f"{args.milestone}.serve").main(options))
-
-
-def _replace_model(args: argparse.Namespace) -> None:
-    """Let steps wait instead of computing, if --step-ms says so."""
-    if args.step_ms is None:
-        return
-    from milestone_llm.engine.plan import LaunchedStep
-    from milestone_llm.engine.request import SampledToken
-
-    class Waiting:
-        def launch(self, plan: Any) -> LaunchedStep:
-            end = time.perf_counter() + args.step_ms / 1e3
-            due = [each.request_id for row in plan.rows for each in row.sampling_requests]
-
-            def wait() -> dict[str, SampledToken]:
-                time.sleep(max(0.0, end - time.perf_counter()))
-                return dict.fromkeys(due, SampledToken(40))  # a token with a text
-
-            return LaunchedStep(wait)
-
-        def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
-            return launched.wait()
-
-        def reset(self) -> None:
-            pass
-
-    engine = importlib.import_module(f"{args.milestone}.engine").LLMEngine
-    engine.build_runner = lambda self: Waiting()
 
 
 if __name__ == "__main__":

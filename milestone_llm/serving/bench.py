@@ -1,0 +1,322 @@
+"""What do clients get at which rate? `python -m milestone_llm.serving.bench --sweep`
+
+Requests come at random times (Poisson), so many a second on average, over HTTP. Each milestone's
+server is started, measured, and ended; what follows -- goes to its command line, such as
+
+    python -m milestone_llm.serving.bench --rate 1 2 4 -- --model tiny-llama --max-queued 64
+
+Times count from when a request was to be sent. A request is good if both limits are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from milestone_llm.cli import (
+    Formatter,
+    add_options,
+    console,
+    log_console,
+    positive,
+    run_command,
+    try_to_write,
+)
+
+if TYPE_CHECKING:
+    from .open_loop import Outcome
+
+SHOWN = ["m1_single", "m2_batching", "m4_prefix_chunked"]
+GROWTH = 1.5
+"""From one rate of a sweep to the next."""
+TOKEN_IDS = 150
+"""Prompts are of random ids below this, which every vocabulary has."""
+TABLES = {
+    "{server}: what became of the requests": {
+        "offered": "{offered:,.0f}",
+        "completed": "{completed:,.0f}",
+        "refused": "{refused:,.0f}",
+        "failed": "{failed:,.0f}",
+        "most\ninside": "{most_inside:,.0f}",
+        "tok/s": "{tok_s:,.1f}",
+        "good": "{good_share:.0%}",
+        "good\na second": "{goodput:.2f}",
+    },
+    "{server}: latency of the completed ones, in ms": {
+        f"{metric.upper()}\n{what}": f"{{{metric}_{what}:,.0f}}"
+        for metric in ("ttft", "itl")
+        for what in ("p50", "p95", "p99", "max")
+    },
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m milestone_llm.serving.bench",
+        description=__doc__,
+        formatter_class=Formatter,
+    )
+    add = parser.add_argument
+    add("--milestones", nargs="+", default=SHOWN, help="whose servers, one after the other")
+    add("--url", help="measure this server instead, which runs already")
+    about = "requests a second, one run for each"
+    add("--rate", nargs="+", type=_above_0, default=[1.0], metavar="R", help=about)
+    about = f"go on, {GROWTH:g} times the rate each time, until fewer than half are good"
+    add("--sweep", action="store_true", help=about)
+    add("--seconds", type=_above_0, default=30.0, metavar="S", help="for how long requests come")
+    for name, what, ends in (("input", "a prompt", [16, 64]), ("output", "an output", [8, 64])):
+        about, ends_of = f"tokens of {what}, uniformly drawn", ("MIN", "MAX")
+        option = f"--{name}-len"
+        add(option, type=positive, nargs=2, default=ends, metavar=ends_of, help=about)
+    about = "tokens of a system prompt, with which all prompts begin"
+    add("--shared-len", type=int, default=0, metavar="N", help=about)
+    about = "instead of computing, a step waits so long, and --token-ms for each position in it"
+    add("--step-ms", type=_above_0, metavar="MS", help=about)
+    add("--token-ms", type=float, default=0.0, metavar="MS", help="see --step-ms")
+    about = "most ms to the first token of a good request"
+    add("--ttft-limit", type=_above_0, default=2000.0, metavar="MS", help=about)
+    about = "most ms between its tokens, on average"
+    add("--itl-limit", type=_above_0, default=500.0, metavar="MS", help=about)
+    add_options(parser, "seed", "json")
+    add("--markdown", type=Path, metavar="PATH", help="write the tables there")
+    add("-o", "--output", type=Path, metavar="PATH.png", help="draw figures over the rate")
+    add("server", nargs="*", metavar="-- OPTION", help="options of the servers' command line")
+    args = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    command = shlex.join(["python", "-m", "milestone_llm.serving.bench", *words])
+    return run_command(lambda args: measure(args, command), args)
+
+
+def _above_0(text: str) -> float:
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def measure(args: argparse.Namespace, command: str) -> None:
+    """Measure, print, and write what the options ask for.
+
+    Raises:
+        ValueError: a range whose MIN is above its MAX, or a server that does not start.
+    """
+    from milestone_llm.bench.report import print_rows
+
+    for path in (args.json, args.markdown, args.output):
+        if path:
+            try_to_write(path)
+    if args.url and args.server:
+        raise ValueError(f"{args.url} runs already: it can't be given {shlex.join(args.server)}")
+    data: dict[str, Any] = {"command": command, **_setting(args), "points": []}
+    print_rows(console, data["about"].items(), gap=2)
+    try:
+        for name in [args.url] if args.url else args.milestones:
+            with _running(args, name) as url:
+                for point in _points(args, url):
+                    data["points"].append({"server": name, **point})
+    finally:  # what was measured before an error is kept
+        if data["points"]:
+            _report(args, data)
+
+
+def _report(args: argparse.Namespace, data: dict[str, Any]) -> None:
+    from milestone_llm.bench.report import print_report, print_rows
+
+    for name, points in _by_server(data).items():
+        print_report(console, _as_report(points), _titled(name))
+    console.print()
+    print_rows(console, [("-", remark) for remark in _remarks(data)])
+    if args.json:
+        args.json.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    if args.markdown:
+        args.markdown.write_text(_markdown(data), encoding="utf-8")
+    if args.output:
+        from milestone_llm.plots.sweep import draw_sweep
+
+        console.print(f"wrote {draw_sweep(data, args.output)}", soft_wrap=True)
+
+
+def _setting(args: argparse.Namespace) -> dict[str, Any]:
+    """What is asked of whom, by name."""
+    lengths = []
+    for name, ends in (("--input-len", args.input_len), ("--output-len", args.output_len)):
+        if ends[0] > ends[1]:
+            raise ValueError(f"{name}: MIN {ends[0]} is above MAX {ends[1]}")
+        lengths.append("{}..{}".format(*ends))
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+    shared = f"{args.shared_len} that all share and " if args.shared_len else ""
+    about = {
+        "workload": f"Poisson arrivals for {args.seconds:g} s, seed {args.seed}: "
+        f"{shared}{' and '.join(lengths)} random tokens in and out",
+        "good": f"first token within {args.ttft_limit:g} ms, the others every "
+        f"{args.itl_limit:g} ms on average",
+        "server": args.url or shlex.join(["python", "-m", *_door(args, "MILESTONE"), *args.server]),
+        "machine": f"{_device(args)}{os.cpu_count()} CPU cores, load {os.getloadavg()[0]:.1f} "
+        f"before the first run; Python {platform.python_version()}, {versions}",
+    }
+    limits = {"ttft_limit": args.ttft_limit, "itl_limit": args.itl_limit}
+    return {"about": about, **limits, "seed": args.seed}
+
+
+def _device(args: argparse.Namespace) -> str:
+    """Where servers that are started here compute, as far as that is said by their options."""
+    if args.url:
+        return "server elsewhere; here "
+    import torch
+
+    has_gpu = torch.cuda.is_available() and "cpu" not in args.server
+    return f"{torch.cuda.get_device_name() if has_gpu else 'cpu'}, "
+
+
+@contextmanager
+def _running(args: argparse.Namespace, name: str) -> Iterator[str]:
+    """A server that is there while the block runs; its URL."""
+    if args.url:
+        yield args.url
+        return
+    command = [sys.executable, "-m", *_door(args, name), "--port", "0", *args.server]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            said = re.search(r" at (http://\S+)\n", process.stdout.readline())
+            if said is None:
+                raise ValueError(f"the server did not start: {shlex.join(command)}")
+            yield said[1]
+        finally:
+            process.terminate()
+
+
+def _door(args: argparse.Namespace, name: str) -> list[str]:
+    if args.step_ms is None:
+        return [f"{name}.serve"]
+    times = ["--step-ms", f"{args.step_ms:g}", "--token-ms", f"{args.token_ms:g}"]
+    return ["milestone_llm.serving.timed", name, *times]
+
+
+def _points(args: argparse.Namespace, url: str) -> Iterator[dict[str, Any]]:
+    """Figures of a run at each rate; in a sweep, of higher and higher ones until it collapses."""
+    from milestone_llm.bench.measure import short_work
+
+    from .open_loop import figures, send_all
+
+    rates, place = list(args.rate), 0
+    while rates:
+        rate = rates.pop(0)
+        items = arrivals(args, rate, place)
+        if not place:  # a warm-up
+            _check_streams(asyncio.run(send_all(url, short_work(items[:4]))))
+        place += 1
+        point = {"rate": rate, **figures(asyncio.run(send_all(url, items)), *_limits(args))}
+        log_console.print(
+            f"{rate:g} a second: {point['completed']} completed, {point['refused']} refused, "
+            f"{point['failed']} failed, {point['good_share']:.0%} good"
+        )
+        yield point
+        if args.sweep and not rates and not has_collapsed(point):
+            rates.append(float(f"{rate * GROWTH:.3g}"))
+
+
+def _check_streams(outcomes: list[Outcome]) -> None:
+    """Refuse a server that streams no text: there would be no first token to wait for.
+
+    Raises:
+        ValueError: no answer came in more than one piece.
+    """
+    done = [each for each in outcomes if each.is_complete and each.num_tokens > 1]
+    if done and all(len(each.times) < 2 for each in done):
+        raise ValueError("the answers come in one piece: serve a model with a tokenizer")
+
+
+def _limits(args: argparse.Namespace) -> tuple[float, float]:
+    return args.ttft_limit, args.itl_limit
+
+
+def arrivals(args: argparse.Namespace, rate: float, place: int) -> list[Any]:
+    """The requests of a server's run number `place`: `rate * --seconds`, at random times."""
+    from dataclasses import replace
+    from random import Random
+
+    from milestone_llm.bench.workloads import random_tokens, with_poisson_arrivals
+
+    num_requests = max(1, round(rate * args.seconds))
+    lengths = tuple(args.input_len), tuple(args.output_len)
+    seed = args.seed + 1000 * place  # nothing of the run before is found in a prefix cache
+    items = random_tokens(num_requests, *lengths, vocab_size=TOKEN_IDS, seed=seed)
+    shared = Random(args.seed).choices(range(TOKEN_IDS), k=args.shared_len)
+    items = [replace(item, prompt=shared + item.prompt) for item in items]
+    return with_poisson_arrivals(items, rate, seed)
+
+
+def has_collapsed(point: dict[str, Any]) -> bool:
+    """Whether fewer than half of the requests were good."""
+    return bool(point["good_share"] < 0.5)
+
+
+def _by_server(data: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    points: dict[str, list[dict[str, Any]]] = {}
+    for point in data["points"]:
+        points.setdefault(point["server"], []).append(point)
+    return points
+
+
+def _titled(server: str) -> dict[str, dict[str, str]]:
+    return {title.format(server=server): columns for title, columns in TABLES.items()}
+
+
+def _as_report(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """As the reports of the other benches take it: a row for each rate."""
+    rows = {
+        f"{point['rate']:g}/s": {
+            "median": {k: v for k, v in point.items() if isinstance(v, (int, float))}
+        }
+        for point in points
+    }
+    return {"contestants": rows, "speedups": {}, "rounds": 1, "remarks": []}
+
+
+def _remarks(data: dict[str, Any]) -> list[str]:
+    late = max(point["late_ms"] for point in data["points"])
+    return [
+        *(
+            f"{point['server']} collapses at {point['rate']:g} a second: "
+            f"{point['good_share']:.0%} are good"
+            for point in data["points"]
+            if has_collapsed(point)
+        ),
+        *(
+            f"{point['server']} at {point['rate']:g} a second: {point['completed_s']:.1f} are "
+            f"served a second and {point['most_inside']} are inside at most, so a wait is "
+            f"at most about {point['most_inside'] / point['completed_s']:.1f} s"
+            for point in data["points"]
+            if point["refused"] and point["completed"]
+        ),
+        f"at worst, the client sent a request {late:.0f} ms late, which counts as latency",
+    ]
+
+
+def _markdown(data: dict[str, Any]) -> str:
+    from milestone_llm.bench.report import markdown_table, titled
+
+    parts = ["\n".join(f"- {name}: {text}" for name, text in data["about"].items())]
+    for name, points in _by_server(data).items():
+        for title, headings, rows in titled(_as_report(points), _titled(name)):
+            parts += [f"**{title}**", markdown_table(headings, rows)]
+    parts.append("\n".join(f"- {remark}" for remark in _remarks(data)))
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

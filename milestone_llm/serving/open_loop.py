@@ -1,0 +1,152 @@
+"""Requests that come when they come, whether or not the server keeps up, and what became of them.
+
+A closed loop (so many clients, each waits for its answer before it asks again) can't show a queue
+that grows: a slow server is asked less. Users don't know of each other, and so their arrivals are
+a Poisson process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any
+
+from milestone_llm.bench.measure import PERCENTS, percentile
+from milestone_llm.bench.workloads import WorkItem
+
+from .client import open_request
+
+PATIENCE = 600.0
+"""Seconds after which a request counts as failed."""
+
+
+@dataclass
+class Outcome:
+    """What became of a request. Times are in seconds after the start of the run."""
+
+    due: float
+    """When it was to be sent. Latencies count from here: a client that is late hides nothing."""
+    sent: float = 0.0
+    end: float = 0.0
+    status: int = 0
+    """Of HTTP; 0: no answer."""
+    is_complete: bool = False
+    times: list[float] = field(default_factory=list)
+    """When each event with a token arrived; late ones may carry several tokens."""
+    num_tokens: int = 0
+    """Of the output, as the server counts them."""
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first token."""
+        return self.times[0] - self.due
+
+    @property
+    def mean_gap(self) -> float:
+        """Mean seconds between two tokens."""
+        return (self.times[-1] - self.times[0]) / max(1, self.num_tokens - 1)
+
+
+async def send_all(url: str, items: Sequence[WorkItem]) -> list[Outcome]:
+    """Send each item when its time has come, and wait for all answers.
+
+    Args:
+        url: of the server.
+        items: prompts are token ids.
+
+    Returns:
+        Outcomes in the order of `items`.
+    """
+    start = time.perf_counter()
+
+    async def follow(item: WorkItem) -> Outcome:
+        outcome = Outcome(due=item.arrival_time)
+        await asyncio.sleep(outcome.due - (time.perf_counter() - start))
+        outcome.sent = time.perf_counter() - start
+        try:
+            await asyncio.wait_for(_ask(url, item, outcome, start), PATIENCE)
+        except (OSError, ValueError, asyncio.TimeoutError):
+            outcome.is_complete = False
+        outcome.end = time.perf_counter() - start
+        return outcome
+
+    return await asyncio.gather(*map(follow, items))
+
+
+async def _ask(url: str, item: WorkItem, outcome: Outcome, start: float) -> None:
+    params = item.params
+    body = {
+        "prompt": item.prompt,
+        "max_tokens": params.max_tokens,
+        "temperature": params.temperature,
+        "seed": params.seed,
+        "ignore_eos": params.ignore_eos,
+        "priority": item.priority,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    reader, writer = await open_request(url, body)
+    try:
+        status = re.match(rb"HTTP/1.1 (\d+)", await reader.readline())
+        outcome.status = int(status[1]) if status else 0
+        async for line in reader:
+            if line == b"data: [DONE]\n":
+                outcome.is_complete = True
+            elif line.startswith(b"data: "):
+                _take(json.loads(line[6:]), outcome, time.perf_counter() - start)
+    finally:
+        writer.close()
+
+
+def _take(event: dict[str, Any], outcome: Outcome, now: float) -> None:
+    if "error" in event:
+        raise ValueError(event["error"])
+    if event["choices"]:
+        outcome.times.append(now)
+    if event.get("usage"):
+        outcome.num_tokens = event["usage"]["completion_tokens"]
+
+
+def figures(
+    outcomes: Sequence[Outcome], ttft_limit: float, itl_limit: float
+) -> dict[str, float | None]:
+    """A run in numbers; times in ms, rates a second. A latency is None if nobody got there.
+
+    A request is good if it is complete, its first token came within `ttft_limit` ms, and its others
+    came at most `itl_limit` ms after one another on average.
+    """
+    done = [each for each in outcomes if each.is_complete and each.times]
+    num_refused = sum(each.status == 429 for each in outcomes)
+    good = [e for e in done if 1e3 * e.ttft <= ttft_limit and 1e3 * e.mean_gap <= itl_limit]
+    seconds = max(each.end for each in outcomes)
+    numbers: dict[str, float | None] = {
+        "seconds": seconds,
+        "offered": len(outcomes),
+        "completed": len(done),
+        "refused": num_refused,
+        "failed": len(outcomes) - len(done) - num_refused,
+        "good": len(good),
+        "good_share": len(good) / len(outcomes),
+        "goodput": len(good) / seconds,
+        "completed_s": len(done) / seconds,
+        "tok_s": sum(each.num_tokens for each in done) / seconds,
+        "most_inside": _most_inside(done),
+        "late_ms": 1e3 * max(each.sent - each.due for each in outcomes),
+    }
+    gaps = [after - before for each in done for before, after in pairwise(each.times)]
+    for name, values in {"ttft": [each.ttft for each in done], "itl": gaps}.items():
+        for percent in (*PERCENTS, 100):
+            key = f"{name}_max" if percent == 100 else f"{name}_p{percent}"
+            numbers[key] = 1e3 * percentile(values, percent) if values else None
+    return numbers
+
+
+def _most_inside(done: Sequence[Outcome]) -> int:
+    """The most requests that were running or waiting at one time."""
+    changes = sorted([(e.sent, 1) for e in done] + [(e.end, -1) for e in done])
+    return max(accumulate(change for _, change in changes), default=0)

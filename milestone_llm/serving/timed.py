@@ -1,0 +1,74 @@
+"""A server whose steps take as long as a formula says, whatever the machine.
+
+    python -m milestone_llm.serving.timed m2_batching --step-ms 20 --token-ms 0.2 [serve's options]
+
+The model computes nothing and says the same token again and again. All else is real: scheduler, KV
+management, HTTP. So it shows what scheduling does to clients, and a busy machine hardly matters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from milestone_llm.engine.plan import LaunchedStep, StepPlan
+    from milestone_llm.engine.request import SampledToken
+
+TOKEN_ID = 40
+"""What is said; a token with a text in every vocabulary."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m milestone_llm.serving.timed",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("milestone", help="whose engine")
+    parser.add_argument("--step-ms", type=float, required=True, help="of a step")
+    parser.add_argument("--token-ms", type=float, default=0.0, help="and of each position in it")
+    args, options = parser.parse_known_args(arguments)
+    replace_model(args.milestone, args.step_ms, args.token_ms)
+    status: int = importlib.import_module(f"{args.milestone}.serve").main(options)
+    return status
+
+
+def replace_model(milestone: str, step_ms: float, token_ms: float = 0.0) -> None:
+    """Let the steps of a milestone's engines wait instead of computing, in this process.
+
+    Args:
+        step_ms: ms of a step.
+        token_ms: ms more for each position that it computes, padding included.
+    """
+    from milestone_llm.engine.plan import LaunchedStep
+    from milestone_llm.engine.request import SampledToken
+
+    class Waiting:
+        def launch(self, plan: StepPlan) -> LaunchedStep:
+            num_positions = plan.num_tokens + plan.num_padding_tokens
+            end = time.perf_counter() + (step_ms + token_ms * num_positions) / 1e3
+            due = [each.request_id for row in plan.rows for each in row.sampling_requests]
+
+            def wait() -> dict[str, SampledToken]:
+                time.sleep(max(0.0, end - time.perf_counter()))
+                return dict.fromkeys(due, SampledToken(TOKEN_ID))
+
+            return LaunchedStep(wait)
+
+        def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
+            return launched.wait()
+
+        def reset(self) -> None:
+            pass
+
+    importlib.import_module(f"{milestone}.engine").LLMEngine.build_runner = lambda self: Waiting()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
