@@ -8,7 +8,7 @@ ASCII is written where the encoding knows no more.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from rich.console import Console, Group, JustifyMethod, RenderableType
@@ -38,6 +38,18 @@ _DROP_ORDER = ("positions", "text", "sampled", "slot", "blocks", "cached", "cont
 _NUMBERS = ("tokens", "context", "sampled", "cached", "slot")
 _STYLE = {"prefill": "bold", "decode": "", "padding": "dim"}
 _NONE = Text("-")
+
+
+_COMING = ("admitted", "share", "alloc")
+
+
+def _together(found: Iterable[Happening]) -> Iterator[Happening]:
+    """Requests that came in one after the other in one line, and their blocks in another."""
+    for is_coming, group in groupby(found, lambda each: each.kind in _COMING):
+        some = list(group)
+        if is_coming:
+            some.sort(key=lambda each: _COMING.index(each.kind))
+        yield from some
 
 
 class ConsoleSink:
@@ -163,7 +175,8 @@ class ConsoleSink:
 
     def _facts(self, record: StepRecord) -> Iterator[tuple[str, str | Text | Words]]:
         """What happened in its order, and how things stand after the step."""
-        for _, happened in groupby(happenings(record), lambda each: (each.kind, each.reason)):
+        found = _together(happenings(record))
+        for _, happened in groupby(found, lambda each: (each.kind, each.reason)):
             group = list(happened)
             if group[0].blocks:
                 yield "kv", self._blocks(group, record.kv.unit)

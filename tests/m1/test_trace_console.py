@@ -190,6 +190,21 @@ def test_a_true_order_of_events_and_whose_blocks_they_are() -> None:
     assert [line.split(": ")[1] for line in events[:2]] == ["1-3 (r5)", "8"]
 
 
+def test_those_who_come_in_one_after_the_other_stand_in_one_line() -> None:
+    events = [KVEvent("alloc", name, [place]) for place, name in enumerate(("a", "b", "c"))]
+    events.insert(2, KVEvent("evict", None, [9]))
+    batch = [row(name, "prefill", 0, 2, blocks=[place]) for place, name in enumerate("abc")]
+    text = printed(step(0, batch, admitted=["a", "b", "c"], events=events))
+    happened = [line.split()[0:3] for line in text.splitlines() if line.startswith(("adm", "kv "))]
+    assert happened[:5] == [
+        ["admitted", "a", "b"],
+        ["kv", "alloc", "2"],
+        ["kv", "evict", "1"],
+        ["admitted", "c"],
+        ["kv", "alloc", "1"],
+    ]
+
+
 def test_a_sampled_token_stands_beside_its_text() -> None:
     text = printed(full_step(), 100, "ascii", decode=lambda token_ids: f" é\n{token_ids[0]}")
     head, *rows = text.splitlines()[1:5]
