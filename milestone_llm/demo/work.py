@@ -18,7 +18,6 @@ from milestone_llm.engine.outputs import RequestOutput
 from milestone_llm.engine.sampling_params import SamplingParams
 from milestone_llm.models.checkpoint import LoadedModel, load_model, max_position
 from milestone_llm.trace.records import StepRecord
-from milestone_llm.trace.tracer import Tracer
 
 
 @dataclass
@@ -77,8 +76,7 @@ class Work:
         names = [field.name for field in fields(milestone.EngineConfig)]
         options = {name: getattr(self.args, name, None) for name in names} | changes
         given = {name: value for name, value in options.items() if value is not None}
-        if Tracer.from_option(None) is None:  # else LLM_TRACE prints every step
-            given.setdefault("trace", "memory")
+        given.setdefault("trace", "memory")
         return milestone.LLMEngine(self.loaded.model, tokenizer=self.loaded.tokenizer, **given)
 
     def run(self, label: str, milestone: Any, **changes: Any) -> DemoRun:

@@ -32,7 +32,7 @@ class EngineConfig:
     seed: int = 0
     """Seeds the requests that bring no seed of their own."""
     trace: str | None = None
-    """"console", a path in .jsonl or .jsonl.gz, or None. `LLM_TRACE=1` stands for "console"."""
+    """"console", a path in .jsonl or .jsonl.gz, or None. `LLM_TRACE=1` prints besides."""
     check_invariants: bool = False
     """Check after every step that no slot or block is lost (slow; the tests set it)."""
 

@@ -64,24 +64,34 @@ class Tracer:
 
         Args:
             option: "console", "memory" (records are kept, nothing is shown), a path that ends in
-                .jsonl or .jsonl.gz, or None, which leaves the word to the environment variable
-                `LLM_TRACE`.
+                .jsonl or .jsonl.gz, or None. `LLM_TRACE=1` in the environment prints every step
+                besides, whatever the program has chosen.
             decode: text of token ids, to be printed beside sampled ones.
 
         Raises:
-            ValueError: the option is none of these.
+            ValueError: the option, or the variable, is none of these.
         """
-        option = option or {"1": "console"}.get(os.environ.get("LLM_TRACE", ""))
-        if option is None:
-            return None
-        if option == "memory":
-            return cls()
-        if option == "console":
+        sinks: list[Callable[[StepRecord], None]] = []
+        if option is not None and is_trace_path(option):
+            sinks.append(JsonlSink(Path(option)))
+        elif option not in (None, "console", "memory"):
+            known = '"console", "memory" or a path in .jsonl or .jsonl.gz'
+            raise ValueError(f"trace must be {known}, got {option!r}")
+        is_printed = _prints_every_step()
+        if option == "console" or is_printed:
             from .console import ConsoleSink
 
-            return cls([ConsoleSink(decode=decode)])
-        if is_trace_path(option):
-            return cls([JsonlSink(Path(option))])
-        raise ValueError(
-            f'trace must be "console", "memory" or a path in .jsonl or .jsonl.gz, got {option!r}'
-        )
+            sinks.append(ConsoleSink(decode=decode))
+        return None if option is None and not is_printed else cls(sinks)
+
+
+def _prints_every_step() -> bool:
+    """Whether `LLM_TRACE` says so.
+
+    Raises:
+        ValueError: it says something else.
+    """
+    value = os.environ.get("LLM_TRACE", "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"LLM_TRACE must be 1 (print every step) or 0, got {value!r}")
+    return value == "1"

@@ -216,10 +216,18 @@ def test_without_it_nothing_is_traced(monkeypatch, capsys, value):
     assert capsys.readouterr().out == ""
 
 
-def test_an_option_of_the_engine_goes_before_the_environment(monkeypatch, capsys):
+def test_it_prints_the_steps_of_programs_that_trace_for_themselves(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("LLM_TRACE", "1")
-    make_engine(m1_single, trace="memory").generate([5, 6], greedy(2))
-    assert capsys.readouterr().out == ""
+    for option in ("memory", "console", str(tmp_path / "steps.jsonl")):
+        make_engine(m1_single, trace=option).generate([5, 6], greedy(2))
+        assert capsys.readouterr().out.count("── step 0 ") == 1
+    assert len(read_jsonl(tmp_path / "steps.jsonl")) == 2
+
+
+def test_other_values_of_the_variable_are_refused(monkeypatch):
+    monkeypatch.setenv("LLM_TRACE", "yes")
+    with pytest.raises(ValueError, match=r"LLM_TRACE must be 1 .* or 0, got 'yes'"):
+        make_engine(m1_single)
 
 
 def test_every_sink_sees_every_record_and_one_that_fails_no_more():
