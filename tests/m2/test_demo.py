@@ -88,7 +88,7 @@ def test_profile_lists_the_costliest_functions(demo: Any) -> None:
     out, _ = demo("--profile", "--no-static", *SHORT)
     table = out[out.index("tottime") : out.index("timeline:")]
     assert len(table.strip().splitlines()) == 21  # head, 20 functions
-    assert "filename:lineno(function)" in table
+    assert "built-in method torch._C._nn" in table  # the matrix products; the line is cut here
 
 
 @pytest.mark.parametrize(
