@@ -1,0 +1,157 @@
+"""Tensor parallelism: every layer is cut over several GPUs, as Megatron-LM does it.
+
+    hidden (whole, on every rank)
+      |  QKV, gate-up    cut by column: a rank computes its own heads, its own neurons
+      v
+    attention, SiLU * mul               need nothing of the other ranks
+      |  output, down    cut by row: a rank's heads and neurons give a part of every sum
+      v
+    all-reduce           adds the parts up: hidden is whole again, on every rank
+
+So a layer has two all-reduces and no other traffic. Embedding and LM head are cut by vocabulary:
+one all-reduce, and one gathering of logits, after which all ranks sample the same token.
+
+    Shoeybi et al., Megatron-LM, 2019, section 3: https://arxiv.org/abs/1909.08053
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+from .decoder_config import DecoderConfig
+from .kernels.backend import ceil_div
+
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Its name in torch 2.13, and before."""
+
+ONE_SHOT_BYTES = 512 * 1024
+"""Up to here every rank reads the others' parts itself, in one kernel. NCCL's rings move less of
+what is large, but take longer to begin."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which part of every weight a rank keeps."""
+
+    rank: int = 0
+    size: int = 1
+
+    def cut(self, config: DecoderConfig) -> DecoderConfig:
+        """The shape of one rank's part; the vocabulary stays whole, see `vocab`.
+
+        Raises:
+            ValueError: heads or neurons do not divide; the message has the numbers.
+        """
+        q, kv, neurons = config.num_q_heads, config.num_kv_heads, config.intermediate_size
+        obstacles = {
+            f"{q} query heads": q % self.size,
+            f"{kv} KV heads": kv % self.size and self.size % kv,
+            f"{neurons} neurons of the MLP (intermediate_size)": neurons % self.size,
+        }
+        for what, is_in_the_way in obstacles.items():
+            if is_in_the_way:
+                sizes = [n for n in range(1, q + 1) if Shard(0, n)._divides(config)]
+                raise ValueError(
+                    f"tensor_parallel_size={self.size} does not divide the {what} of this model; "
+                    f"possible: {', '.join(map(str, sizes))}"
+                )
+        return replace(
+            config,
+            num_q_heads=q // self.size,
+            num_kv_heads=max(1, kv // self.size),
+            intermediate_size=neurons // self.size,
+        )
+
+    def _divides(self, config: DecoderConfig) -> bool:
+        q, kv, n = config.num_q_heads, config.num_kv_heads, self.size
+        return not (q % n or (kv % n and n % kv) or config.intermediate_size % n)
+
+    def even(self, count: int, width: int = 1) -> slice:
+        """This rank's part of `count` things of `width` elements each."""
+        part = count // self.size * width
+        return slice(self.rank * part, (self.rank + 1) * part)
+
+    def kv_heads(self, count: int, head_dim: int) -> slice:
+        """This rank's KV heads. Where there are fewer than ranks, several ranks keep the same."""
+        if count >= self.size:
+            return self.even(count, head_dim)
+        head = self.rank * count // self.size
+        return slice(head * head_dim, (head + 1) * head_dim)
+
+    def vocab_rows(self, vocab_size: int) -> int:
+        """Tokens a rank has room for: the same on all, so the last may have some of no use."""
+        return ceil_div(vocab_size, self.size)
+
+    def vocab(self, vocab_size: int) -> slice:
+        """This rank's tokens."""
+        first = self.rank * self.vocab_rows(vocab_size)
+        end = first + self.vocab_rows(vocab_size)
+        return slice(min(first, vocab_size), min(end, vocab_size))
+
+
+class Collectives:
+    """What the ranks of a decoder do together. With one rank it is nothing.
+
+    Args:
+        max_tokens: most tokens of a step that consists of decode rows alone.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        hidden_size: int,
+        max_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.shard = shard
+        self._group_name = ""
+        self._buffer: torch.Tensor | None = None
+        if shard.size > 1 and device.type == "cuda":
+            self._set_up_one_shot(hidden_size * max_tokens, dtype, device)
+
+    def _set_up_one_shot(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Memory that all ranks can read; without it (other GPUs) NCCL does everything."""
+        import torch.distributed._symmetric_memory as symmetric_memory
+
+        group = dist.group.WORLD
+        assert group is not None
+        # Warm NCCL up: it cannot begin while a graph is captured.
+        dist.all_reduce(torch.zeros(1, device=device))
+        num_elements = min(num_elements, ONE_SHOT_BYTES // dtype.itemsize)
+        try:
+            buffer = symmetric_memory.empty(num_elements, dtype=dtype, device=device)
+            symmetric_memory.rendezvous(buffer, group)
+        except RuntimeError:
+            return
+        self._buffer, self._group_name = buffer, group.group_name
+
+    @property
+    def all_reduce_name(self) -> str:
+        """Which all-reduce a decode step uses."""
+        return "NCCL" if self._buffer is None else "one-shot over symmetric memory"
+
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' `part`, on every rank; `part` may be overwritten."""
+        if self.shard.size == 1:
+            return part
+        buffer = self._buffer
+        if buffer is not None and part.numel() <= buffer.numel() and part.numel() % 8 == 0:
+            return torch.ops.symm_mem.one_shot_all_reduce_copy(
+                buffer, part.contiguous(), "sum", self._group_name
+            )
+        dist.all_reduce(part)
+        return part
+
+    def gather_vocab(self, part: torch.Tensor, vocab_size: int) -> torch.Tensor:
+        """Logits `[num_rows, vocab_size]` of `[num_rows, vocab_rows]` on each rank."""
+        if self.shard.size == 1:
+            return part
+        num_rows = len(part)
+        parts = part.new_empty(self.shard.size * num_rows, part.shape[1])
+        all_gather(parts, part.contiguous())
+        rows = parts.view(self.shard.size, num_rows, -1).transpose(0, 1).reshape(num_rows, -1)
+        return rows[:, :vocab_size]
