@@ -193,9 +193,7 @@ class FusedDecoder:
         Their keys and values are written into `caches`, one pair a layer.
         """
         c, pdl = self.config, supports_pdl(input_ids.device)
-        all_reduce = self.collectives.all_reduce
-        residual = self.embed(input_ids)
-        hidden = rms_norm(residual, self.layers[0].input_norm, c.rms_norm_eps, pdl=pdl)
+        residual, hidden = self._embed(input_ids, pdl)
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
         for layer, window, (key_cache, value_cache), next_norm in zip(
             self.layers, c.windows, caches, next_norms, strict=True
@@ -208,22 +206,38 @@ class FusedDecoder:
             )  # fmt: skip
             attended = attend(query, key_cache, value_cache, metadata, window=window, pdl=pdl)
             part = skinny_linear(attended.flatten(1), layer.output, layer.output_bias, pdl=pdl)
-            hidden = all_reduce(part)
-            hidden = add_rms_norm(hidden, residual, layer.post_norm, c.rms_norm_eps, pdl)
+            hidden = self._add_norm(part, residual, layer.post_norm, 0, pdl)
             gate_up = skinny_linear(hidden, layer.gate_up, layer.gate_up_bias, pdl=pdl)
             part = skinny_linear(silu_mul(gate_up, pdl), layer.down, layer.down_bias, pdl=pdl)
-            hidden = all_reduce(part)
-            hidden = add_rms_norm(hidden, residual, next_norm, c.rms_norm_eps, pdl)
+            hidden = self._add_norm(part, residual, next_norm, 1, pdl)
         return hidden
 
-    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Rows `[num_tokens, hidden_size]` of the embedding, of which a rank has a part."""
+    def _embed(self, input_ids: torch.Tensor, pdl: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows of the embedding, of which a rank has a part, and their norm."""
+        norm = self.layers[0].input_norm
         if self.shard.size == 1:
-            return F.embedding(input_ids, self.embedding)
+            residual = F.embedding(input_ids, self.embedding)
+            return residual, rms_norm(residual, norm, self.config.rms_norm_eps, pdl=pdl)
         index = input_ids - self.shard.rank * len(self.embedding)
         is_own = (index >= 0) & (index < len(self.embedding))
         rows = F.embedding(torch.where(is_own, index, 0), self.embedding)
-        return self.collectives.all_reduce(rows.masked_fill(~is_own[:, None], 0))
+        rows = rows.masked_fill(~is_own[:, None], 0)
+        residual = torch.zeros_like(rows)
+        return residual, self._add_norm(rows, residual, norm, 2, pdl)
+
+    def _add_norm(
+        self,
+        part: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        box: int,
+        pdl: bool,
+    ) -> torch.Tensor:
+        """Add a row-parallel product, this rank's part of it, to `residual`; the norm of that."""
+        epsilon = self.config.rms_norm_eps
+        if self.shard.size == 1:
+            return add_rms_norm(part, residual, weight, epsilon, pdl)
+        return self.collectives.add_norm(part, residual, weight, epsilon, box, pdl)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -16,20 +16,22 @@ one all-reduce, and one gathering of logits, after which all ranks sample the sa
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 
 from .decoder_config import DecoderConfig
+from .kernels.all_reduce_norm import Mailbox, all_reduce_add_rms_norm
 from .kernels.backend import ceil_div
+from .kernels.rms_norm import add_rms_norm
+
+MAX_ONE_SHOT_ROWS = 512
+"""Rows of a decode step whose all-reduce goes by one shot: above, NCCL's rings move less."""
 
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Its name in torch 2.13, and before."""
-
-ONE_SHOT_BYTES = 512 * 1024
-"""Up to here every rank reads the others' parts itself, in one kernel. NCCL's rings move less of
-what is large, but take longer to begin."""
 
 
 @dataclass(frozen=True)
@@ -96,55 +98,57 @@ class Collectives:
     """What the ranks of a decoder do together. With one rank it is nothing.
 
     Args:
-        max_tokens: most tokens of a step that consists of decode rows alone.
+        max_num_seqs: most rows of a decode step.
     """
 
     def __init__(
         self,
         shard: Shard,
         hidden_size: int,
-        max_tokens: int,
+        max_num_seqs: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.shard = shard
-        self._group_name = ""
-        self._buffer: torch.Tensor | None = None
+        self.mailbox: Mailbox | None = None
+        """None: NCCL or gloo does everything."""
         if shard.size > 1 and device.type == "cuda":
-            self._set_up_one_shot(hidden_size * max_tokens, dtype, device)
-
-    def _set_up_one_shot(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Memory that all ranks can read; without it (other GPUs) NCCL does everything."""
-        import torch.distributed._symmetric_memory as symmetric_memory
-
-        group = dist.group.WORLD
-        assert group is not None
-        # Warm NCCL up: it cannot begin while a graph is captured.
-        dist.all_reduce(torch.zeros(1, device=device))
-        num_elements = min(num_elements, ONE_SHOT_BYTES // dtype.itemsize)
-        try:
-            buffer = symmetric_memory.empty(num_elements, dtype=dtype, device=device)
-            symmetric_memory.rendezvous(buffer, group)
-        except RuntimeError:
-            return
-        self._buffer, self._group_name = buffer, group.group_name
+            dist.all_reduce(torch.zeros(1, device=device))  # NCCL can't begin within a graph
+            with contextlib.suppress(RuntimeError):
+                rows = min(max_num_seqs, MAX_ONE_SHOT_ROWS)
+                self.mailbox = Mailbox(rows, hidden_size, dtype, device)
 
     @property
     def all_reduce_name(self) -> str:
         """Which all-reduce a decode step uses."""
-        return "NCCL" if self._buffer is None else "one-shot over symmetric memory"
+        if self.mailbox is not None:
+            return "one shot over symmetric memory"
+        return "NCCL" if dist.get_backend_config().count("nccl") else "gloo"
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' `part`, on every rank; `part` may be overwritten."""
-        if self.shard.size == 1:
-            return part
-        buffer = self._buffer
-        if buffer is not None and part.numel() <= buffer.numel() and part.numel() % 8 == 0:
-            return torch.ops.symm_mem.one_shot_all_reduce_copy(
-                buffer, part.contiguous(), "sum", self._group_name
-            )
-        dist.all_reduce(part)
+        """The sum of all ranks' `part`, in its place, on every rank."""
+        if self.shard.size > 1:
+            dist.all_reduce(part)
         return part
+
+    def add_norm(
+        self,
+        part: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        epsilon: float,
+        box: int,
+        pdl: bool,
+    ) -> torch.Tensor:
+        """`residual +=` the sum of all ranks' `part`; the norm of that.
+
+        Args:
+            part: `[num_tokens, hidden_size]`, may be overwritten.
+            box: see `all_reduce_add_rms_norm`.
+        """
+        if self.mailbox is not None and len(part) <= self.mailbox.max_rows:
+            return all_reduce_add_rms_norm(part, residual, weight, epsilon, self.mailbox, box, pdl)
+        return add_rms_norm(self.all_reduce(part), residual, weight, epsilon, pdl)
 
     def gather_vocab(self, part: torch.Tensor, vocab_size: int) -> torch.Tensor:
         """Logits `[num_rows, vocab_size]` of `[num_rows, vocab_rows]` on each rank."""
