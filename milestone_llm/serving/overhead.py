@@ -3,8 +3,8 @@
 The same requests, all there at the start, in three ways: `generate` in a process of its own, and a
 server that answers them whole and as streams. Then: requests refused a second, and the server's
 memory over many short requests. Ways take turns, and medians of rounds count. CPU time is that of
-the engine and of the server around it, in however many processes; on a busy machine it says more
-than the clock.
+the process with the engine, and beside it that of HTTP's; on a busy machine it says more than the
+clock.
 
 With --step-ms the model is replaced by a wait, to see a server under an engine as fast as a GPU's.
 """
@@ -84,6 +84,10 @@ def measure(args: argparse.Namespace) -> None:
                 name: round(1e3 * statistics.median(r[name].cpu for r in rounds) / num_tokens, 3)
                 for name in ways
             },
+            "http_cpu_ms_per_token": {
+                name: round(1e3 * statistics.median(r[name].http for r in rounds) / num_tokens, 3)
+                for name in ("whole", "stream")
+            },
             "tokens_per_event": round(num_tokens / max(1, served.num_events), 2),
             "refused_per_second": round(served.refused_per_second()),
         }
@@ -100,6 +104,9 @@ class Times:
 
     wall: float
     cpu: float
+    """Of the process with the engine."""
+    http: float
+    """Of the one in front of it; 0 if there is none."""
 
 
 class Process:
@@ -110,21 +117,28 @@ class Process:
         self.process.start()
 
     def timed(self, work: Callable[[], object]) -> Times:
-        """How long a piece of work takes this process and its children."""
-        start, cpu = time.perf_counter(), self._cpu_seconds()
+        """How long a piece of work takes."""
+        start, before = time.perf_counter(), self._cpu_seconds()
         work()
-        return Times(time.perf_counter() - start, self._cpu_seconds() - cpu)
+        wall = time.perf_counter() - start
+        http, cpu = (now - then for now, then in zip(self._cpu_seconds(), before, strict=True))
+        return Times(wall, cpu, http)
 
-    def _cpu_seconds(self) -> float:
-        stats = [Path(f"/proc/{pid}/stat").read_text() for pid in self._pids()]
+    def _cpu_seconds(self) -> tuple[float, float]:
+        """Of this process, if it has a child, and of the one with the engine."""
+        stats = [Path(f"/proc/{pid}/stat").read_text() for pid in self.pids()]
         fields = [stat.rpartition(")")[2].split() for stat in stats]
-        return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
+        ticks = [int(each[11]) + int(each[12]) for each in fields]
+        *http, engine = (number / os.sysconf("SC_CLK_TCK") for number in ticks)
+        return sum(http), engine
 
-    def _pids(self) -> list[str]:
-        """The process, and those that it has started."""
+    def pids(self) -> list[int]:
+        """This process and, if there is one, its child with the engine."""
         pid = self.process.pid
+        assert pid is not None
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [str(pid), *children]
+        engines = [child for child in map(int, children) if not _is_resource_tracker(child)]
+        return [pid, *engines]
 
     def __enter__(self) -> Any:
         return self
@@ -214,7 +228,7 @@ class Served(Process):
         return seen
 
     def _rss(self) -> float:
-        texts = [Path(f"/proc/{pid}/status").read_text() for pid in self._pids()]
+        texts = [Path(f"/proc/{pid}/status").read_text() for pid in self.pids()]
         found = [re.search(r"VmRSS:\s+(\d+) kB", text) for text in texts]
         return round(sum(int(each[1]) for each in found if each) / 1024, 1)
 
@@ -226,6 +240,11 @@ class Served(Process):
         answer = await reader.read()
         writer.close()
         return answer
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    """Whether a process is the one that multiprocessing starts beside those it is asked for."""
+    return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 # --- in the children ------------------------------------------------------------------------------
