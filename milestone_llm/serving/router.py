@@ -40,11 +40,19 @@ class Replica:
     """Tokens of the requests that were sent there and have not finished."""
     blocks: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     """Names of blocks that should be cached there, least recently used first."""
+    rank: tuple[int, int] = (0, 0)
+    """The least comes first: outstanding tokens, and among equals who has most room in its cache.
+    Kept, not computed: it is compared far more often than it changes."""
+    alone: tuple[Replica, ...] = ()
+    """The replica, as the only holder of a block: most blocks have one, and share this tuple."""
 
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Less is better: outstanding tokens, and among equals who has more room in its cache."""
-        return self.num_outstanding, len(self.blocks)
+    def __post_init__(self) -> None:
+        self.alone = (self,)
+
+    def note_tokens(self, num_tokens: int) -> None:
+        """So many tokens more are outstanding, or fewer."""
+        self.num_outstanding += num_tokens
+        self.rank = (self.num_outstanding, len(self.blocks))
 
 
 class Router:
@@ -145,7 +153,7 @@ class Router:
             self._remember(replica, names)
         self._num_chosen += 1
         self._num_outstanding += num_tokens
-        replica.num_outstanding += num_tokens
+        replica.note_tokens(num_tokens)
         return replica.name
 
     def note_finished(self, name: str, num_tokens: int) -> None:
@@ -164,7 +172,7 @@ class Router:
             message = f"{num_tokens} tokens finished on {name!r}, which has "
             raise ValueError(f"{message}{replica.num_outstanding} outstanding")
         self._num_outstanding -= num_tokens
-        replica.num_outstanding -= num_tokens
+        replica.note_tokens(-num_tokens)
 
     # -- what it knows and costs -------------------------------------------------------------
 
@@ -185,7 +193,7 @@ class Router:
         num_names = sum(len(replica.blocks) for replica in self._order)
         num_bytes = sys.getsizeof(self._holders) + len(self._holders) * sys.getsizeof(bytes(32))
         num_bytes += sum(sys.getsizeof(replica.blocks) for replica in self._order)
-        num_bytes += num_names * sys.getsizeof((None,))  # of tuples: a little less where shared
+        num_bytes += (num_names - len(self._holders)) * sys.getsizeof((None,))  # of tuples, at most
         return {
             "replicas": len(self._order),
             "chosen": self._num_chosen,
@@ -240,13 +248,13 @@ class Router:
                 blocks.move_to_end(block_hash)
             else:
                 blocks[block_hash] = None
-                self._holders[block_hash] = (*self._holders.get(block_hash, ()), replica)
+                self._holders[block_hash] = self._holders.get(block_hash, ()) + replica.alone
         while len(blocks) > self.max_names:
             self._drop_holder(blocks.popitem(last=False)[0], replica)
 
     def _drop_holder(self, block_hash: bytes, replica: Replica) -> None:
-        rest = tuple(each for each in self._holders[block_hash] if each is not replica)
-        if rest:
-            self._holders[block_hash] = rest
-        else:
+        holders = self._holders[block_hash]
+        if len(holders) == 1:
             del self._holders[block_hash]
+        else:
+            self._holders[block_hash] = tuple(each for each in holders if each is not replica)
