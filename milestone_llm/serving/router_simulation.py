@@ -3,9 +3,9 @@
 The router is the real one (`router.py`), with blocks of 16 tokens and names of 32 bytes. Clients
 and replicas are simulated, one event after the other:
 
-- Sessions begin at random times (Poisson), 5 prompts a second for each replica on average. Each
-  begins with a system prompt of 256..1,536 tokens, drawn by Zipf's law (exponent 1) from ten for
-  each replica, and has 4 turns on average (geometric). A turn adds a question of 16..256 tokens and
+- Sessions begin at random times (Poisson), 6 prompts a second for each replica on average. Each
+  begins with a system prompt of 256..1,024 tokens, drawn by Zipf's law (exponent 1) from ten for
+  each replica, and has 3 turns on average (geometric). A turn adds a question of 16..256 tokens and
   an answer of 32..512. The next turn comes after 10 ms for each token of the answer and 10 s of
   thinking (exponential). All policies get the same prompts at the same times.
 - A replica has a prefix cache (least recently used goes first). It computes 20,000 prompt tokens
@@ -39,12 +39,12 @@ from milestone_llm.cli import Formatter, add_options, console, positive, progres
 from .router import Router
 
 BLOCK_SIZE = 16
-SYSTEM_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = (256, 1536), (16, 256), (32, 512)
+SYSTEM_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = (256, 1024), (16, 256), (32, 512)
 SYSTEMS_EACH = 10
 """System prompts for each replica."""
-PROMPTS_A_SECOND = 5.0
+PROMPTS_A_SECOND = 6.0
 """For each replica."""
-MEAN_TURNS, MEAN_THINKING_S = 4, 10.0
+MEAN_TURNS, MEAN_THINKING_S = 3, 10.0
 PREFILL_RATE, DECODE_RATE = 20_000, 5_000
 """Tokens a second of a replica."""
 TOKEN_S = 0.01
@@ -375,8 +375,9 @@ def _print(reports: dict[str, Report], args: argparse.Namespace) -> None:
         f"{router['hit_rate'] / reports[ALL_CACHES]['hit_rate']:.1%}. It remembers\n"
         f"{router['names']:,} names, one for {args.stride} blocks of {BLOCK_SIZE} tokens: "
         f"{router['bytes'] / 1e6:,.1f} MB, {router['bytes'] / router['names']:,.0f} bytes each.\n"
-        f"Its decisions: {1 / router['decision_s']:,.0f}/s (round-robin: "
-        f"{1 / reports['round-robin']['decision_s']:,.0f}/s)",
+        f"A decision takes {router['decision_s'] * 1e6:,.1f} us, by round-robin "
+        f"{reports['round-robin']['decision_s'] * 1e6:,.1f} us; "
+        f"decisions a second: {1 / router['decision_s']:,.0f}.",
     )
 
 
