@@ -1,4 +1,4 @@
-"""How much busier is clearly busier? The router's constant, against what is found and how evenly."""
+"""What is clearly busier? The router's constant, what it finds, and how even the load is."""
 
 import argparse
 

@@ -40,9 +40,9 @@ class Replica:
     """Tokens of the requests that were sent there and have not finished."""
     blocks: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     """Names of blocks that should be cached there, least recently used first."""
-    rank: tuple[int, int] = (0, 0)
+    rank: int = 0
     """The least comes first: outstanding tokens, and among equals who has most room in its cache.
-    Kept, not computed: it is compared far more often than it changes."""
+    One number, and kept up to date, for it is compared far more often than it changes."""
     alone: tuple[Replica, ...] = ()
     """The replica, as the only holder of a block: most blocks have one, and share this tuple."""
 
@@ -52,7 +52,7 @@ class Replica:
     def note_tokens(self, num_tokens: int) -> None:
         """So many tokens more are outstanding, or fewer."""
         self.num_outstanding += num_tokens
-        self.rank = (self.num_outstanding, len(self.blocks))
+        self.rank = (self.num_outstanding << 32) + len(self.blocks)
 
 
 class Router:
@@ -229,9 +229,9 @@ class Router:
 
     def _holders_along(self, names: Sequence[bytes]) -> list[tuple[Replica, ...]]:
         """Who has each block of a prompt, up to the first that nobody has."""
-        found = []
+        found, holders_of = [], self._holders.get
         for block_hash in names:
-            holders = self._holders.get(block_hash)
+            holders = holders_of(block_hash)
             if holders is None:
                 break
             found.append(holders)
