@@ -28,14 +28,14 @@ FIGURES = pytest.StashKey[dict[tuple[Path, str, str], dict[str, str]]]()
 
 
 def part_of(whose: str, file: str, name: str) -> Any:
-    """A class or function of an exercise's file."""
+    """A class or function of an exercise's file; without a name, all of it, as a module."""
     path = FOLDERS[whose] / file
     spec = importlib.util.spec_from_file_location(f"{whose}_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return getattr(module, name)
+    return getattr(module, name) if name else module
 
 
 def is_named(path: Path, config: pytest.Config) -> bool:
