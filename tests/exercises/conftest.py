@@ -11,6 +11,7 @@ Code that nobody has written yet raises NotImplementedError. Such a test is skip
 from __future__ import annotations
 
 import importlib.util
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,7 @@ def part_of(whose: str, file: str, name: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
     spec.loader.exec_module(module)
     return getattr(module, name) if name else module
 
@@ -83,7 +85,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
 def figure(request: pytest.FixtureRequest) -> Callable[[str, str, str], None]:
     """Notes a figure: what is measured, its value, and its value before the exercise."""
     figures = request.config.stash.setdefault(FIGURES, {})
-    whose = request.node.callspec.id
+    whose = next(name for name in FOLDERS if name in request.node.callspec.id.split("-"))
 
     def note(what: str, value: str, before: str) -> None:
         figures.setdefault((request.path, what, before), {})[whose] = value
