@@ -59,8 +59,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
     """An exercise that nobody has begun is skipped, or fails with a word on how to begin."""
     outcome = yield
     error = outcome.excinfo
-    if error is None or not issubclass(error[0], NotImplementedError):
-        return
+    if error is None or not issubclass(error[0], NotImplementedError) or str(error[1]):
+        return  # torch says something when it lacks an operation
     place = traceback.extract_tb(error[2])[-1]
     if Path(place.filename).parent != FOLDERS["yours"]:
         return

@@ -74,7 +74,7 @@ def test_a_right_answer_passes_and_its_figure_is_shown(run):
 
 
 def test_an_operation_that_the_library_lacks_is_no_missing_solution(run):
-    code = "def double(x):\n    exec('raise NotImplementedError')\n"
+    code = "def double(x):\n    raise NotImplementedError('could not run doubling on meta')\n"
     result = run(code, NAMED)
     result.assert_outcomes(failed=2, passed=2)
     result.stdout.no_fnmatch_line("*Not solved yet*")
