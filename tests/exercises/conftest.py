@@ -11,6 +11,8 @@ Code that nobody has written yet raises NotImplementedError. Such a test is skip
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = {"yours": ROOT / "exercises", "solution": Path(__file__).parent / "solutions"}
+KERNEL_TEST = Path(__file__).parent / "test_m5_paged_decode.py"
 
 TOLD = pytest.StashKey[set[Path]]()
 """Test files whose reader has been told that the exercise is not solved."""
@@ -44,6 +48,19 @@ def is_named(path: Path, config: pytest.Config) -> bool:
     """Whether the command line names this very file, and not only a folder that holds it."""
     start = config.invocation_params.dir
     return path in {(start / argument.partition("::")[0]).resolve() for argument in config.args}
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Triton's interpreter, which runs a kernel without a GPU, is chosen before triton is imported.
+
+    By now it has been. So whoever names the test of a kernel gets the same run in a new process.
+    """
+    if not is_named(KERNEL_TEST, config) or torch.cuda.is_available():
+        return None
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    command = [sys.executable, "-m", "pytest", *config.invocation_params.args]
+    return subprocess.call(command, env={**os.environ, "TRITON_INTERPRET": "1"})
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

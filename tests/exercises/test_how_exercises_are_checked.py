@@ -1,8 +1,14 @@
 """The checks of an exercise tell apart code that is missing, wrong and right."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from m5_kernels.kernels.backend import HAS_TRITON
 
 pytest_plugins = ["pytester"]
 
@@ -78,3 +84,32 @@ def test_an_operation_that_the_library_lacks_is_no_missing_solution(run):
     result = run(code, NAMED)
     result.assert_outcomes(failed=2, passed=2)
     result.stdout.no_fnmatch_line("*Not solved yet*")
+
+
+NEEDS_INTERPRETER = pytest.mark.skipif(
+    torch.cuda.is_available() or not HAS_TRITON, reason="no kernel is interpreted here"
+)
+
+
+@NEEDS_INTERPRETER
+def test_whoever_names_the_test_of_a_kernel_gets_the_interpreter(pytester, run, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    code = "import os\ndef test_it():\n    assert os.environ['TRITON_INTERPRET'] == '1'\n"
+    for name in ("test_m5_paged_decode.py", "test_another.py"):
+        (pytester.path / "tests" / "exercises" / name).write_text(code)
+    assert run(SOLUTION, "tests/exercises/test_m5_paged_decode.py").ret == 0
+    assert run(SOLUTION, "tests/exercises/test_another.py").ret == 1
+
+
+@NEEDS_INTERPRETER
+def test_the_kernel_of_m5_in_a_process_of_its_own():
+    path = str(CONFTEST.parent / "test_m5_paged_decode.py")
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "not yours", path],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        cwd=CONFTEST.parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+    assert "right sequences: yours -, before" in run.stdout
