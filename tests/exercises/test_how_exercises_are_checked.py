@@ -1,6 +1,7 @@
 """The checks of an exercise tell apart code that is missing, wrong and right."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -113,3 +114,30 @@ def test_the_kernel_of_m5_in_a_process_of_its_own():
     )
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
     assert "right sequences: yours -, before" in run.stdout
+
+
+# --- every exercise has all that belongs to it ---------------------------------------------------
+
+EXERCISES = [
+    path
+    for path in sorted((CONFTEST.parents[2] / "exercises").glob("*.py"))
+    if not path.stem.endswith("_engine")
+]
+
+
+@pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem)
+def test_an_exercise_is_whole(path):
+    """It names its command, has a hint, a solution and tests of wrong answers, and is linked."""
+    root, text = path.parents[1], path.read_text(encoding="utf-8")
+    test = root / "tests" / "exercises" / f"test_{path.stem}.py"
+    assert f"\n    python -m pytest {test.relative_to(root).as_posix()}\n" in text
+    assert "Hint: " in text
+    assert (CONFTEST.parent / "solutions" / path.name).exists()
+    wrong_answers = re.findall(
+        r"^def test_\w*(?:caught|told)\w*\(", test.read_text(encoding="utf-8"), flags=re.M
+    )
+    assert wrong_answers, f"{test.name} has no test of a wrong answer"
+    assert "figure(" in test.read_text(encoding="utf-8")
+    assert f"({path.name})" in (root / "exercises" / "README.md").read_text(encoding="utf-8")
+    chapters = [page.read_text(encoding="utf-8") for page in (root / "docs").glob("*.md")]
+    assert any(f"(../exercises/{path.name})" in chapter for chapter in chapters)
