@@ -1,4 +1,4 @@
-"""What M5 adds to the configuration: two switches, to see what graphs and pipelining bring."""
+"""What M5 adds to the configuration: two switches, and over how many GPUs a model is cut."""
 
 from __future__ import annotations
 
@@ -15,3 +15,13 @@ class EngineConfig(m4_prefix_chunked.config.EngineConfig):
     """Launch every kernel of every step: no CUDA graphs, no pipelined steps."""
     async_scheduling: bool = True
     """Plan and launch a step before the tokens of the one before have come back."""
+    tensor_parallel_size: int = 1
+    """GPUs over which every layer is cut, a process each: start the program with
+    `torchrun --standalone --nproc-per-node N`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tensor_parallel_size < 1:
+            raise ValueError(
+                f"tensor_parallel_size must be at least 1, got {self.tensor_parallel_size}"
+            )

@@ -10,6 +10,9 @@ gate and up, and what stands between two matrix products is one kernel:
 Weights are plain tensors, filled one by one from a checkpoint's, so that the merged matrices and
 their parts are never on the GPU together. A model with a feature that is not computed here is
 refused by name (`decoder_config`).
+
+On several GPUs each has a part of every layer, and adds its part of the sums up with the others'
+after output and after down (`parallel`).
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from m5_kernels.kernels.skinny_linear import skinny_linear
 
 from .attention import AttentionMetadata, attend
 from .decoder_config import DecoderConfig, rope_table
+from .parallel import Collectives, Shard
 
 KVCaches = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer: `[num_blocks, block_size, num_kv_heads, head_dim]`."""
@@ -53,6 +57,16 @@ class LayerWeights:
     down_bias: torch.Tensor | None
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a weight of a checkpoint goes: the part that this rank keeps."""
+
+    target: torch.Tensor
+    shape: tuple[int, ...]
+    """Of the whole weight."""
+    part: tuple[slice, ...]
+
+
 class FusedDecoder:
     """The model: `forward` gives hidden states, `logits` those of the rows to be sampled."""
 
@@ -62,39 +76,48 @@ class FusedDecoder:
         cos_sin: torch.Tensor,
         dtype: torch.dtype,
         device: torch.device | str,
+        shard: Shard | None = None,
+        max_num_seqs: int = 1,
     ) -> None:
-        """Weights are left as they are found; fill them with `load`.
+        """Weights are what memory holds, but for what no checkpoint fills; see `load`.
 
+        config: of the whole model; `self.config` is that of this rank's part.
         cos_sin: fp32 `[max_positions, head_dim]`, as `rope_table` makes it.
+        max_num_seqs: most rows of a decode step, whose all-reduces are to be quick.
         """
 
         def empty(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
-        def empty_if(is_there: bool, *shape: int) -> torch.Tensor | None:
-            return empty(*shape) if is_there else None
+        def zeros_if(is_there: bool, *shape: int) -> torch.Tensor | None:
+            return empty(*shape).zero_() if is_there else None
 
-        c = config
+        self.shard = shard or Shard()
+        self.whole_config = config
+        self.config = c = self.shard.cut(config)
+        self.collectives = Collectives(
+            self.shard, c.hidden_size, max_num_seqs, dtype, torch.device(device)
+        )
         qkv_size = (c.num_q_heads + 2 * c.num_kv_heads) * c.head_dim
-        self.config = config
+        vocab_rows = self.shard.vocab_rows(c.vocab_size)
         self.cos_sin = cos_sin.to(device)
-        self.embedding = empty(c.vocab_size, c.hidden_size)
-        self.lm_head = self.embedding if c.is_tied else empty(c.vocab_size, c.hidden_size)
+        self.embedding = empty(vocab_rows, c.hidden_size).zero_()
+        self.lm_head = self.embedding if c.is_tied else torch.zeros_like(self.embedding)
         self.final_norm = empty(c.hidden_size)
         self.layers = [
             LayerWeights(
                 input_norm=empty(c.hidden_size),
                 qkv=empty(qkv_size, c.hidden_size),
-                qkv_bias=empty_if(c.has_qkv_bias, qkv_size),
-                q_norm=empty_if(c.has_qk_norm, c.head_dim),
-                k_norm=empty_if(c.has_qk_norm, c.head_dim),
+                qkv_bias=zeros_if(c.has_qkv_bias, qkv_size),
+                q_norm=zeros_if(c.has_qk_norm, c.head_dim),
+                k_norm=zeros_if(c.has_qk_norm, c.head_dim),
                 output=empty(c.hidden_size, c.num_q_heads * c.head_dim),
-                output_bias=empty_if(c.has_output_bias, c.hidden_size),
+                output_bias=zeros_if(c.has_output_bias, c.hidden_size),
                 post_norm=empty(c.hidden_size),
                 gate_up=empty(2 * c.intermediate_size, c.hidden_size),
-                gate_up_bias=empty_if(c.has_mlp_bias, 2 * c.intermediate_size),
+                gate_up_bias=zeros_if(c.has_mlp_bias, 2 * c.intermediate_size),
                 down=empty(c.hidden_size, c.intermediate_size),
-                down_bias=empty_if(c.has_mlp_bias, c.hidden_size),
+                down_bias=zeros_if(c.has_mlp_bias, c.hidden_size),
             )
             for _ in c.windows
         ]
@@ -122,18 +145,21 @@ class FusedDecoder:
             hf_config = AutoConfig.from_pretrained(model, trust_remote_code=False)
             dtype = dtype or hf_config.dtype or torch.float32
             device = device or "cpu"
-            weights = _read_safetensors(Path(model))
+            weights = read_safetensors(Path(model))
         else:
             hf_config = model.config
             dtype, device = dtype or model.dtype, device or model.device
-            weights = _read_model(model, consume)
+            weights = read_model(model, consume)
         config = DecoderConfig.from_hf(hf_config)
         decoder = cls(config, rope_table(hf_config, max_positions), dtype, device)
         decoder.load(weights)
         return decoder
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Copy weights, named as Hugging Face names them, into their place, one at a time."""
+    def load(self, weights: Iterable[tuple[str, Any]]) -> None:
+        """Copy this rank's parts of weights, named as Hugging Face names them, one at a time.
+
+        weights: what has a `shape`, or `get_shape`, and gives a tensor when it is sliced.
+        """
         places = self._places()
         missing = set(places)
         for name, weight in weights:
@@ -141,13 +167,22 @@ class FusedDecoder:
                 continue
             if name not in places:
                 raise ValueError(f"the fused decoder has no place for the weight {name}")
-            if places[name].shape != weight.shape:
-                shapes = f"{tuple(weight.shape)}, not {tuple(places[name].shape)}"
-                raise ValueError(f"the weight {name} has shape {shapes}")
-            places[name].copy_(weight)
+            place = places[name]
+            shape = tuple(weight.get_shape() if hasattr(weight, "get_shape") else weight.shape)
+            if place.shape != shape:
+                raise ValueError(f"the weight {name} has shape {shape}, not {place.shape}")
+            place.target.copy_(weight[place.part])
             missing.discard(name)
         if missing:
             raise ValueError(f"{len(missing)} weights are missing, {min(missing)} among them")
+
+    def fill_randomly(self) -> None:
+        """Make the weights up, to measure with: matrices small, norms 1."""
+        for place in self._places().values():
+            if len(place.shape) > 1:
+                place.target.normal_(std=0.02)
+            else:
+                place.target.fill_(1)
 
     @torch.inference_mode()
     def forward(
@@ -158,8 +193,7 @@ class FusedDecoder:
         Their keys and values are written into `caches`, one pair a layer.
         """
         c, pdl = self.config, supports_pdl(input_ids.device)
-        residual = F.embedding(input_ids, self.embedding)
-        hidden = rms_norm(residual, self.layers[0].input_norm, c.rms_norm_eps, pdl=pdl)
+        residual, hidden = self._embed(input_ids, pdl)
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
         for layer, window, (key_cache, value_cache), next_norm in zip(
             self.layers, c.windows, caches, next_norms, strict=True
@@ -171,17 +205,45 @@ class FusedDecoder:
                 pdl,
             )  # fmt: skip
             attended = attend(query, key_cache, value_cache, metadata, window=window, pdl=pdl)
-            hidden = skinny_linear(attended.flatten(1), layer.output, layer.output_bias, pdl=pdl)
-            hidden = add_rms_norm(hidden, residual, layer.post_norm, c.rms_norm_eps, pdl)
+            part = skinny_linear(attended.flatten(1), layer.output, layer.output_bias, pdl=pdl)
+            hidden = self._add_norm(part, residual, layer.post_norm, 0, pdl)
             gate_up = skinny_linear(hidden, layer.gate_up, layer.gate_up_bias, pdl=pdl)
-            hidden = skinny_linear(silu_mul(gate_up, pdl), layer.down, layer.down_bias, pdl=pdl)
-            hidden = add_rms_norm(hidden, residual, next_norm, c.rms_norm_eps, pdl)
+            part = skinny_linear(silu_mul(gate_up, pdl), layer.down, layer.down_bias, pdl=pdl)
+            hidden = self._add_norm(part, residual, next_norm, 1, pdl)
         return hidden
+
+    def _embed(self, input_ids: torch.Tensor, pdl: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows of the embedding, of which a rank has a part, and their norm."""
+        norm = self.layers[0].input_norm
+        if self.shard.size == 1:
+            residual = F.embedding(input_ids, self.embedding)
+            return residual, rms_norm(residual, norm, self.config.rms_norm_eps, pdl=pdl)
+        index = input_ids - self.shard.rank * len(self.embedding)
+        is_own = (index >= 0) & (index < len(self.embedding))
+        rows = F.embedding(torch.where(is_own, index, 0), self.embedding)
+        rows = rows.masked_fill(~is_own[:, None], 0)
+        residual = torch.zeros_like(rows)
+        return residual, self._add_norm(rows, residual, norm, 2, pdl)
+
+    def _add_norm(
+        self,
+        part: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        box: int,
+        pdl: bool,
+    ) -> torch.Tensor:
+        """Add a row-parallel product, this rank's part of it, to `residual`; the norm of that."""
+        epsilon = self.config.rms_norm_eps
+        if self.shard.size == 1:
+            return add_rms_norm(part, residual, weight, epsilon, pdl)
+        return self.collectives.add_norm(part, residual, weight, epsilon, box, pdl)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[num_rows, vocab_size]` for hidden states `[num_rows, hidden_size]`."""
-        return skinny_linear(hidden, self.lm_head, pdl=supports_pdl(hidden.device))
+        part = skinny_linear(hidden, self.lm_head, pdl=supports_pdl(hidden.device))
+        return self.collectives.gather_vocab(part, self.config.vocab_size)
 
     def allocate_caches(self, num_blocks: int, block_size: int) -> KVCaches:
         """Empty keys and values of all layers, in the model's type."""
@@ -190,48 +252,80 @@ class FusedDecoder:
             (self.embedding.new_zeros(shape), self.embedding.new_zeros(shape)) for _ in self.layers
         ]
 
-    def _places(self) -> dict[str, torch.Tensor]:
+    def _places(self) -> dict[str, Place]:
         """Where each weight of a checkpoint goes: a tensor, or its rows of a merged one."""
-        c = self.config
-        qkv_sizes = [c.num_q_heads * c.head_dim] + 2 * [c.num_kv_heads * c.head_dim]
-        places = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.final_norm}
-        if not c.is_tied:
-            places["lm_head.weight"] = self.lm_head
+        w, cut = self.whole_config, self.shard
+        hidden, neurons = w.hidden_size, cut.even(w.intermediate_size)
+        q = cut.even(w.num_q_heads, w.head_dim)
+        kv = cut.kv_heads(w.num_kv_heads, w.head_dim)
+        every = slice(None)
+        places: dict[str, Place] = {}
+
+        def put(
+            name: str, target: torch.Tensor | None, shape: tuple[int, ...], *part: slice
+        ) -> None:
+            if target is not None:
+                places[name] = Place(target, shape, part)
+
+        tokens, vocab = cut.vocab(w.vocab_size), (w.vocab_size, hidden)
+        num_tokens = tokens.stop - tokens.start
+        for name, table in (("model.embed_tokens", self.embedding), ("lm_head", self.lm_head)):
+            if name != "lm_head" or not w.is_tied:
+                put(f"{name}.weight", table[:num_tokens], vocab, tokens, every)
+        put("model.norm.weight", self.final_norm, (hidden,), every)
         for index, layer in enumerate(self.layers):
-            merged: dict[str, torch.Tensor | None] = {
-                "input_layernorm.weight": layer.input_norm,
-                "self_attn.q_norm.weight": layer.q_norm,
-                "self_attn.k_norm.weight": layer.k_norm,
-                "self_attn.o_proj.weight": layer.output,
-                "self_attn.o_proj.bias": layer.output_bias,
-                "post_attention_layernorm.weight": layer.post_norm,
-                "mlp.down_proj.weight": layer.down,
-                "mlp.down_proj.bias": layer.down_bias,
-            }
-            for kind, qkv, gate_up in (
-                ("weight", layer.qkv, layer.gate_up),
-                ("bias", layer.qkv_bias, layer.gate_up_bias),
+            at = f"model.layers.{index}"
+            put(f"{at}.input_layernorm.weight", layer.input_norm, (hidden,), every)
+            put(f"{at}.post_attention_layernorm.weight", layer.post_norm, (hidden,), every)
+            put(f"{at}.self_attn.q_norm.weight", layer.q_norm, (w.head_dim,), every)
+            put(f"{at}.self_attn.k_norm.weight", layer.k_norm, (w.head_dim,), every)
+            # By column, which is by rows of a weight that is stored as [output, input].
+            sizes = {"q": w.num_q_heads, "k": w.num_kv_heads, "v": w.num_kv_heads}
+            own = [part.stop - part.start for part in (q, kv, kv)]
+            for kind, qkv, gate_up, columns in (
+                ("weight", layer.qkv, layer.gate_up, (hidden,)),
+                ("bias", layer.qkv_bias, layer.gate_up_bias, ()),
             ):
+                rest = (every,) * len(columns)
                 if qkv is not None:
-                    for letter, part in zip("qkv", qkv.split(qkv_sizes), strict=True):
-                        merged[f"self_attn.{letter}_proj.{kind}"] = part
+                    for (letter, heads), part, target in zip(
+                        sizes.items(), (q, kv, kv), qkv.split(own), strict=True
+                    ):
+                        shape = (heads * w.head_dim, *columns)
+                        put(f"{at}.self_attn.{letter}_proj.{kind}", target, shape, part, *rest)
                 if gate_up is not None:
-                    gate, up = gate_up.chunk(2)
-                    merged |= {f"mlp.gate_proj.{kind}": gate, f"mlp.up_proj.{kind}": up}
-            for name, place in merged.items():
-                if place is not None:
-                    places[f"model.layers.{index}.{name}"] = place
+                    shape = (w.intermediate_size, *columns)
+                    for letter, target in zip(("gate", "up"), gate_up.chunk(2), strict=True):
+                        put(f"{at}.mlp.{letter}_proj.{kind}", target, shape, neurons, *rest)
+            # By row. A bias belongs to the sum, not to every part of it: rank 0 adds it.
+            shape = (hidden, w.num_q_heads * w.head_dim)
+            put(f"{at}.self_attn.o_proj.weight", layer.output, shape, every, q)
+            put(
+                f"{at}.mlp.down_proj.weight",
+                layer.down,
+                (hidden, w.intermediate_size),
+                every,
+                neurons,
+            )
+            for name, bias in (
+                ("self_attn.o_proj", layer.output_bias),
+                ("mlp.down_proj", layer.down_bias),
+            ):
+                share = slice(hidden if cut.rank == 0 else 0)
+                put(f"{at}.{name}.bias", bias if bias is None else bias[share], (hidden,), share)
         return places
 
 
-def _read_model(model: Any, consume: bool) -> Iterator[tuple[str, torch.Tensor]]:
+def read_model(model: Any, consume: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights of a `PreTrainedModel`; `consume` empties each when the next is asked for."""
     for name, parameter in model.named_parameters():
         yield name, parameter.data
         if consume:
             parameter.data = parameter.data.new_empty(0)
 
 
-def _read_safetensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def read_safetensors(folder: Path) -> Iterator[tuple[str, Any]]:
+    """The weights of a folder; each is read when, and as far as, it is sliced."""
     from safetensors import safe_open
 
     shards = sorted(folder.glob("*.safetensors"))
@@ -240,4 +334,4 @@ def _read_safetensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     for shard in shards:
         with safe_open(shard, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - it is no dict
-                yield name, tensors.get_tensor(name)
+                yield name, tensors.get_slice(name)

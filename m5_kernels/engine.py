@@ -10,6 +10,9 @@ row computes is dropped. One that reaches its length is known beforehand and get
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from transformers import PreTrainedModel
 
 from m3_paged.block_cache import BlockCache
@@ -20,7 +23,9 @@ from milestone_llm.engine.engine import BaseEngine
 from milestone_llm.engine.outbox import Reader
 from milestone_llm.engine.plan import StepPlan
 from milestone_llm.engine.request import Request
-from milestone_llm.models.checkpoint import DEFAULT_MODEL
+from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.models.checkpoint import DEFAULT_MODEL, LoadedModel, load_model
+from milestone_llm.models.pretrained import is_hollow
 from milestone_llm.models.support import check_flat
 from milestone_llm.trace.tracer import Tracer
 
@@ -28,6 +33,8 @@ from .config import EngineConfig
 from .decoder import FusedDecoder
 from .decoder_config import is_fusible
 from .hf_runner import HFRunner
+from .model_part import decoder_part, model_part
+from .ranks import Order, Peers, Ranks
 from .runner import FusedRunner
 from .sampler import is_host_paced
 
@@ -36,31 +43,69 @@ class LLMEngine(BaseEngine):
     """Triton kernels, CUDA graphs and pipelined steps under M4's schedule.
 
     A fused decoder takes over the weights of a model that the engine loads itself; a ready model
-    passed in keeps its own, and the decoder a copy.
+    passed in keeps its own, and the decoder a copy. With `tensor_parallel_size` each of several
+    processes has an engine with its part of the weights; all of them make the same calls, or those
+    other than rank 0 call `follow_rank_0` (see `ranks`).
     """
 
     milestone = "m5_kernels"
     config_class = EngineConfig
-    check_model = staticmethod(check_flat)
     open_trace = staticmethod(Tracer.from_option)
     config: EngineConfig
     scheduler: Scheduler
 
-    def __init__(self, model: str | PreTrainedModel = DEFAULT_MODEL, **options: object) -> None:
+    def __init__(self, model: str | PreTrainedModel = DEFAULT_MODEL, **options: Any) -> None:
         self._owns_model = not isinstance(model, PreTrainedModel)
         self._host_paced: set[str] = set()  # requests whose tokens the host must know at once
+        self.ranks: Ranks | None = None
+        if (size := options.get("tensor_parallel_size", 1)) != 1:
+            self.config_class(tensor_parallel_size=size)  # refuses what is no number of GPUs
+            self.ranks = Ranks.join(size, options.get("device"))
+            self._number = self.ranks.enter(self, model, options)
+        self._model = model
         super().__init__(model, **options)
+        if self.ranks is not None:
+            self._loop.peers = Peers(self.ranks, self._number, self._make_ordered)
+
+    def load(self, model: Any, tokenizer: Any) -> LoadedModel:
+        """The model; of one that is cut, config and modules without the weights."""
+        if self.ranks is None:
+            return super().load(model, tokenizer)
+        device = None if isinstance(model, PreTrainedModel) else self.ranks.device
+        loaded = load_model(model, tokenizer, self.config.dtype, device, weights=False)
+        self._whole = loaded.model
+        part = model_part(loaded.model, self.ranks.shard, self.ranks.device)
+        return dataclasses.replace(loaded, model=part)
+
+    @staticmethod
+    def check_model(model: PreTrainedModel) -> None:
+        """Refuse what would come out wrong. A model that is cut is none but the fused decoder's."""
+        if not is_hollow(model):
+            check_flat(model)
 
     def build_scheduler(self) -> Scheduler:
         """M4's schedule. The decoder comes first: KV memory gets what its weights leave."""
         self.decoder: FusedDecoder | None = None
-        if is_fusible(self.model.config):
+        if self.ranks is not None:
+            source = self._model if isinstance(self._model, str) else None
+            self.decoder = decoder_part(
+                self._whole,
+                source,
+                self.ranks.shard,
+                self.ranks.device,
+                self.max_model_len,
+                self.config.max_num_seqs,
+            )
+            del self._whole, self._model
+        elif is_fusible(self.model.config):
             self.decoder = FusedDecoder.from_hf(
                 self.model, max_positions=self.max_model_len, consume=self._owns_model
             )
         num_blocks = num_kv_blocks(
             self.model, self.config, self.max_model_len, self._run_once, USEFUL_KV
         )
+        if self.ranks is not None:
+            num_blocks = self.ranks.smallest(num_blocks)
         self.config = with_swap_space(self.config, self.model, num_blocks)
         return Scheduler(self.config, self.max_model_len, num_blocks)
 
@@ -102,9 +147,44 @@ class LLMEngine(BaseEngine):
     def warm_up(self) -> None:
         """Compile kernels and capture CUDA graphs before anybody waits for them."""
         super().warm_up()
+        self.capture_graphs()
+
+    def capture_graphs(self) -> None:
+        """Capture the CUDA graphs that most decode steps replay; on all ranks together."""
+        self._loop.agree("capture_graphs")
         if isinstance(self.runner, FusedRunner):
             self.runner.capture_graphs()
 
+    def release_graphs(self) -> None:
+        """Let go of captured graphs, and of the communicator that they call."""
+        if isinstance(self.runner, FusedRunner):
+            self.runner.graphs = None
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached KV. False, with nothing done, while blocks are in use."""
+        self._loop.agree("reset_prefix_cache")
         return self.scheduler.reset_prefix_cache()
+
+    # -- several ranks -----------------------------------------------------------------------
+
+    def follow(self, call: str) -> None:
+        """Do what this engine on rank 0 is doing."""
+        if call == "step":
+            self._loop.step()
+            self.take_outputs()
+        else:
+            getattr(self, call)()
+
+    def _make_ordered(self, order: Order) -> Request:
+        """The request that rank 0 was asked for, the same in number and seed."""
+        self._intake.num_arrivals = order.arrival
+        request = self._intake.make(
+            list(order.prompt_token_ids or ()),
+            order.params or SamplingParams(),
+            order.request_id,
+            order.priority,
+            chat=False,
+        )
+        if is_host_paced(request):
+            self._host_paced.add(request.request_id)
+        return request

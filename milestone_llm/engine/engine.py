@@ -11,7 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position, stop_token_ids
+from milestone_llm.models.checkpoint import (
+    DEFAULT_MODEL,
+    LoadedModel,
+    load_model,
+    max_position,
+    stop_token_ids,
+)
 from milestone_llm.models.kv_shape import kv_bytes_per_token
 
 from .config import EngineConfig
@@ -58,7 +64,7 @@ class BaseEngine(ABC):
         **fields: object,
     ) -> None:
         self.config = self.config_class.from_fields(**fields)
-        loaded = load_model(model, tokenizer, dtype=self.config.dtype, device=self.config.device)
+        loaded = self.load(model, tokenizer)
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.model_name = loaded.name
         self.check_model(self.model)
@@ -107,6 +113,14 @@ class BaseEngine(ABC):
     def requests(self) -> dict[str, Request]:
         """Unfinished requests by id, without further completions."""
         return self._loop.requests
+
+    def load(
+        self,
+        model: str | PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | str | None,
+    ) -> LoadedModel:
+        """The model with its weights, as `load_model` gives it."""
+        return load_model(model, tokenizer, dtype=self.config.dtype, device=self.config.device)
 
     @staticmethod
     @abstractmethod

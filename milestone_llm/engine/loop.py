@@ -27,7 +27,7 @@ from .kv import KVEvent
 from .outbox import Outbox, Reader
 from .outputs import RequestOutput
 from .plan import LaunchedStep, StepPlan
-from .protocols import ModelRunner, SettledStep, StepWatcher
+from .protocols import ModelRunner, Peers, SettledStep, StepWatcher
 from .request import Request, SampledToken
 from .scheduler import BaseScheduler
 
@@ -51,6 +51,7 @@ class StepLoop:
     Args:
         num_steps_ahead: launched steps that may be left to settle when `step` returns.
         check_invariants: check after every step that no KV memory is lost.
+        peers: engines elsewhere that take the same steps (m5_kernels on several GPUs).
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class StepLoop:
         tracer: StepWatcher | None,
         num_steps_ahead: Callable[[], int],
         check_invariants: bool,
+        peers: Peers | None = None,
     ) -> None:
         self.milestone = milestone
         self.scheduler = scheduler
@@ -68,6 +70,7 @@ class StepLoop:
         self.tracer = tracer
         self.num_steps_ahead = num_steps_ahead
         self.check_invariants = check_invariants
+        self.peers = peers
         self.requests: dict[str, Request] = {}
         """Unfinished ones, without further completions. The truth after an interruption."""
         self.outbox = Outbox()
@@ -110,6 +113,8 @@ class StepLoop:
             if reader is not None:
                 reader.num_unfinished += 1
             self.scheduler.add(request)
+            if self.peers is not None:
+                self.peers.note_added(request)
             if self.tracer is not None:
                 self._arrived.append(request.request_id)
 
@@ -117,6 +122,8 @@ class StepLoop:
         request = self.requests.get(request_id)
         if request is None:
             return None
+        if self.peers is not None:
+            self.peers.note_aborted(request_id)
         for completion in reversed(request.completions):  # forks before what they fork from
             if not completion.is_finished:
                 self.scheduler.abort(completion)
@@ -149,9 +156,22 @@ class StepLoop:
 
     # -- a step ------------------------------------------------------------------------------
 
+    def agree(self, call: str) -> None:
+        """Before a `call` of this engine and its peers: what came to one of them comes to all."""
+        self._exclusive.run(lambda: self._agree(call))
+
+    def _agree(self, call: str) -> None:
+        if self.peers is not None:
+            for change in self.peers.agree(call):
+                if isinstance(change, Request):
+                    self._add([change], None)
+                else:
+                    self._abort(change)
+
     def _step(self) -> None:
         while self._to_abort:
             self._abort(self._to_abort.pop())
+        self._agree("step")
         while len(self.in_flight) > self.num_steps_ahead():
             self._settle()  # a request has come whose tokens must be known at once
         is_launched = bool(self.requests) and self._launch()
@@ -258,6 +278,8 @@ class StepLoop:
 
     def _restart(self) -> None:
         """Begin anew with the requests as they are: their tokens are kept, their KV is not."""
+        if self.peers is not None:
+            self.peers.part()
         self.in_flight.clear()
         completions = [each for leader in self.requests.values() for each in leader.completions]
         self.scheduler.restart(completions)

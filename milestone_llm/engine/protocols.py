@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -57,3 +58,19 @@ class StepWatcher(Protocol):
 
     def record(self, step: SettledStep, queues: QueueState) -> None:
         """Called once a step, at its end. Must not raise."""
+
+
+class Peers(Protocol):
+    """Engines in other processes that compute parts of the same model, and must plan the same."""
+
+    def note_added(self, request: Request) -> None:
+        """This engine was asked for a request."""
+
+    def note_aborted(self, request_id: str) -> None:
+        """This engine was asked to end one."""
+
+    def agree(self, call: str) -> Iterator[Request | str]:
+        """Before a `call` of all: requests to add, and ids of those to end, that came elsewhere."""
+
+    def part(self) -> None:
+        """What was raised has made this engine differ from the others."""

@@ -2,7 +2,8 @@
 
 A model is named by a Hugging Face id, a local folder, a `.gguf` file, `smollm2-135m` (the default,
 a real chat model that a package carries, see `gguf_cache`), `tiny-llama` and its like (random
-weights, see `tiny_models`), or is a ready `PreTrainedModel`. What comes back is the same each
+weights, see `tiny_models`; `shapes` has `random-qwen3-8b` and others of real size), or is a ready
+`PreTrainedModel`. What comes back is the same each
 time: a model in eval mode without gradients, its tokenizer if it has one, and a name to show.
 """
 
@@ -15,10 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from .gguf_cache import converted_folder, file_key, packaged_gguf
-from .pretrained import from_pretrained, load_whole_model
+from .pretrained import (
+    build_hollow_model,
+    from_pretrained,
+    load_hollow_model,
+    load_whole_model,
+)
+from .shapes import PREFIX, shape_config
 from .tiny_models import TINY_FAMILIES, build_tiny_model
 
 __all__ = [
@@ -63,6 +75,7 @@ def load_model(
     tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
+    weights: bool = True,
 ) -> LoadedModel:
     """Load a causal language model and its tokenizer.
 
@@ -75,6 +88,8 @@ def load_model(
         dtype: "float32", "bfloat16", "float16" or a `torch.dtype`. None: float32 on a CPU
             and for tiny models, else bfloat16; a ready model keeps its own.
         device: None: CUDA where there is one; a ready model stays where it is.
+        weights: False for who reads a named model's weights themselves, in parts: the model has
+            config and modules then, and parameters without elements. A tiny one is always whole.
 
     Raises:
         ValueError: the model cannot be had, or the dtype or device is not known; the message says
@@ -92,7 +107,10 @@ def load_model(
             is_tiny = str(model).startswith("tiny-")  # there to compare tokens, not speed
             is_rounded = target_device.type == "cuda" and not is_tiny
             target_dtype = torch.bfloat16 if is_rounded else torch.float32
-        ready, own_tokenizer, name = _load_named(model, target_dtype, tokenizer is None)
+        source, name = locate(model)
+        ready = _build_named(source, target_dtype, target_device, weights)
+        if tokenizer is None:
+            own_tokenizer = _load_tokenizer(source)
     if target_device is not None:
         ready = ready.to(target_device)
     if target_dtype is not None and ready.dtype != target_dtype:
@@ -188,9 +206,31 @@ def _cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
     model.config.dtype = dtype
 
 
-def _load_named(
-    model: str | Path, dtype: torch.dtype, wants_tokenizer: bool
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, str]:
+def _build_named(
+    source: str, dtype: torch.dtype, device: torch.device, has_weights: bool
+) -> PreTrainedModel:
+    if source.startswith("tiny-") and not Path(source).is_dir():
+        return build_tiny_model(source.removeprefix("tiny-"))
+    if source.startswith(PREFIX) and not Path(source).is_dir():
+        config = shape_config(source.removeprefix(PREFIX))
+        if has_weights:
+            with torch.device(device):
+                return AutoModelForCausalLM.from_config(config, dtype=dtype)
+        return build_hollow_model(config, dtype, device)
+    if has_weights:
+        return load_whole_model(source, dtype=dtype)
+    return load_hollow_model(source, dtype, device)
+
+
+def locate(model: str | Path) -> tuple[str, str]:
+    """Where a named model lies: a folder, a Hugging Face id, or the name itself of a random one.
+
+    Returns:
+        That, and a name to show.
+
+    Raises:
+        ValueError: it names no model.
+    """
     if not isinstance(model, (str, Path)) or not str(model).strip():
         raise ValueError(
             f"a model is named by a Hugging Face id, a folder or a .gguf file, not by {model!r}"
@@ -203,27 +243,27 @@ def _load_named(
         raise ValueError(
             f"{text[:80]!r} names no model and can be no path: {error!s:.80}"
         ) from None
-    if text == DEFAULT_MODEL and not path.is_dir():
-        source, name = str(converted_folder(*packaged_gguf())), DEFAULT_MODEL
-    elif text.startswith("tiny-") and not path.is_dir():
-        return build_tiny_model(text.removeprefix("tiny-")), None, text
-    elif path.is_dir():
-        source, name = str(path), path.resolve().name
-    elif path.suffix == ".gguf" and path.is_file():
-        source, name = str(converted_folder(path, file_key(path))), path.stem
-    elif path.exists():
+    if path.is_dir():
+        return str(path), path.resolve().name
+    if text == DEFAULT_MODEL:
+        return str(converted_folder(*packaged_gguf())), DEFAULT_MODEL
+    if text.startswith(("tiny-", PREFIX)):
+        return text, text
+    if path.suffix == ".gguf" and path.is_file():
+        return str(converted_folder(path, file_key(path))), path.stem
+    if path.exists():
         raise ValueError(f"{text} is neither a folder nor a .gguf file")
-    elif path.suffix == ".gguf" or not _HUB_ID.fullmatch(text):
+    if path.suffix == ".gguf" or not _HUB_ID.fullmatch(text):
         raise ValueError(f"there is no file or folder {text}")
-    else:
-        source = name = text
-    ready = load_whole_model(source, dtype=dtype)
-    return ready, _load_tokenizer(source) if wants_tokenizer else None, name
+    return text, text
 
 
 def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a folder or id; None for a folder that has none."""
     folder = Path(source).expanduser()
-    if folder.is_dir() and not any((folder / file).exists() for file in _TOKENIZER_FILES):
+    if folder.is_dir():
+        if not any((folder / file).exists() for file in _TOKENIZER_FILES):
+            return None
+    elif source.startswith(("tiny-", PREFIX)):
         return None
     return from_pretrained(AutoTokenizer, source)

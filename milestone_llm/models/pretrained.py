@@ -16,7 +16,13 @@ import torch
 from huggingface_hub import constants as hub_constants
 from huggingface_hub import get_session
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 _HUB_TIMEOUT_S = 5.0
@@ -39,6 +45,41 @@ def load_whole_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
     )
     check_whole(source, info)
     return model
+
+
+def load_hollow_model(
+    source: str, dtype: torch.dtype, device: torch.device | str
+) -> PreTrainedModel:
+    """The model of a folder or Hugging Face id without its weights, see `build_hollow_model`.
+
+    Raises:
+        ValueError: its config cannot be loaded.
+    """
+    config = from_pretrained(AutoConfig, source)
+    model = build_hollow_model(config, dtype, device)
+    with contextlib.suppress(ValueError):  # most, but not all have one
+        model.generation_config = from_pretrained(GenerationConfig, source)
+    return model
+
+
+def build_hollow_model(
+    config: PretrainedConfig, dtype: torch.dtype, device: torch.device | str
+) -> PreTrainedModel:
+    """A model with its modules, dtype and device, whose parameters and buffers have no elements."""
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    for module in model.modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                empty = torch.empty(0, dtype=tensor.dtype, device=device)
+                is_parameter = isinstance(tensor, torch.nn.Parameter)
+                setattr(module, name, torch.nn.Parameter(empty, False) if is_parameter else empty)
+    return model
+
+
+def is_hollow(model: PreTrainedModel) -> bool:
+    """Whether a model is without its weights."""
+    return next(model.parameters()).numel() == 0
 
 
 def check_whole(source: str, info: dict[str, Any]) -> None:

@@ -1,0 +1,382 @@
+"""The processes of a tensor-parallel engine: who they are, and how they stay alike.
+
+    torchrun --nproc-per-node 2 program.py        one process a GPU: ranks 0 and 1
+
+Every rank has a whole engine: scheduler, block tables, sampler. They plan the same steps, since
+they are given the same requests in the same order; so no plan has to travel, nor do tokens. What
+travels, once a step and over the CPU, is what rank 0 was asked for since the step before:
+
+    rank 0   add r7, abort r2 | step | ...
+                       \\ broadcast
+    rank 1               add r7, abort r2 | step | ...
+
+The other ranks either make the same calls (every rank runs the same program) or none, and do what
+rank 0 does (`follow`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import itertools
+import os
+import pickle
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from milestone_llm.engine.request import Request
+from milestone_llm.engine.sampling_params import SamplingParams
+
+from .parallel import Shard
+
+if TYPE_CHECKING:
+    from .engine import LLMEngine
+
+HEADER_BYTES = 2048
+"""Most messages are this short, and travel in one broadcast."""
+
+
+class Order(NamedTuple):
+    """What an engine was asked for: a new request, or the end of one (then without a prompt)."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...] | None = None
+    params: SamplingParams | None = None
+    priority: int = 0
+    arrival: int = 0
+
+
+class Message(NamedTuple):
+    """What rank 0 does, for the others to do the same."""
+
+    call: str
+    engine: int = 0
+    content: Any = None
+
+
+class Ranks:
+    """This process among the ranks. There is one object of it, see `join`."""
+
+    _joined: Ranks | None = None
+
+    @classmethod
+    def join(cls, size: int, device: str | None = None) -> Ranks:
+        """Find the other ranks, once in a process.
+
+        Args:
+            device: "cpu" keeps it from GPUs; else each rank takes its own where there are any.
+
+        Raises:
+            ValueError: there are not `size` processes, or fewer GPUs than processes here.
+        """
+        if cls._joined is None:
+            started = int(os.environ.get("WORLD_SIZE", "1"))
+            if started != size:
+                raise ValueError(
+                    f"tensor_parallel_size={size} needs {size} processes, and there "
+                    f"{'is' if started == 1 else 'are'} {started}: start the program with "
+                    f"torchrun --standalone --nproc-per-node {size}"
+                )
+            cls._joined = cls(torch.cuda.is_available() and device != "cpu")
+        if cls._joined.size != size:
+            raise ValueError(
+                f"tensor_parallel_size={size}, but {cls._joined.size} processes were started"
+            )
+        return cls._joined
+
+    def __init__(self, has_cuda: bool) -> None:
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        if has_cuda and local_rank >= torch.cuda.device_count():
+            raise ValueError(
+                f"process {local_rank} needs a GPU of its own, and torch sees "
+                f"{torch.cuda.device_count()}: start fewer processes"
+            )
+        self.device = torch.device("cuda", local_rank) if has_cuda else torch.device("cpu")
+        if has_cuda:
+            torch.cuda.set_device(self.device)
+        self._is_ours = not dist.is_initialized()
+        if self._is_ours:
+            backend = "cpu:gloo,cuda:nccl" if has_cuda else "gloo"
+            dist.init_process_group(backend, device_id=self.device if has_cuda else None)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.shard = Shard(self.rank, self.size)
+        # A group of its own: a server may have nothing to say for days.
+        self._control = dist.new_group(backend="gloo", timeout=timedelta(days=365))
+        self._engines: weakref.WeakValueDictionary[int, LLMEngine] = weakref.WeakValueDictionary()
+        self._num_engines = 0
+        self._pending: Message | None = None
+        self.num_exchanges = 0
+        self.has_parted = False
+        self._watch = Watch(self)
+        atexit.register(self.leave)
+
+    # -- what all do together ----------------------------------------------------------------
+
+    def exchange(self, call: str, engine: int = 0, content: Any = None) -> Any:
+        """Rank 0 says what it does; the others learn of it.
+
+        Args:
+            call, engine: what this rank is about to do.
+            content: what goes with it, of rank 0.
+
+        Returns:
+            Rank 0's content.
+
+        Raises:
+            RuntimeError: this rank is about to do something else than rank 0, or some rank left.
+        """
+        self.num_exchanges += 1
+        if self.rank == 0:
+            self._send(Message(call, engine, content))
+            return content
+        message = self._pending or self.receive()
+        self._pending = None
+        if (message.call, message.engine) != (call, engine):
+            raise RuntimeError(
+                f"rank {self.rank} called {call} of engine {engine} where rank 0 called "
+                f"{message.call} of engine {message.engine}: all ranks have to make the same calls"
+            )
+        return message.content
+
+    def smallest(self, number: int) -> int:
+        """The smallest of the ranks' numbers."""
+        value = torch.tensor(number)
+        dist.all_reduce(value, dist.ReduceOp.MIN, group=self._control)
+        return int(value)
+
+    def _send(self, message: Message) -> None:
+        self._check_together()
+        data = pickle.dumps(message)
+        header = torch.zeros(HEADER_BYTES, dtype=torch.uint8)
+        header[:8] = torch.tensor([len(data)]).view(torch.uint8)
+        short = data[: HEADER_BYTES - 8]
+        header[8 : 8 + len(short)] = torch.frombuffer(bytearray(short), dtype=torch.uint8)
+        dist.broadcast(header, 0, group=self._control)
+        if rest := data[len(short) :]:
+            dist.broadcast(
+                torch.frombuffer(bytearray(rest), dtype=torch.uint8), 0, group=self._control
+            )
+
+    def receive(self) -> Message:
+        """Wait for what rank 0 does next."""
+        self._check_together()
+        header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
+        dist.broadcast(header, 0, group=self._control)
+        size = int(header[:8].view(torch.int64))
+        data = header[8 : 8 + size].numpy().tobytes()
+        if len(data) < size:
+            rest = torch.empty(size - len(data), dtype=torch.uint8)
+            dist.broadcast(rest, 0, group=self._control)
+            data += rest.numpy().tobytes()
+        message: Message = pickle.loads(data)
+        return message
+
+    def _check_together(self) -> None:
+        if self.has_parted:
+            raise RuntimeError(
+                "a step was interrupted, so the ranks no longer agree: start the program again"
+            )
+        if self._watch.gone:
+            raise RuntimeError(
+                f"rank {min(self._watch.gone)} has ended its program, and rank {self.rank} has not"
+            )
+
+    # -- engines -----------------------------------------------------------------------------
+
+    def enter(self, engine: LLMEngine, model: object, fields: dict[str, Any]) -> int:
+        """Number an engine that is being built on all ranks.
+
+        Raises:
+            RuntimeError: rank 0 builds another one.
+        """
+        self._num_engines += 1
+        name = model if isinstance(model, str) else None
+        gc.collect()  # so that engines that nobody has any more are not among them
+        fields = {key: value for key, value in fields.items() if _is_plain(value)}
+        wanted = (name, fields, sorted(self._engines))
+        theirs = self.exchange("build", self._num_engines, wanted)
+        if theirs[:2] != wanted[:2]:
+            raise RuntimeError(
+                f"rank {self.rank} builds an engine with {wanted[:2]}, rank 0 with {theirs[:2]}"
+            )
+        self._engines[self._num_engines] = engine
+        return self._num_engines
+
+    def follow(self, kind: Callable[..., LLMEngine]) -> None:
+        """Build the engines that rank 0 builds, and do with them what it does, until it leaves."""
+        engines: dict[int, LLMEngine] = {}
+        self._watch.say(FOLLOWS)
+        while (message := self.receive()).call != "leave":
+            self._pending = message
+            if message.call == "build":
+                model, fields, alive = message.content
+                if model is None:
+                    raise ValueError("rank 0 was given a ready model, which others cannot follow")
+                engines = {number: engines[number] for number in alive if number in engines}
+                gc.collect()
+                engines[message.engine] = kind(model, **fields)
+            else:
+                engines[message.engine].follow(message.call)
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def part(self) -> None:
+        """Something was raised in the middle of a step: what the ranks know differs from now on.
+
+        The others end, each with a message.
+        """
+        self.has_parted = True
+        self._watch.close()
+
+    def leave(self) -> None:
+        """Take leave, at the end of a program. Graphs go before the communicator they call."""
+        if Ranks._joined is not self:
+            return
+        Ranks._joined = None
+        for engine in list(self._engines.values()):
+            engine.release_graphs()
+        if not self.has_parted and getattr(sys, "last_value", None) is None:
+            if self.rank == 0 and self._watch.has_followers:
+                with contextlib.suppress(RuntimeError):
+                    self.exchange("leave")
+            self._watch.say(LEAVES + self.num_exchanges.to_bytes(8, "little"))
+            if self._is_ours:
+                dist.destroy_process_group()
+        self._watch.close()
+
+
+FOLLOWS, LEAVES = b"f", b"l"
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+class Watch:
+    """Notices when another rank's process ends, and then ends this one.
+
+    A kernel that waits for a GPU whose process has died waits for ever, and Python with it. So
+    every rank holds a connection to rank 0, which the operating system closes with the process.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.has_followers = False
+        self.gone: set[int] = set()
+        """Ranks that have taken leave."""
+        self._is_closed = False
+        self._connections: list[socket.socket] = []
+        host = os.environ.get("MASTER_ADDR", "localhost")
+        if ranks.rank == 0:
+            with socket.create_server((host, 0)) as listener:
+                port = torch.tensor(listener.getsockname()[1])
+                dist.broadcast(port, 0, group=ranks._control)
+                for _ in range(ranks.size - 1):
+                    connection, _ = listener.accept()
+                    self._start(connection, connection.recv(1)[0])
+        else:
+            port = torch.tensor(0)
+            dist.broadcast(port, 0, group=ranks._control)
+            connection = socket.create_connection((host, int(port)))
+            connection.sendall(bytes([ranks.rank]))
+            self._start(connection, 0)
+
+    def _start(self, connection: socket.socket, other: int) -> None:
+        self._connections.append(connection)
+        threading.Thread(target=self._listen, args=(connection, other), daemon=True).start()
+
+    def _listen(self, connection: socket.socket, other: int) -> None:
+        last = b""
+        with contextlib.suppress(OSError):
+            while word := connection.recv(9):
+                self.has_followers |= word[:1] == FOLLOWS
+                last = word
+        if self._is_closed:
+            return
+        is_done = int.from_bytes(last[1:], "little") >= self._ranks.num_exchanges
+        if last[:1] == LEAVES and is_done:
+            self.gone.add(other)
+            return
+        print(
+            f"rank {other} of {self._ranks.size} has ended in the middle of the work, "
+            f"so rank {self._ranks.rank} ends, too",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
+
+    def say(self, word: bytes) -> None:
+        """Tell those at the other end."""
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.sendall(word)
+
+    def close(self) -> None:
+        """End the connections; whoever has not been told why will end as well."""
+        self._is_closed = True
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+
+class Peers:
+    """Keeps one engine's requests the same on all ranks; the step loop asks it before each step.
+
+    Args:
+        make: a request from an order of rank 0.
+    """
+
+    def __init__(self, ranks: Ranks, number: int, make: Callable[[Order], Request]) -> None:
+        self.ranks, self.number = ranks, number
+        self._make = make
+        self._orders: list[Order] = []
+
+    def note_added(self, request: Request) -> None:
+        """This rank's engine was asked for a request."""
+        prompt = tuple(request.prompt_token_ids)
+        order = Order(
+            request.request_id, prompt, request.sampling_params, request.priority, request.arrival
+        )
+        self._orders.append(order)
+
+    def note_aborted(self, request_id: str) -> None:
+        """It was asked to end one."""
+        self._orders.append(Order(request_id))
+
+    def agree(self, call: str) -> Iterator[Request | str]:
+        """Before a step, or whatever `call` is: what rank 0 was asked for and this rank was not.
+
+        Yields:
+            Requests to add, and ids of those to end, in their order.
+
+        Raises:
+            RuntimeError: this rank was asked for something else.
+        """
+        own = self._orders
+        theirs = self.ranks.exchange(call, self.number, own)
+        if own and own != theirs:
+            pairs = itertools.zip_longest(own, theirs)
+            mine, of_rank_0 = next(pair for pair in pairs if pair[0] != pair[1])
+            raise RuntimeError(
+                f"rank {self.ranks.rank} was asked for {mine} where rank 0 was asked for "
+                f"{of_rank_0}: make the same calls on all ranks, or only on rank 0"
+            )
+        if not own:
+            for order in theirs:
+                is_end = order.prompt_token_ids is None
+                yield order.request_id if is_end else self._make(order)
+        self._orders = []
+
+    def part(self) -> None:
+        """A step was interrupted."""
+        self.ranks.part()

@@ -1,0 +1,53 @@
+"""Models of real size with random weights, to measure with: `random-qwen3-8b` and its like.
+
+Speed depends on shapes and not on what the weights say, so nothing needs to be downloaded. Use
+`ignore_eos`: what they say has no meaning, nor an end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoConfig, PretrainedConfig
+
+PREFIX = "random-"
+
+_QWEN3 = {
+    "model_type": "qwen3",
+    "vocab_size": 151_936,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40_960,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def _qwen3(hidden: int, mlp: int, layers: int, heads: int, is_tied: bool = False) -> dict[str, Any]:
+    return {
+        **_QWEN3,
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "tie_word_embeddings": is_tied,
+    }
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, is_tied=True),
+    "qwen3-8b": _qwen3(4096, 12_288, 36, 32),
+    "qwen3-32b": _qwen3(5120, 25_600, 64, 64),
+}
+"""Fields of the Hugging Face config of each."""
+
+
+def shape_config(name: str) -> PretrainedConfig:
+    """The config of a shape, such as `qwen3-8b`.
+
+    Raises:
+        ValueError: there is no such shape.
+    """
+    if name not in SHAPES:
+        known = ", ".join(PREFIX + each for each in SHAPES)
+        raise ValueError(f"there is no model {PREFIX + name!r}; there are {known}")
+    return AutoConfig.for_model(**SHAPES[name])
