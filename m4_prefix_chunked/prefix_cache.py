@@ -1,29 +1,17 @@
-"""Finding the KV of a prompt's beginning: block hashes, each chained to the one before.
+"""Finding the KV of a prompt's beginning by the names of its blocks (`engine/block_hash.py`).
 
-    block 0             block 1                block 2
-    tokens 0..15        tokens 16..31          tokens 32..47
-    h0 = H(salt, t)  -> h1 = H(h0, t)       -> h2 = H(h1, t)
-
-Because a hash covers all that came before, equal hashes mean equal prefixes, and one lookup a block
-finds the longest cached one. Only full blocks have a hash. The hash is cryptographic: prompts come
-from users, and a collision would show one user what another wrote.
+Equal names mean equal prefixes, so one lookup a block finds the longest cached one.
 """
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from dataclasses import dataclass
 
 from m3_paged.block_manager import BlockManager
+from milestone_llm.engine.block_hash import hash_block, hash_salt
 from milestone_llm.engine.request import Request
 
 from .caching_pool import CachingBlockPool
-
-
-def hash_block(parent: bytes, token_ids: list[int]) -> bytes:
-    """SHA-256 of a full block's tokens and of all blocks before it."""
-    return hashlib.sha256(parent + array("q", token_ids).tobytes()).digest()
 
 
 @dataclass(frozen=True)
@@ -150,8 +138,7 @@ class PrefixCache:
         """Hash of a request's full block; each is computed once."""
         hashes = self.hashes.setdefault(request.request_id, [])
         while len(hashes) <= index:
-            salt = request.sampling_params.cache_salt.encode("utf-8", "surrogatepass")
-            parent = hashes[-1] if hashes else hashlib.sha256(salt).digest()
+            parent = hashes[-1] if hashes else hash_salt(request.sampling_params.cache_salt)
             first = len(hashes) * self.kv.block_size
             tokens = request.token_ids[first : first + self.kv.block_size]
             hashes.append(hash_block(parent, tokens))

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import argparse
 import bdb
+import contextlib
 import gc
 import io
 import json
 import pdb
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -183,21 +187,45 @@ def run_command(
     Returns:
         The exit status: 0, 2 for bad input, 130 for Ctrl-C.
     """
+
+    def whole() -> None:
+        before(args)
+        with model_libraries(getattr(args, "threads", None)):
+            body(args)
+
+    return ended_in_one_line(whole)
+
+
+@contextlib.contextmanager
+def model_libraries(num_threads: int | None) -> Iterator[None]:
+    """Import torch and transformers, and keep them quiet within.
+
+    Args:
+        num_threads: CPU threads; None leaves them to torch.
+    """
+    from milestone_llm.models.pretrained import quiet_transformers
+
+    if num_threads:
+        import torch
+
+        torch.set_num_threads(num_threads)
+    with quiet_transformers(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+def ended_in_one_line(body: Callable[[], object]) -> int:
+    """`run_command` for a body that needs no model in this process. Returns the exit status.
+
+    SIGTERM ends it as an exception would, so that programs that it started are ended, too.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # an umlaut for an ASCII terminal is no error
             stream.reconfigure(errors="replace")
     is_debugged = sys.gettrace() is not None  # `python -m pdb` wants to see its own `quit`
     try:
-        before(args)
-        from milestone_llm.models.pretrained import quiet_transformers
-
-        if getattr(args, "threads", None):
-            import torch
-
-            torch.set_num_threads(args.threads)
-        with quiet_transformers(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            body(args)
+        with _sigterm_raised():
+            body()
     except (KeyboardInterrupt, bdb.BdbQuit) as ended:
         if is_debugged and isinstance(ended, bdb.BdbQuit):
             raise
@@ -208,6 +236,23 @@ def run_command(
         log_console.print(str(error), markup=False, soft_wrap=True)
         return 2
     return 0
+
+
+@contextlib.contextmanager
+def _sigterm_raised() -> Iterator[None]:
+    """Within, SIGTERM raises SystemExit with the status that a shell gives to its dead."""
+    if threading.current_thread() is not threading.main_thread():  # it has no say in signals
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def freeze_garbage() -> None:

@@ -26,6 +26,8 @@ from transformers import PreTrainedTokenizerFast
 
 from milestone_llm.engine.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
+from milestone_llm.serving import connection as http_connection
+from milestone_llm.serving import engine_process
 
 MILESTONES = ["m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked", "m5_kernels"]
 CHAT_TEMPLATE = (
@@ -135,6 +137,12 @@ class RunningServer:
 
         return wait_for(idle)
 
+    def engine_pid(self) -> int:
+        """Of its engine's process."""
+        pid = self.process.pid
+        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return int(child)
+
     def end(self) -> int:
         """SIGTERM, and the exit code."""
         self.process.terminate()
@@ -189,7 +197,8 @@ def wait_for(look: Callable[[], Any]) -> Any:
 def _processes() -> Any:
     context = multiprocessing.get_context("forkserver")
     modules = [f"{milestone}.engine" for milestone in MILESTONES]
-    context.set_forkserver_preload([*modules, "milestone_llm.serving.server", "serving_helpers"])
+    modules += ["milestone_llm.serving.engine_loop", "milestone_llm.serving.server"]
+    context.set_forkserver_preload([*modules, "serving_helpers"])
     return context
 
 
@@ -206,6 +215,7 @@ def serve(
     log: Path,
     *options: str,
     step_seconds: float = 0.0,
+    write_seconds: float | None = None,
     debugged: Path | None = None,
 ) -> Iterator[RunningServer]:
     """A server of a milestone, ended when the block is left.
@@ -215,13 +225,15 @@ def serve(
         options: of its command line.
         step_seconds: how much longer a step takes than it has to. A server for which this is given
             also fails in every step with a prompt that begins with `POISON`.
+        write_seconds: instead of the server's `WRITE_SECONDS`.
         debugged: a pipe to read a debugger's commands from; a breakpoint is then at the top of the
             scheduler's `schedule`.
     """
     log.touch()
     arguments = ["--model", str(model), "--port", "0", "--device", "cpu", "--threads", "1"]
     process = _processes().Process(
-        target=_serve, args=(milestone, [*arguments, *options], log, step_seconds, debugged)
+        target=_serve,
+        args=(milestone, [*arguments, *options], log, step_seconds, write_seconds, debugged),
     )
     process.start()
     try:
@@ -233,9 +245,18 @@ def serve(
 
 
 def _serve(
-    milestone: str, arguments: list[str], log: Path, step_seconds: float, debugged: Path | None
+    milestone: str,
+    arguments: list[str],
+    log: Path,
+    step_seconds: float,
+    write_seconds: float | None,
+    debugged: Path | None,
 ) -> None:
     sys.stdout = sys.stderr = log.open("w", buffering=1)
+    # The engine's process, too, is forked from one that has imported everything.
+    engine_process.CONTEXT = multiprocessing.get_context("fork")
+    if write_seconds is not None:
+        http_connection.WRITE_SECONDS = write_seconds
     if debugged is not None:
         _stop_when_scheduling(importlib.import_module(f"{milestone}.engine"), debugged)
     if step_seconds:

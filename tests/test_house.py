@@ -32,6 +32,7 @@ SEAMS = re.compile(
 """Modules where engine, scheduler, runner and KV managers meet."""
 PURE = re.compile(
     SEAMS.pattern + r"|milestone_llm\.engine\.(outputs|config|sampling_params)"
+    r"|milestone_llm\.engine\.block_hash|milestone_llm\.serving\.router"
     r"|milestone_llm\.trace\.records|m\d_\w+\.(config|kv_usage)"
 )
 """Modules that decide and keep books: they know requests, tokens and blocks, and no tensors."""

@@ -1,8 +1,6 @@
 """What is a block called? The chain of hashes of some prompts, four bytes of each name shown."""
 
-import hashlib
-
-from m4_prefix_chunked.prefix_cache import hash_block
+from milestone_llm.engine.block_hash import hash_blocks
 
 BLOCK_SIZE = 4
 RULES, SKY, SEA = [11, 12, 13, 14], [21, 22, 23, 24], [31, 32, 33, 34]
@@ -10,11 +8,7 @@ RULES, SKY, SEA = [11, 12, 13, 14], [21, 22, 23, 24], [31, 32, 33, 34]
 
 def chain(tokens: list[int], salt: str = "") -> str:
     """The names of all full blocks."""
-    name, names = hashlib.sha256(salt.encode()).digest(), []
-    for first in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
-        name = hash_block(name, tokens[first : first + BLOCK_SIZE])
-        names.append(name.hex()[:8])
-    return "  ".join(names)
+    return "  ".join(name.hex()[:8] for name in hash_blocks(tokens, BLOCK_SIZE, salt))
 
 
 print("rules, sky                       ", chain(RULES + SKY))

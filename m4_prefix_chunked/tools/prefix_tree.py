@@ -7,15 +7,15 @@ Neighbouring blocks with the same requests are drawn as one node.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console, Group
 from rich.text import Text
 from rich.tree import Tree
 
-from m4_prefix_chunked.prefix_cache import PrefixCache, hash_block
+from m4_prefix_chunked.prefix_cache import PrefixCache
+from milestone_llm.engine.block_hash import hash_blocks
 from milestone_llm.engine.request import Request
 from milestone_llm.trace.text import Glyphs, Words, fit, id_ranges, plural, print_lines, safe
 
@@ -59,7 +59,8 @@ class PrefixTree:
         roots: list[Node] = []
         for request in requests:
             siblings = roots
-            for index, block_hash in enumerate(_block_hashes(request, size)):
+            salt = request.sampling_params.cache_salt
+            for index, block_hash in enumerate(hash_blocks(request.token_ids, size, salt)):
                 block = pool.block_of.get(block_hash)
                 if block is None:
                     break
@@ -82,15 +83,6 @@ class PrefixTree:
             num_free=pool.num_free,
             unnamed={name: blocks for name, blocks in unnamed.items() if blocks},
         )
-
-
-def _block_hashes(request: Request, block_size: int) -> Iterator[bytes]:
-    """Hashes of a request's full blocks, each chained to the one before."""
-    salt = request.sampling_params.cache_salt
-    block_hash = hashlib.sha256(salt.encode("utf-8", "surrogatepass")).digest()
-    for first in range(0, request.num_tokens - block_size + 1, block_size):
-        block_hash = hash_block(block_hash, request.token_ids[first : first + block_size])
-        yield block_hash
 
 
 def _collapse(node: Node) -> Node:

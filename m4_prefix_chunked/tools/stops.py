@@ -30,7 +30,7 @@ p self.scheduler.prefix_cache.pool is self.scheduler.kv.pool == True  # over one
 Try `w` (who called us), `ll` (the whole step).
 
 # the name of a block
-return m4_prefix_chunked/prefix_cache.py::hash_block
+return milestone_llm/engine/block_hash.py::hash_block
 A full block is known by a hash of its tokens and of its parent, the block before it. The first
 block's parent is the hash of the request's cache_salt, so that tenants with different salts never
 meet.

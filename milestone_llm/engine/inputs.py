@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from milestone_llm.models.checkpoint import render_chat
+from milestone_llm.models.chat import render_chat
 
 from .sampling_params import SamplingParams, is_whole_number
 

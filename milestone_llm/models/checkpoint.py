@@ -10,10 +10,8 @@ time: a model in eval mode without gradients, its tokenizer if it has one, and a
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import (
@@ -23,6 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from .chat import render_chat
 from .gguf_cache import converted_folder, file_key, packaged_gguf
 from .pretrained import (
     build_hollow_model,
@@ -125,39 +124,6 @@ def load_model(
     elif tokenizer is not None:
         own_tokenizer = tokenizer
     return LoadedModel(ready, own_tokenizer, name)
-
-
-def render_chat(
-    tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[dict[str, Any]]
-) -> list[int]:
-    """Token ids of a conversation, ending where the assistant's answer begins.
-
-    Args:
-        tokenizer: the model's, with its chat template.
-        messages: such as `[{"role": "user", "content": "Hello"}]`.
-
-    Raises:
-        ValueError: there is no tokenizer or no chat template, there are no messages, or the
-            template does not take these messages.
-    """
-    if tokenizer is None:
-        raise ValueError("a chat needs a tokenizer, and this model was loaded without one")
-    if not tokenizer.chat_template:
-        raise ValueError(
-            f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template; "
-            "give the prompt as plain text or as token ids"
-        )
-    if not messages:
-        raise ValueError("a chat needs at least one message, got 0")
-    try:
-        # return_dict=False: since transformers 5 the default is a BatchEncoding.
-        return list(
-            tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-        )
-    except Exception as error:  # whatever a template's own code raises
-        raise ValueError(f"the chat template does not take these messages: {error}") from error
 
 
 def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:

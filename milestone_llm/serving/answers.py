@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from .desk import Call
-from .engine_loop import Piece
+from .engine_client import Piece
 from .errors import ApiError
 from .replies import LAST_EVENT, Replies, event
 

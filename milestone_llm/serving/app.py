@@ -6,7 +6,7 @@ import asyncio
 import copy
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,13 +16,12 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
-from milestone_llm.engine.engine import BaseEngine
 from milestone_llm.engine.inputs import encode_prompt
 from milestone_llm.engine.sampling_params import SamplingParams
 
 from .answers import Answer
 from .desk import Call, Desk
-from .engine_loop import EngineRequest
+from .engine_client import EngineReport, EngineRequest
 from .errors import ApiError, answer_bad_fields, answer_bug, answer_http_error
 from .live_page import URL as TRACE_URL
 from .live_page import LivePage
@@ -36,25 +35,25 @@ from .protocol import (
 )
 from .replies import Json, Replies, token_decoder
 
-STATS_SECONDS = 1.0
+REPORT_SECONDS = 1.0
 """An engine that takes longer over a step, or stands in a debugger, is not waited for."""
 
 
 class Service:
-    """What the endpoints work with. The engine itself is asked through the desk only."""
+    """What the endpoints work with."""
 
-    def __init__(self, engine: BaseEngine, desk: Desk, has_page: bool = True) -> None:
+    def __init__(self, desk: Desk, has_page: bool = True) -> None:
         self.desk = desk
-        self.model = engine.model_name
-        self.max_model_len = engine.max_model_len
+        info = desk.engine.info
+        self.model = info.model_name
+        self.max_model_len = info.max_model_len
         self.created = int(time.time())
-        self._stats: Callable[[], dict[str, Any]] = lambda: engine_stats(engine)
-        # A copy: the engine's thread decodes with the engine's own. One thread: a tokenizer is not
-        # made for several.
-        self._tokenizer = copy.deepcopy(engine.tokenizer)
+        # A copy: the engine's thread may decode with this one. One thread: a tokenizer is not made
+        # for several.
+        self._tokenizer = copy.deepcopy(info.tokenizer)
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
         self.decode_token = token_decoder(self._tokenizer)
-        self.page = LivePage(engine, desk, copy.deepcopy(engine.tokenizer)) if has_page else None
+        self.page = LivePage(desk, copy.deepcopy(info.tokenizer)) if has_page else None
 
     def check_model(self, body: Body) -> None:
         """Refuse a request for another model than the one that is served."""
@@ -91,11 +90,11 @@ class Service:
             raise ApiError(400, f"these are no token ids: {error}", param="tokens") from None
         return text
 
-    async def stats(self) -> dict[str, Any] | None:
+    async def report(self) -> EngineReport | None:
         """The engine's figures; None if it does not answer."""
-        answer = asyncio.wrap_future(self.desk.engine_loop.ask(self._stats))
+        answer = asyncio.wrap_future(self.desk.engine.report())
         try:
-            return await asyncio.wait_for(answer, STATS_SECONDS)
+            return await asyncio.wait_for(answer, REPORT_SECONDS)
         except asyncio.TimeoutError:
             return None
 
@@ -115,12 +114,6 @@ class Service:
             for name, prompt, each in zip(names, prompts, params, strict=True)
         ]
         call.submit(requests, body.deadline)
-
-
-def engine_stats(engine: BaseEngine) -> dict[str, Any]:
-    """The engine's figures, and how many of those who wait had been running."""
-    preempted = [each for each in engine.scheduler.waiting if each.metrics.num_preemptions]
-    return {**engine.stats(), "waiting_preempted": len(preempted)}
 
 
 def build_app(service: Service) -> FastAPI:
@@ -198,7 +191,7 @@ def build_app(service: Service) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        page = desk.metrics.page(await service.stats())
+        page = desk.metrics.page(await service.report())
         return Response(page, media_type=CONTENT_TYPE_LATEST)
 
     @app.post("/tokenize")

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import importlib
 import inspect
 import itertools
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args, get_type_hints
 
 from milestone_llm.cli import (
     Formatter,
     add_options,
     console,
+    ended_in_one_line,
     freeze_garbage,
+    model_libraries,
     positive,
-    run_command,
 )
+
+from .engine_client import EngineClient
+from .engine_process import EngineProcess
+from .engine_spec import EngineSpec
 
 
 def serve_command(
-    milestone: str, description: str | None, arguments: Sequence[str] | None = None
+    milestone: str,
+    description: str | None,
+    arguments: Sequence[str] | None = None,
+    prepare: Callable[[], object] | None = None,
 ) -> int:
     """The command line of a milestone's server.
 
@@ -32,19 +41,22 @@ def serve_command(
         milestone: the package whose `LLMEngine` is served.
         description: what `--help` begins with.
         arguments: instead of the command line.
+        prepare: called in the engine's process before the engine is built. Must be picklable.
 
     Returns:
         The exit status: 0 after SIGTERM or Ctrl-C, 1 if the engine died, 2 for bad input.
     """
     config = importlib.import_module(milestone).EngineConfig
     args = serve_parser(milestone, description, config).parse_args(arguments)
+    fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(config)}
+    spec = EngineSpec(milestone, args.model, fields, args.threads, prepare)
     status = 0
 
-    def body(args: argparse.Namespace) -> None:
+    def body() -> None:
         nonlocal status
-        status = _serve(milestone, config, args)
+        status = _serve(spec, args)
 
-    return run_command(body, args) or status
+    return ended_in_one_line(body) or status
 
 
 def serve_parser(
@@ -68,7 +80,7 @@ def serve_parser(
     about = "show steps as they happen at /; whoever has a key sees everybody's there"
     add("--page", action=argparse.BooleanOptionalAction, default=True, help=about)
     add_options(parser, "threads")
-    about = "Ctrl-C is Python's own: in pdb it interrupts, elsewhere it ends the server at once"
+    about = "no process for the engine, so that breakpoint() works in it; Ctrl-C is Python's own"
     add("--debug", action="store_true", help=about)
     engine = parser.add_argument_group("the engine", "fields of its EngineConfig")
     kinds, about_fields = get_type_hints(config), _field_docstrings(config)
@@ -97,15 +109,22 @@ def _field_docstrings(config: type[Any]) -> dict[str, str]:
     return found
 
 
-def _serve(milestone: str, config: type[Any], args: argparse.Namespace) -> int:
-    with _bind(args.host, args.port) as listener:  # before the model is loaded for nothing
+def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(_bind(args.host, args.port))  # before a model is loaded
+        engine: EngineClient
+        if args.debug:
+            stack.enter_context(model_libraries(spec.num_threads))
+            from .engine_loop import EngineLoop
+
+            engine = EngineLoop(spec.build())
+        else:
+            engine = stack.enter_context(EngineProcess(spec))
+            from . import server  # noqa: F401  meanwhile the model is loaded
+
+            engine.wait_until_ready()
         from .server import Limits, Server
 
-        fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(config)}
-        engine = importlib.import_module(milestone).LLMEngine(args.model, **fields)
-        engine.warm_up()
-        if engine.tracer is not None:  # a server runs for long: what is written is not kept, too
-            engine.tracer.keeps_records = False
         freeze_garbage()
         limits = Limits(
             api_keys=args.api_key,
@@ -118,7 +137,8 @@ def _serve(milestone: str, config: type[Any], args: argparse.Namespace) -> int:
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
         def on_ready() -> None:
-            console.print(f"{milestone} serves {engine.model_name} at {url}", soft_wrap=True)
+            name = engine.info.model_name
+            console.print(f"{spec.milestone} serves {name} at {url}", soft_wrap=True)
             if args.page:
                 console.print(f"Watch its steps at {url}/", soft_wrap=True)
             sys.stdout.flush()

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Sequence
 
 from milestone_llm.engine.outputs import Logprob
 
-from .engine_loop import EngineLoop, EngineRequest, Piece, Progress
+from .engine_client import EngineClient, EngineRequest, Piece, Progress
 from .errors import ApiError
 from .metrics import Metrics
 
@@ -84,7 +83,8 @@ class Call:
         if progress.refusal is not None:
             self.fail(ApiError(400, progress.refusal))
         self.num_cached_tokens[place] = progress.num_cached_tokens
-        self.prompt_logprobs[place] = progress.prompt_logprobs
+        if progress.prompt_logprobs is not None:
+            self.prompt_logprobs[place] = progress.prompt_logprobs
         for piece in progress.pieces:
             piece.index += place * (self.num_choices // len(self.requests))
             self._num_unfinished -= piece.finish_reason is not None
@@ -120,10 +120,10 @@ class Desk:
         max_choices: most completions, running or waiting, at one time.
     """
 
-    def __init__(self, metrics: Metrics, max_choices: int) -> None:
+    def __init__(self, engine: EngineClient, metrics: Metrics, max_choices: int) -> None:
+        self.engine = engine
         self.metrics = metrics
         self.max_choices = max_choices
-        self.engine_loop: EngineLoop
         self.event_loop: asyncio.AbstractEventLoop
         self.closed_because: str | None = None
         """Why nobody is let in any more; None while all may come."""
@@ -133,7 +133,6 @@ class Desk:
         self._lock = threading.Lock()  # for the next two
         self._delivered: list[Progress] = []
         self._is_awake = False
-        self._ready_at = 0.0
 
     # -- letting in --------------------------------------------------------------------------
 
@@ -172,7 +171,7 @@ class Desk:
         """Pass a call's requests to the engine."""
         for request in call.requests:
             self._call_of[request.request_id] = call
-            self.engine_loop.submit(request)
+        self.engine.submit(call.requests)
 
     def forget(self, call: Call) -> None:
         """A call is over; the engine drops what it has not finished of it."""
@@ -183,17 +182,12 @@ class Desk:
         for request in call.requests:
             del self._call_of[request.request_id]
             if not call.is_whole:
-                self.engine_loop.abort(request.request_id)
+                self.engine.abort(request.request_id)
 
     # -- handing out -------------------------------------------------------------------------
 
-    def is_ready(self) -> bool:
-        """Whether HTTP wants more tokens already. Asked in the engine's thread."""
-        return time.perf_counter() >= self._ready_at
-
     def deliver(self, batch: list[Progress]) -> None:
-        """Take what steps brought. Called in the engine's thread; wakes HTTP's once, if at all."""
-        self._ready_at = math.inf
+        """Take what steps brought. Called in the main thread; wakes HTTP's once, if at all."""
         with self._lock:
             self._delivered += batch
             is_asleep, self._is_awake = not self._is_awake, True
@@ -213,7 +207,8 @@ class Desk:
         self.event_loop.call_soon(self._rest, start)  # comes after those who were woken
 
     def _rest(self, start: float) -> None:
-        self._ready_at = time.perf_counter() + (PACE - 1) * (time.thread_time() - start)
+        spent = time.thread_time() - start
+        self.event_loop.call_later((PACE - 1) * spent, self.engine.want_more)
 
     # -- closing -----------------------------------------------------------------------------
 

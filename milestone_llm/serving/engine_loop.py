@@ -1,84 +1,42 @@
 """The loop around the engine: orders in, a step, what it brought out.
 
-    HTTP's thread                          the engine's thread (the main one)
-    submit, abort, ask  -- orders -->      between two steps
-    deliver(list)       <-- progress --    at most once a step, for all requests together
+    others' threads                          the engine's thread, the main one of its process
+    submit, abort, report  -- orders -->     between two steps
+    deliver(list)          <-- progress --   at most once a step, for all requests together
 
 Only the engine's thread touches the engine, so that nobody waits for a lock while it steps.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
-from typing import TypeVar
 
 import torch
 
 from milestone_llm.engine.engine import BaseEngine
-from milestone_llm.engine.outputs import CompletionOutput, Logprob, RequestOutput
-from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.engine.outputs import CompletionOutput, RequestOutput
+from milestone_llm.trace.tracer import Tracer
 
-from .metrics import Metrics
+from .engine_client import (
+    EngineDeadError,
+    EngineInfo,
+    EngineReport,
+    EngineRequest,
+    Piece,
+    Progress,
+    StepSink,
+)
+from .engine_metrics import EngineMetrics
 
 log = logging.getLogger(__name__)
-Answer = TypeVar("Answer")
 
 MAX_FAILURES = 3
 """Steps that fail one after the other before the engine is given up."""
-
-
-class EngineDeadError(RuntimeError):
-    """The engine will compute nothing any more."""
-
-
-@dataclass(frozen=True)
-class EngineRequest:
-    """A request on its way to the engine."""
-
-    request_id: str
-    prompt_token_ids: list[int]
-    params: SamplingParams
-    priority: int = 0
-    is_streamed: bool = False
-    """Whether each token is wanted as it comes, or all of them in the end."""
-    arrival_time: float = field(default_factory=time.perf_counter)
-    """When the client asked, in seconds of `time.perf_counter()`."""
-
-
-@dataclass
-class Piece:
-    """What a completion has got since the last piece of it."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[dict[int, Logprob]]
-    finish_reason: str | None
-
-    def extend(self, later: Piece) -> None:
-        """Take the next piece in."""
-        self.text += later.text
-        self.token_ids += later.token_ids
-        self.logprobs += later.logprobs
-        self.finish_reason = later.finish_reason
-
-
-@dataclass
-class Progress:
-    """News of one request."""
-
-    request_id: str
-    pieces: list[Piece] = field(default_factory=list)
-    num_cached_tokens: int = 0
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    refusal: str | None = None
-    """Why the engine did not take the request."""
 
 
 class _Underway:
@@ -93,54 +51,48 @@ class _Underway:
 
 
 class EngineLoop:
-    """Runs an engine for others.
+    """Runs an engine for others: an `EngineClient` whose methods may be called from any thread."""
 
-    Args:
-        deliver: called in the engine's thread with what steps have brought, at most once a step.
-        is_ready: whether it may be called. If not, what comes is kept, and goes out together.
-    """
-
-    def __init__(
-        self,
-        engine: BaseEngine,
-        metrics: Metrics,
-        deliver: Callable[[list[Progress]], None],
-        is_ready: Callable[[], bool],
-    ) -> None:
+    def __init__(self, engine: BaseEngine) -> None:
+        self.info = EngineInfo(
+            engine.model_name, engine.max_model_len, engine.config.max_num_seqs, engine.tokenizer
+        )
         self._engine = engine
-        self._metrics = metrics
-        self._deliver = deliver
-        self._is_ready = is_ready
+        self._metrics = EngineMetrics()
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._deliver: Callable[[list[Progress]], None]
+        self._is_wanted = True
         self._underway: dict[str, _Underway] = {}
         self._news: dict[str, RequestOutput] = {}
         self._num_failures = 0
         self._is_stopped = False
+        self._sink: StepSink | None = None
+        self._own_tracer = Tracer(keeps_records=False)
 
     # -- from any thread ---------------------------------------------------------------------
 
-    def submit(self, request: EngineRequest) -> None:
-        """Queue a request. If the engine refuses it, its progress says so."""
-        self._orders.put(partial(self._add, request))
+    def submit(self, requests: list[EngineRequest]) -> None:
+        """Queue requests. If the engine refuses one, its progress says so."""
+        for request in requests:
+            self._orders.put(partial(self._add, request))
 
     def abort(self, request_id: str) -> None:
         """End a request, wherever it is; before the next step it has no memory any more."""
         self._orders.put(partial(self._abort, request_id))
 
-    def ask(self, question: Callable[[], Answer]) -> concurrent.futures.Future[Answer]:
-        """Have a question about the engine answered between two steps."""
-        answer: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+    def want_more(self) -> None:
+        """Let news out with the next step."""
+        self._is_wanted = True
 
-        def put_question() -> None:
-            if not answer.set_running_or_notify_cancel():  # nobody waits for it any more
-                return
-            try:
-                answer.set_result(question())
-            except Exception as error:
-                answer.set_exception(error)
-
-        self._orders.put(put_question)
+    def report(self) -> Future[EngineReport]:
+        """The figures as they are between two steps."""
+        answer: Future[EngineReport] = Future()
+        self._orders.put(partial(self._report, answer))
         return answer
+
+    def watch(self, sink: StepSink | None) -> None:
+        """Give each step's record to `sink`, in the engine's thread; None: to nobody any more."""
+        self._orders.put(partial(self._watch, sink))
 
     def stop(self) -> None:
         """Let `run` return after the step under way."""
@@ -148,12 +100,17 @@ class EngineLoop:
 
     # -- in the engine's thread --------------------------------------------------------------
 
-    def run(self) -> None:
+    def run(self, deliver: Callable[[list[Progress]], None]) -> None:
         """Serve until `stop`.
+
+        Args:
+            deliver: called in this thread with what steps have brought, at most once a step, and
+                not again before `want_more` unless the engine is idle or refuses a request.
 
         Raises:
             EngineDeadError: the device failed, or `MAX_FAILURES` steps in a row did.
         """
+        self._deliver = deliver
         while not self._is_stopped:
             is_idle = not self._engine.has_unfinished_requests()
             if is_idle:  # nobody else wants the interpreter
@@ -167,6 +124,28 @@ class EngineLoop:
 
     def _stop(self) -> None:
         self._is_stopped = True
+
+    def _report(self, answer: Future[EngineReport]) -> None:
+        if not answer.set_running_or_notify_cancel():  # nobody waits for it any more
+            return
+        waiting = self._engine.scheduler.waiting
+        preempted = sum(bool(each.metrics.num_preemptions) for each in waiting)
+        stats = {**self._engine.stats(), "waiting_preempted": preempted}
+        answer.set_result(EngineReport(stats, self._metrics))
+
+    def _watch(self, sink: StepSink | None) -> None:
+        """Trace the engine for as long as somebody watches, or the trace was asked for anyway."""
+        engine = self._engine
+        if isinstance(engine.tracer, Tracer) and self._sink in engine.tracer.sinks:
+            engine.tracer.sinks.remove(self._sink)
+        if engine.tracer is self._own_tracer:
+            engine.tracer = None
+        self._sink = sink
+        if sink is not None:
+            if engine.tracer is None:
+                engine.tracer = self._own_tracer
+            if isinstance(engine.tracer, Tracer):
+                engine.tracer.sinks.append(sink)
 
     def _add(self, request: EngineRequest) -> None:
         try:
@@ -217,12 +196,13 @@ class EngineLoop:
                 self._metrics.note_end(output, request.arrival_time)
             if output.finished or request.is_streamed:
                 self._news[output.request_id] = output
-        if self._is_ready():
+        if self._is_wanted:
             self._flush()
 
     def _flush(self) -> None:
         news, self._news = self._news, {}
         if news:
+            self._is_wanted = False
             self._deliver([self._progress(output) for output in news.values()])
 
     def _progress(self, output: RequestOutput) -> Progress:
@@ -230,15 +210,13 @@ class EngineLoop:
         underway = self._underway[output.request_id]
         if output.finished:
             del self._underway[output.request_id]
+        is_first = not any(underway.num_tokens)
+        unfinished = [each for each in output.outputs if not underway.is_ended[each.index]]
         return Progress(
             output.request_id,
-            [
-                _piece(each, underway)
-                for each in output.outputs
-                if not underway.is_ended[each.index]
-            ],
+            [_piece(each, underway) for each in unfinished],
             output.metrics.num_cached_tokens,
-            output.prompt_logprobs,
+            output.prompt_logprobs if is_first else None,
         )
 
 

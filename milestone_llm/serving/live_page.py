@@ -8,10 +8,8 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from milestone_llm.engine.engine import BaseEngine
 from milestone_llm.trace.explore import explorer_html
 from milestone_llm.trace.live import LiveTrace, Subscription
-from milestone_llm.trace.tracer import Tracer
 
 from .desk import Desk
 from .errors import ApiError
@@ -30,9 +28,8 @@ class LivePage:
         tokenizer: for text beside sampled tokens; used by nobody else.
     """
 
-    def __init__(self, engine: BaseEngine, desk: Desk, tokenizer: Any) -> None:
+    def __init__(self, desk: Desk, tokenizer: Any) -> None:
         self.html = explorer_html(live=URL)
-        self._engine = engine
         self._desk = desk
         self._tokenizer = tokenizer
         self._lock = threading.Lock()  # a tokenizer is not made for several threads
@@ -47,9 +44,9 @@ class LivePage:
         """
         if self._live.num_readers >= MAX_READERS:
             raise ApiError(429, f"{MAX_READERS} pages are watching already; close one of them")
-        reader = self._live.subscribe()
-        self._desk.engine_loop.ask(self._attach)
-        return reader
+        if self._live.num_readers == 0:
+            self._desk.engine.watch(self._live)
+        return self._live.subscribe()
 
     async def lines(self, reader: Subscription) -> AsyncIterator[str]:
         """What a page is sent, until it is closed or the server ends."""
@@ -61,28 +58,9 @@ class LivePage:
                     yield line + "\n"
         finally:
             reader.close()
-            self._desk.engine_loop.ask(self._detach)
-
-    def _attach(self) -> None:
-        """Between two steps: trace the engine from here on."""
-        if self._engine.tracer is None:
-            self._engine.tracer = Tracer(keeps_records=False)
-        sinks = self._sinks()
-        if self._live not in sinks:
-            sinks.append(self._live)
-
-    def _detach(self) -> None:
-        """Between two steps: if nobody watches any more, trace no longer than others want."""
-        sinks = self._sinks()
-        if self._live.num_readers == 0 and self._live in sinks:
-            sinks.remove(self._live)
-            self._live.clear()
-            if not sinks:
-                self._engine.tracer = None
-
-    def _sinks(self) -> list[Any]:
-        tracer = self._engine.tracer
-        return tracer.sinks if isinstance(tracer, Tracer) else []
+            if self._live.num_readers == 0:
+                self._desk.engine.watch(None)
+                self._live.clear()
 
     def _decode(self, token_ids: list[int]) -> str:
         with self._lock:

@@ -1,9 +1,10 @@
 """What does HTTP cost? `python -m milestone_llm.serving.overhead`
 
 The same requests, all there at the start, in three ways: `generate` in a process of its own, and a
-server process that answers them whole and as streams. Then: requests refused a second, and the
-server's memory over many short requests. Ways take turns, and medians of rounds count. CPU time is
-that of the process with the engine; on a busy machine it says more than the clock.
+server that answers them whole and as streams. Then: requests refused a second, and the server's
+memory over many short requests. Ways take turns, and medians of rounds count. CPU time is that of
+the process with the engine, and beside it that of HTTP's; on a busy machine it says more than the
+clock.
 
 With --step-ms the model is replaced by a wait, to see a server under an engine as fast as a GPU's.
 """
@@ -29,9 +30,9 @@ from typing import Any
 
 from milestone_llm.cli import Formatter, add_options, console, positive, run_command, try_to_write
 
+from . import timed
 from .bench_report import machine
 from .client import open_request
-from .timed import replace_model
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,6 +84,10 @@ def measure(args: argparse.Namespace) -> None:
                 name: round(1e3 * statistics.median(r[name].cpu for r in rounds) / num_tokens, 3)
                 for name in ways
             },
+            "http_cpu_ms_per_token": {
+                name: round(1e3 * statistics.median(r[name].http for r in rounds) / num_tokens, 3)
+                for name in ("whole", "stream")
+            },
             "tokens_per_event": round(num_tokens / max(1, served.num_events), 2),
             "refused_per_second": round(served.refused_per_second()),
         }
@@ -95,10 +100,13 @@ def measure(args: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds by the clock, and of the process's CPU time, which other programs do not lengthen."""
+    """Seconds by the clock, and of CPU time, which other programs do not lengthen."""
 
     wall: float
     cpu: float
+    """Of the process with the engine."""
+    http: float
+    """Of the one in front of it; 0 if there is none."""
 
 
 class Process:
@@ -109,14 +117,28 @@ class Process:
         self.process.start()
 
     def timed(self, work: Callable[[], object]) -> Times:
-        """How long a piece of work takes this process."""
-        start, cpu = time.perf_counter(), self._cpu_seconds()
+        """How long a piece of work takes."""
+        start, before = time.perf_counter(), self._cpu_seconds()
         work()
-        return Times(time.perf_counter() - start, self._cpu_seconds() - cpu)
+        wall = time.perf_counter() - start
+        http, cpu = (now - then for now, then in zip(self._cpu_seconds(), before, strict=True))
+        return Times(wall, cpu, http)
 
-    def _cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    def _cpu_seconds(self) -> tuple[float, float]:
+        """Of this process, if it has a child, and of the one with the engine."""
+        stats = [Path(f"/proc/{pid}/stat").read_text() for pid in self.pids()]
+        fields = [stat.rpartition(")")[2].split() for stat in stats]
+        ticks = [int(each[11]) + int(each[12]) for each in fields]
+        *http, engine = (number / os.sysconf("SC_CLK_TCK") for number in ticks)
+        return sum(http), engine
+
+    def pids(self) -> list[int]:
+        """This process and, if there is one, its child with the engine."""
+        pid = self.process.pid
+        assert pid is not None
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        engines = [child for child in map(int, children) if not _is_resource_tracker(child)]
+        return [pid, *engines]
 
     def __enter__(self) -> Any:
         return self
@@ -148,10 +170,14 @@ class Served(Process):
         log = Path(folder) / "log"
         log.touch()
         super().__init__(_serve, args, str(log))
-        while not (found := re.search(r"127\.0\.0\.1:(\d+)\n", log.read_text())):
-            if self.process.exitcode is not None:
-                raise ValueError(f"the server did not start: {log.read_text()}")
-            time.sleep(0.1)
+        try:
+            while not (found := re.search(r"127\.0\.0\.1:(\d+)\n", log.read_text())):
+                if self.process.exitcode is not None:
+                    raise ValueError(f"the server did not start: {log.read_text()}")
+                time.sleep(0.1)
+        except BaseException:  # Ctrl-C: nobody else would end it
+            self.__exit__()
+            raise
         self._url = f"http://127.0.0.1:{found[1]}"
 
     def work(self, is_stream: bool) -> None:
@@ -202,10 +228,9 @@ class Served(Process):
         return seen
 
     def _rss(self) -> float:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+) kB", status)
-        assert found is not None
-        return round(int(found[1]) / 1024, 1)
+        texts = [Path(f"/proc/{pid}/status").read_text() for pid in self.pids()]
+        found = [re.search(r"VmRSS:\s+(\d+) kB", text) for text in texts]
+        return round(sum(int(each[1]) for each in found if each) / 1024, 1)
 
     async def _post_all(self, bodies: list[dict[str, Any]]) -> list[bytes]:
         return await asyncio.gather(*(self._post(body) for body in bodies))
@@ -215,6 +240,11 @@ class Served(Process):
         answer = await reader.read()
         writer.close()
         return answer
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    """Whether a process is the one that multiprocessing starts beside those it is asked for."""
+    return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 # --- in the children ------------------------------------------------------------------------------
@@ -234,7 +264,7 @@ def _generate_when_told(args: argparse.Namespace, pipe: Connection) -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     if args.step_ms is not None:
-        replace_model(args.milestone, args.step_ms)
+        timed.replace_model(args.milestone, args.step_ms)
     kind = importlib.import_module(args.milestone).LLMEngine
     engine = kind(args.model, max_num_seqs=args.requests)
     engine.warm_up()
@@ -248,10 +278,10 @@ def _generate_when_told(args: argparse.Namespace, pipe: Connection) -> None:
 def _serve(args: argparse.Namespace, log: str) -> None:
     output = os.open(log, os.O_WRONLY)
     os.dup2(output, 1)
-    if args.step_ms is not None:
-        replace_model(args.milestone, args.step_ms)
     options = ["--model", args.model, "--port", "0", "--max-num-seqs", str(args.requests)]
     options += ["--max-queued", "1"] + (["--threads", str(args.threads)] if args.threads else [])
+    if args.step_ms is not None:
+        sys.exit(timed.main([args.milestone, "--step-ms", str(args.step_ms), *options]))
     sys.exit(importlib.import_module(f"{args.milestone}.serve").main(options))
 
 

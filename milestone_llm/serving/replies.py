@@ -11,7 +11,7 @@ from typing import Any
 from milestone_llm.engine.outputs import Logprob
 
 from .desk import Call
-from .engine_loop import Piece
+from .engine_client import Piece
 
 Json = dict[str, Any]
 MIN_LOGPROB = -9999.0

@@ -1,28 +1,28 @@
-"""One process, two threads: the engine's loop in the main one, HTTP in the other.
+"""Two threads: HTTP in one of its own, and in the main one whatever runs the engine.
 
-The engine has the main thread so that a `breakpoint()` in it stops in a usable pdb, and because
-signals arrive there. HTTP goes on meanwhile.
+That is the reader of what the engine's process sends, or the engine itself (`--debug`): then a
+`breakpoint()` in it stops in a usable pdb while HTTP goes on. Signals arrive in the main thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
 import uvicorn
 
-from milestone_llm.engine.engine import BaseEngine
-
 from .app import Service, build_app
+from .connection import HttpConnection
 from .desk import Desk
-from .engine_loop import EngineDeadError, EngineLoop
+from .engine_client import EngineClient, EngineDeadError
 from .gate import Gate, Keys
 from .metrics import Metrics
 
@@ -33,7 +33,7 @@ DEATH_SECONDS = 1.0
 CLOSING_SECONDS = 2
 """For how long a client may take to read the end of its answer when the server ends."""
 SWITCH_SECONDS = 0.0005
-"""For how long the engine's thread waits for HTTP's, at most, when a step is done."""
+"""For how long the main thread waits for HTTP's, at most, when it has something."""
 
 
 @dataclass(frozen=True)
@@ -57,21 +57,19 @@ class Server:
         handles_ctrl_c: whether Ctrl-C ends the server as SIGTERM does; else Python's own way.
     """
 
-    def __init__(self, engine: BaseEngine, limits: Limits, handles_ctrl_c: bool = True) -> None:
+    def __init__(self, engine: EngineClient, limits: Limits, handles_ctrl_c: bool = True) -> None:
+        self._engine = engine
         self._limits = limits
         self._signals = [signal.SIGTERM, *([signal.SIGINT] if handles_ctrl_c else [])]
-        self._desk = Desk(
-            Metrics(engine.model_name), engine.config.max_num_seqs + limits.max_queued
-        )
-        self._engine_loop = EngineLoop(
-            engine, self._desk.metrics, self._desk.deliver, self._desk.is_ready
-        )
-        self._desk.engine_loop = self._engine_loop
-        app = build_app(Service(engine, self._desk, limits.has_page))
+        info = engine.info
+        max_choices = info.max_num_seqs + limits.max_queued
+        self._desk = Desk(engine, Metrics(info.model_name), max_choices)
+        app = build_app(Service(self._desk, limits.has_page))
         gate = Gate(app, self._desk, Keys(limits.api_keys), limits.max_body_bytes)
         self._http = uvicorn.Server(
             uvicorn.Config(
                 gate,
+                http=HttpConnection,
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
@@ -90,44 +88,47 @@ class Server:
         Returns:
             False if the engine died.
         """
-        http = threading.Thread(target=self._run_http, args=(listener, on_ready), name="http")
+        http = threading.Thread(target=self._run_http, args=(listener,), name="http")
         http.start()
-        self._has_started.wait()
-        before = {number: signal.signal(number, self._on_signal) for number in self._signals}
-        switch_seconds = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_SECONDS)
-        is_alive = True
         try:
-            self._engine_loop.run()
+            self._has_started.wait()
+            with self._signals_handled(), _short_switches():
+                if self._http.started:
+                    on_ready()
+                self._engine.run(self._desk.deliver)
         except EngineDeadError as error:
-            is_alive = False
             self._end(str(error), 0.0, DEATH_SECONDS)
+            return False
         except BaseException:
             self._end("it was interrupted", 0.0)
             raise
         finally:
             http.join()
-            sys.setswitchinterval(switch_seconds)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        return is_alive
+        return True
 
-    def _run_http(self, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+    def _run_http(self, listener: socket.socket) -> None:
         try:
-            asyncio.run(self._serve_http(listener, on_ready))
+            asyncio.run(self._serve_http(listener))
         finally:
             self._has_started.set()
-            self._engine_loop.stop()
+            self._engine.stop()
 
-    async def _serve_http(self, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+    async def _serve_http(self, listener: socket.socket) -> None:
         self._desk.event_loop = asyncio.get_running_loop()
         serving = asyncio.ensure_future(self._http.serve(sockets=[listener]))
         while not (self._http.started or serving.done()):
             await asyncio.sleep(0.001)
         self._has_started.set()
-        if not serving.done():
-            on_ready()
         await serving
+
+    @contextlib.contextmanager
+    def _signals_handled(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._on_signal) for number in self._signals}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         log.warning("%s: finishing what is under way", signal.Signals(number).name)
@@ -151,4 +152,16 @@ class Server:
         def begin() -> None:
             self._ending = asyncio.ensure_future(end())
 
-        self._desk.event_loop.call_soon_threadsafe(begin)
+        self._has_started.wait()
+        with contextlib.suppress(RuntimeError):  # HTTP has ended
+            self._desk.event_loop.call_soon_threadsafe(begin)
+
+
+@contextlib.contextmanager
+def _short_switches() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

@@ -13,7 +13,10 @@ import importlib
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
+
+from .command import serve_command
 
 if TYPE_CHECKING:
     from milestone_llm.engine.plan import LaunchedStep, StepPlan
@@ -34,9 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--step-ms", type=float, required=True, help="of a step")
     parser.add_argument("--token-ms", type=float, default=0.0, help="and of each position in it")
     args, options = parser.parse_known_args(arguments)
-    replace_model(args.milestone, args.step_ms, args.token_ms)
-    status: int = importlib.import_module(f"{args.milestone}.serve").main(options)
-    return status
+    wait = partial(replace_model, args.milestone, args.step_ms, args.token_ms)
+    return serve_command(args.milestone, __doc__, options, prepare=wait)
 
 
 def replace_model(milestone: str, step_ms: float, token_ms: float = 0.0) -> None:

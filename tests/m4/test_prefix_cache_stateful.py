@@ -7,13 +7,11 @@ table, and a block that can be found holds what its hash says.
 
 from __future__ import annotations
 
-import hashlib
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from m4_prefix_chunked.prefix_cache import hash_block
+from milestone_llm.engine.block_hash import hash_blocks
 from milestone_llm.engine.request import Request
 from prefix_helpers import make_cache, request_of
 
@@ -34,11 +32,9 @@ class CachedMemory(RuleBasedStateMachine):
     def note_content(self, request: Request) -> None:
         """Which hash stands for which tokens, reckoned anew."""
         size = self.kv.block_size
-        block_hash = hashlib.sha256(request.sampling_params.cache_salt.encode()).digest()
-        for first in range(0, request.num_tokens - size + 1, size):
-            tokens = request.token_ids[first : first + size]
-            block_hash = hash_block(block_hash, tokens)
-            self.content_of[block_hash] = tokens
+        hashes = hash_blocks(request.token_ids, size, request.sampling_params.cache_salt)
+        for index, block_hash in enumerate(hashes):
+            self.content_of[block_hash] = request.token_ids[index * size : (index + 1) * size]
 
     def name(self) -> str:
         self.num_named += 1

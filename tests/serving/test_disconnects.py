@@ -3,8 +3,8 @@
 import pytest
 
 from milestone_llm.engine.sampling_params import SamplingParams
-from milestone_llm.serving.engine_loop import EngineLoop, EngineRequest
-from milestone_llm.serving.metrics import Metrics
+from milestone_llm.serving.engine_client import EngineRequest
+from milestone_llm.serving.engine_loop import EngineLoop
 from serving_helpers import wait_for
 
 LONG = {"max_tokens": 900, "ignore_eos": True}
@@ -62,14 +62,15 @@ def test_its_row_and_memory_are_free_before_the_next_step(oracle):
         running = [request.request_id for request in oracle.scheduler.running]
         seen.append((running, sorted(oracle.scheduler.kv.block_tables)))
         loop.abort("leaves")
+        loop.want_more()
         if len(seen) == 3:
             loop.stop()
 
-    loop = EngineLoop(oracle, Metrics("tiny"), deliver, is_ready=lambda: True)
+    loop = EngineLoop(oracle)
     params = SamplingParams(max_tokens=50, ignore_eos=True)
-    for name in ("leaves", "stays"):
-        loop.submit(EngineRequest(name, [3, 4, 5], params, is_streamed=True))
-    loop.run()
+    names = ("leaves", "stays")
+    loop.submit([EngineRequest(name, [3, 4, 5], params, is_streamed=True) for name in names])
+    loop.run(deliver)
     both = (["leaves", "stays"], ["leaves", "stays"])
     assert seen == [both, (["stays"], ["stays"]), (["stays"], ["stays"])]
     assert not oracle.has_unfinished_requests(), "stopping ends what is left"

@@ -22,12 +22,20 @@ def health(server):
         return 0, str(error)
 
 
+def is_running(pid):
+    """Whether there is such a process, and it is no corpse."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
 def test_on_sigterm_those_inside_finish_and_nobody_else_is_let_in(model_folder, tmp_path):
     with serve(M4, model_folder, tmp_path / "log", step_seconds=0.02) as server:
         with server.send("/v1/completions", {**STREAM, "max_tokens": 80}) as connection:
             wait_for(lambda: server.metrics()["generation_tokens_total"])
-            children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-            assert not children.exists() or children.read_text() == ""
+            engine = server.engine_pid()
             server.process.terminate()
             _, body = wait_for(lambda: (found := health(server))[0] == 503 and found)
             assert "draining" in body["error"]["message"]
@@ -37,6 +45,7 @@ def test_on_sigterm_those_inside_finish_and_nobody_else_is_let_in(model_folder, 
         assert events.endswith("data: [DONE]\n\n")
         assert '"finish_reason":"length"' in events
         assert server.end() == 0
+        assert not is_running(engine)
 
 
 def test_who_does_not_finish_in_time_is_told(model_folder, tmp_path):
@@ -73,6 +82,65 @@ def test_the_engines_death_is_told_to_everybody(model_folder, tmp_path):
         assert read_answer(waiting)[0] == 503
         server.process.join()
         assert server.process.exitcode == 1
+
+
+def test_the_end_of_the_engines_process_is_told_to_everybody(model_folder, tmp_path):
+    options = ("--max-num-seqs", "1")
+    with serve(M4, model_folder, tmp_path / "log", *options, step_seconds=0.02) as server:
+        body = {**STREAM, "max_tokens": 900}
+        running = server.send("/v1/completions", body)
+        waiting = server.send("/v1/completions", {"prompt": "b"})
+        wait_for(lambda: server.metrics()["num_requests_waiting"])
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        _, body = wait_for(lambda: (found := health(server))[0] == 503 and found)
+        assert "was ended by SIGKILL" in body["error"]["message"]
+        assert "was ended by SIGKILL" in read_answer(running)[2].strip().split("\n\n")[-1]
+        assert read_answer(waiting)[0] == 503
+        server.process.join()
+        assert server.process.exitcode == 1
+
+
+def test_the_engines_process_does_not_outlive_the_server(model_folder, tmp_path):
+    with serve(M4, model_folder, tmp_path / "log", step_seconds=0.02) as server:
+        with server.send("/v1/completions", {**STREAM, "max_tokens": 900}):
+            wait_for(lambda: server.metrics()["generation_tokens_total"])
+            engine = server.engine_pid()
+            server.process.kill()
+        wait_for(lambda: not is_running(engine))
+
+
+def test_signals_to_the_whole_group_are_left_to_the_server(model_folder, tmp_path):
+    """Ctrl-C in a terminal, and what a service manager does."""
+    with serve(M4, model_folder, tmp_path / "log", step_seconds=0.02) as server:
+        with server.send("/v1/completions", {**STREAM, "max_tokens": 50}) as connection:
+            wait_for(lambda: server.metrics()["generation_tokens_total"])
+            engine = server.engine_pid()
+            for pid in (engine, server.process.pid):
+                os.kill(pid, signal.SIGINT)
+            os.kill(engine, signal.SIGTERM)
+            assert read_answer(connection)[2].endswith("data: [DONE]\n\n")
+        server.process.join()
+        assert server.process.exitcode == 0
+        assert not is_running(engine)
+
+
+def test_a_client_that_never_reads_is_taken_for_gone(model_folder, tmp_path):
+    body = {**STREAM, "logprobs": 150, "max_tokens": 900, "n": 8}  # 30 MB, if somebody read them
+    times = {"step_seconds": 0.005, "write_seconds": 0.2}
+    with serve(M4, model_folder, tmp_path / "log", "--max-model-len", "1024", **times) as server:
+        with server.send("/v1/completions", body):
+            ended = 'request_success_total{finished_reason="abort"}'
+            metrics = wait_for(lambda: (now := server.metrics()).get(ended) and now)
+            assert metrics["generation_tokens_total"] < 8 * 900
+        assert server.fetch("POST", "/v1/completions", {"prompt": "b"})[0] == 200
+
+
+def test_what_a_start_fails_with_is_said_in_one_line(tmp_path, capfd):
+    assert m1_single.serve.main(["--model", str(tmp_path / "no.gguf"), "--port", "0"]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("error: ")
+    assert "no.gguf" in error
+    assert error.count("\n") == 1
 
 
 def test_a_taken_address_is_said_before_the_model_is_loaded(capsys):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from milestone_llm.serving.metrics import Histogram
+from milestone_llm.serving.engine_metrics import Histogram
 from serving_helpers import wait_for
 
 VLLM_NAMES = {

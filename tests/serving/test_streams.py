@@ -6,7 +6,8 @@ import pytest
 
 from m3_paged import SamplingParams
 from milestone_llm.serving.desk import Desk
-from milestone_llm.serving.engine_loop import EngineLoop, EngineRequest, Piece, Progress
+from milestone_llm.serving.engine_client import EngineRequest, Piece, Progress
+from milestone_llm.serving.engine_loop import EngineLoop
 from milestone_llm.serving.metrics import Metrics
 
 
@@ -40,15 +41,18 @@ def run_with_desk(play, num_choices=1):
     """Run `play(desk, call)` with a call of one request; orders to the engine are a list."""
 
     class Orders(list):
-        def submit(self, request):
-            self.append(("submit", request.request_id))
+        def submit(self, requests):
+            self += [("submit", request.request_id) for request in requests]
 
         def abort(self, request_id):
             self.append(("abort", request_id))
 
+        def want_more(self):
+            self.append("want more")
+
     async def run():
-        desk = Desk(Metrics("tiny"), max_choices=4)
-        desk.engine_loop, desk.event_loop = Orders(), asyncio.get_running_loop()
+        desk = Desk(Orders(), Metrics("tiny"), max_choices=4)
+        desk.event_loop = asyncio.get_running_loop()
         call = desk.open_call(num_choices)
         params = SamplingParams(max_tokens=9, n=num_choices)
         call.submit([EngineRequest("r", [1], params, is_streamed=True)], None)
@@ -72,28 +76,48 @@ def test_tokens_that_nobody_has_fetched_go_out_together():
         assert (piece.text, piece.finish_reason) == ("d", "stop")
         assert await call.pieces() == []
         call.close()
-        return desk.engine_loop
+        return [order for order in desk.engine if order != "want more"]
 
     assert run_with_desk(play) == [("submit", "r")], "what is whole is not aborted"
 
 
-def test_what_comes_before_http_is_ready_goes_out_together(oracle):
-    batches, answers = [], iter([True, False, False, True, False, False])
+def test_what_comes_before_http_wants_it_goes_out_together(oracle, monkeypatch):
+    batches, step, num_steps = [], oracle.step, 0
+
+    def counted_step():
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 4:
+            loop.want_more()
+        return step()
 
     def deliver(batch):
         batches.append(batch)
         if not oracle.has_unfinished_requests():
             loop.stop()
 
-    loop = EngineLoop(oracle, Metrics("tiny"), deliver, lambda: next(answers))
+    monkeypatch.setattr(oracle, "step", counted_step)
+    loop = EngineLoop(oracle)
     params = SamplingParams(max_tokens=6, ignore_eos=True)
-    loop.submit(EngineRequest("r", [3, 4], params, is_streamed=True))
-    loop.submit(EngineRequest("whole", [3, 4], params))
-    loop.run()
+    requests = [EngineRequest("r", [3, 4], params, is_streamed=True)]
+    loop.submit([*requests, EngineRequest("whole", [3, 4], params)])
+    loop.run(deliver)
     sizes = [
         {each.request_id: len(each.pieces[0].token_ids) for each in batch} for batch in batches
     ]
     assert sizes == [{"r": 1}, {"r": 3}, {"r": 2, "whole": 6}]
+
+
+def test_http_asks_for_more_once_it_has_handed_out_what_came():
+    async def play(desk, call):
+        desk.deliver([progress("a")])
+        assert "want more" not in desk.engine
+        await call.pieces()
+        while "want more" not in desk.engine:
+            await asyncio.sleep(0)
+        return desk.engine.count("want more")
+
+    assert run_with_desk(play) == 1
 
 
 def test_http_is_woken_once_for_all_that_waits():
@@ -104,6 +128,7 @@ def test_http_is_woken_once_for_all_that_waits():
         class Loop:
             call_soon_threadsafe = staticmethod(lambda f: (wake_ups.append(f), soon(f)))
             call_soon = staticmethod(desk.event_loop.call_soon)
+            call_later = staticmethod(desk.event_loop.call_later)
 
         desk.event_loop = Loop
         for _ in range(5):
@@ -123,6 +148,6 @@ def test_what_is_closed_unfinished_is_aborted_and_leaves_its_place():
         desk.check(4)
         desk.deliver([progress("late")])
         await asyncio.sleep(0)
-        return desk.engine_loop
+        return [order for order in desk.engine if order != "want more"]
 
     assert run_with_desk(play, num_choices=2) == [("submit", "r"), ("abort", "r")]

@@ -1,0 +1,42 @@
+"""Conversations as prompts, by a tokenizer's chat template. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[dict[str, Any]]
+) -> list[int]:
+    """Token ids of a conversation, ending where the assistant's answer begins.
+
+    Args:
+        tokenizer: the model's, with its chat template.
+        messages: such as `[{"role": "user", "content": "Hello"}]`.
+
+    Raises:
+        ValueError: there is no tokenizer or no chat template, there are no messages, or the
+            template does not take these messages.
+    """
+    if tokenizer is None:
+        raise ValueError("a chat needs a tokenizer, and this model was loaded without one")
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template; "
+            "give the prompt as plain text or as token ids"
+        )
+    if not messages:
+        raise ValueError("a chat needs at least one message, got 0")
+    try:
+        # return_dict=False: since transformers 5 the default is a BatchEncoding.
+        return list(
+            tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        )
+    except Exception as error:  # whatever a template's own code raises
+        raise ValueError(f"the chat template does not take these messages: {error}") from error

@@ -1,0 +1,127 @@
+"""What HTTP needs of an engine, wherever the engine is: the seam between the two.
+
+Behind it stands an engine in this process (`EngineLoop`) or in another one (`EngineProcess`). What
+crosses it is plain data that can be pickled. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from milestone_llm.engine.outputs import Logprob
+from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.trace.records import StepRecord
+
+from .engine_metrics import EngineMetrics
+
+StepSink = Callable[[StepRecord], None]
+
+
+class EngineDeadError(RuntimeError):
+    """The engine will compute nothing any more."""
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What does not change while an engine serves."""
+
+    model_name: str
+    max_model_len: int
+    max_num_seqs: int
+    tokenizer: Any
+    """The model's, or None. Whoever uses it beside the engine takes a copy."""
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """A request on its way to the engine."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    priority: int = 0
+    is_streamed: bool = False
+    """Whether each token is wanted as it comes, or all of them in the end."""
+    arrival_time: float = field(default_factory=time.perf_counter)
+    """When the client asked, in seconds of `time.perf_counter()`: all processes of a machine have
+    the same."""
+
+
+@dataclass
+class Piece:
+    """What a completion has got since the last piece of it."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]]
+    finish_reason: str | None
+
+    def extend(self, later: Piece) -> None:
+        """Take the next piece in."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        self.logprobs += later.logprobs
+        self.finish_reason = later.finish_reason
+
+
+@dataclass
+class Progress:
+    """News of one request."""
+
+    request_id: str
+    pieces: list[Piece] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """With the first pieces, if they were asked for."""
+    refusal: str | None = None
+    """Why the engine did not take the request."""
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """What `/metrics` shows of an engine."""
+
+    stats: dict[str, Any]
+    """`LLMEngine.stats()`, and how many of those who wait had been running."""
+    metrics: EngineMetrics
+
+
+class EngineClient(Protocol):
+    """An engine, as those see it who use it. `run` is the main thread's; the rest is HTTP's."""
+
+    info: EngineInfo
+
+    def run(self, deliver: Callable[[list[Progress]], None]) -> None:
+        """Serve until `stop`.
+
+        Args:
+            deliver: called in this thread with what steps have brought.
+
+        Raises:
+            EngineDeadError: nothing more will come.
+        """
+
+    def submit(self, requests: list[EngineRequest]) -> None:
+        """Queue requests. If the engine refuses one, its progress says so."""
+
+    def abort(self, request_id: str) -> None:
+        """End a request, wherever it is; before the next step it has no memory any more."""
+
+    def want_more(self) -> None:
+        """HTTP is done with what was delivered. Until this is said, news are kept and go out
+        together: a step's worth at a time, or that of several.
+        """
+
+    def report(self) -> Future[EngineReport]:
+        """Ask for the figures; the answer comes between two steps."""
+
+    def watch(self, sink: StepSink | None) -> None:
+        """Give each step's record to `sink`, in the thread of `run`; None: to nobody any more."""
+
+    def stop(self) -> None:
+        """Let `run` return after the step under way."""

@@ -1,0 +1,46 @@
+"""Which engine is to be served: what another process has to know to build it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from milestone_llm.cli import freeze_garbage
+from milestone_llm.trace.tracer import Tracer
+
+if TYPE_CHECKING:
+    from milestone_llm.engine.engine import BaseEngine
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """An engine that has not been built yet. Can be pickled."""
+
+    milestone: str
+    """The package whose `LLMEngine` it is."""
+    model: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Of its EngineConfig."""
+    num_threads: int | None = None
+    """CPU threads; None leaves them to torch."""
+    prepare: Callable[[], object] | None = None
+    """Called first, in the process that the engine is built in."""
+
+    def build(self) -> BaseEngine:
+        """The engine, with everything done that a first request would have to wait for.
+
+        Raises:
+            ValueError: there is no such model, or the fields do not go together.
+        """
+        if self.prepare is not None:
+            self.prepare()
+        engine: BaseEngine = importlib.import_module(self.milestone).LLMEngine(
+            self.model, **self.fields
+        )
+        engine.warm_up()
+        if isinstance(engine.tracer, Tracer):
+            engine.tracer.keeps_records = False  # a server runs for long
+        freeze_garbage()
+        return engine
