@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
+import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -11,6 +14,8 @@ from pathlib import Path
 
 from milestone_llm.cli import console, log_console
 
+PATIENCE_S = 5.0
+"""For how long another rank may take to end."""
 SIZE_HELP = "GPUs over which every layer is cut, a process each"
 
 
@@ -20,7 +25,9 @@ def is_rank_0() -> bool:
 
 
 def start_ranks(module: str, size: int, arguments: Sequence[str] | None) -> None:
-    """Start the command again under torchrun, and do not return; nothing if that has been done.
+    """Become rank 0, and start the same command as the other ranks; as torchrun would.
+
+    Nothing where that has been done, by torchrun or by a rank 0. The others end with this process.
 
     Args:
         module: the command, as `python -m` takes it.
@@ -28,12 +35,27 @@ def start_ranks(module: str, size: int, arguments: Sequence[str] | None) -> None
     """
     if size == 1 or "RANK" in os.environ:
         return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     threads = max(1, (os.cpu_count() or 1) // size)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    sys.stdout.flush()
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    options = sys.argv[1:] if arguments is None else list(arguments)
-    os.execv(sys.executable, [sys.executable, *torchrun, "-m", module, *options])
+    os.environ |= {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    options = sys.argv[1:] if arguments is None else arguments
+    command = [sys.executable, "-m", module, *options]
+    for rank in range(size):
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        if rank:
+            atexit.register(_end, subprocess.Popen(command))
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0"}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for another rank to see that this one has ended, but not for long."""
+    try:
+        process.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def hush(args: argparse.Namespace) -> None:
