@@ -10,6 +10,7 @@ import torch
 from milestone_llm import threads
 from milestone_llm.threads import FAR_SLOWER, IN_A_ROW, ThreadWatch
 
+measured = threads.product_times
 QUIET, BUSY = (10.0, 12.0), (50.0, 10.0)
 """Milliseconds with all threads, and with one."""
 
@@ -77,6 +78,6 @@ def test_nobody_looks_where_no_threads_compute(machine, monkeypatch, device, num
 
 def test_measuring_leaves_torch_its_threads():
     before = torch.get_num_threads()
-    many, one = threads.product_times()
+    many, one = measured()
     assert min(many, one) > 0
     assert torch.get_num_threads() == before
