@@ -165,8 +165,9 @@ def losses(data: Mapping[str, Any]) -> list[str]:
     lines = []
     if figures["useful_share"] < 0.95:
         lines.append(
-            f"{1 - figures['useful_share']:.0%} of the positions that {name} computed were "
-            "padding: prompts padded to the longest, and finished rows that wait for the last one"
+            f"{1 - figures['useful_share']:.0%} of the positions that {name} computed were no "
+            "useful work: padding of prompts, finished rows that wait for the last one, or tokens "
+            "computed again after a preemption"
         )
     for other in others:
         theirs, speedup = data["contestants"][other]["median"], data["speedups"][other]["median"]
