@@ -199,7 +199,7 @@ def verdicts(data: Mapping[str, Any]) -> list[str]:
         )
         if target["at_most"] is not None:
             verdict = "met" if target["is_met"] else "MISSED"
-            line += f"; target at most {target['at_most']:g}x: {verdict}"
+            line += f"; our target, at most {target['at_most']:g}x: {verdict}"
         lines.append(line)
         is_steady = len(rounds) > 1 and min(rounds) > 1  # and not one slow round of the machine
         if target["ratio"] > 1.02 and is_steady and target["loses"]:
