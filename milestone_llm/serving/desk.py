@@ -81,7 +81,7 @@ class Call:
         """Take in news of one of the requests."""
         place = self._places[progress.request_id]
         if progress.refusal is not None:
-            self.fail(ApiError(400, progress.refusal))
+            self.fail(ApiError(progress.status, progress.refusal))
         self.num_cached_tokens[place] = progress.num_cached_tokens
         if progress.prompt_logprobs is not None:
             self.prompt_logprobs[place] = progress.prompt_logprobs

@@ -58,7 +58,8 @@ class EngineProcess:
         )
         self._process.start()
         inner.close()
-        self._answers: dict[int, Future[EngineReport]] = {}
+        self.problem: str | None = None
+        self._answers: dict[int, Future[list[EngineReport]]] = {}
         self._num_questions = 0
         self._sink: StepSink | None = None
         self._is_stopping = False
@@ -94,7 +95,7 @@ class EngineProcess:
         """Let news out with the next step."""
         self._order("want_more")
 
-    def report(self) -> Future[EngineReport]:
+    def report(self) -> Future[list[EngineReport]]:
         """The figures as they are between two steps."""
         self._num_questions += 1
         answer = self._answers[self._num_questions] = Future()
@@ -214,7 +215,7 @@ def _end_with_parent() -> None:
 def _take_orders(loop: EngineLoop, pipe: Connection) -> None:
     """Pass on what is ordered, for as long as orders come."""
 
-    def send_report(number: int, answer: Future[EngineReport]) -> None:
+    def send_report(number: int, answer: Future[list[EngineReport]]) -> None:
         _send(pipe, "report", number, answer.result())
 
     with contextlib.suppress(EOFError, OSError):

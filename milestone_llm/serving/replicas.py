@@ -1,0 +1,348 @@
+"""Several engines behind one HTTP server: replicas of a Ray Serve deployment.
+
+    HTTP's process                                    a Ray actor for each engine
+    Replicas   a task a request  -- generate -->      Replica: EngineLoop in a thread, a Desk before
+               deliver           <-- a stream --      it that hands out what has come since the last
+    PrefixRouter  which replica?
+
+Ray starts replicas, on one machine or several, replaces those that end, and adds and removes them
+as the queue grows and shrinks. Which of them gets a prompt is decided by `Router`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import ReplicaUnavailableError
+from ray.serve.handle import DeploymentHandle
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+from ray.serve.schema import LoggingConfig
+
+from milestone_llm.cli import model_libraries
+from milestone_llm.engine.block_hash import hash_blocks
+from milestone_llm.engine.sampling_params import SamplingParams
+
+from .desk import Desk
+from .engine_client import (
+    EngineDeadError,
+    EngineInfo,
+    EngineReport,
+    EngineRequest,
+    Progress,
+    StepSink,
+)
+from .engine_spec import EngineSpec
+from .errors import ApiError
+from .metrics import Metrics
+from .router import Router
+
+NAME = "engines"
+"""Of the application and of its deployment."""
+LOOK_SECONDS = 0.5
+"""How often it is looked how many replicas run."""
+MAX_TRIES = 3
+"""Replicas that a request may lose before it is given up."""
+REPLICA_LOST = (RayActorError, ReplicaUnavailableError)
+MAX_ONGOING = 2**20
+"""Requests that Ray lets a replica have: who waits, waits in front, or in an engine's queue."""
+STOP_SECONDS = 2.0
+"""For how long a replica that is taken away may go on."""
+DEFAULT_BLOCK_SIZE = 16
+QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
+
+log = logging.getLogger(__name__)
+
+
+class Replicas:
+    """An `EngineClient` that spreads requests over replicas. To be left with `with`.
+
+    Args:
+        num_replicas: how many engines, or at least, with autoscaling.
+        address: of a Ray cluster; None starts one on this machine.
+        autoscaling: fields of Ray Serve's AutoscalingConfig; empty for a fixed number.
+
+    Raises:
+        ValueError: the engine could not be built.
+    """
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        num_replicas: int,
+        address: str | None = None,
+        autoscaling: dict[str, Any] | None = None,
+    ) -> None:
+        self.problem: str | None = None
+        self.policy = "prefix"
+        """Of the `Router`; each has one of its own."""
+        self._deliver: Callable[[list[Progress]], None]
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._has_ended = threading.Event()
+        max_replicas = max(num_replicas, (autoscaling or {}).get("max_replicas", 0))
+        _start_ray(address, max_replicas)
+        self._handle = _deploy(spec, num_replicas, autoscaling or {})
+        info: EngineInfo = self._handle.info.remote().result()
+        self.info = replace(info, max_num_seqs=info.max_num_seqs * max_replicas)
+
+    # -- for HTTP, in its event loop ---------------------------------------------------------
+
+    def submit(self, requests: list[EngineRequest]) -> None:
+        """Send each request to a replica, and follow what comes of it."""
+        for request in requests:
+            task = asyncio.get_running_loop().create_task(self._follow(request))
+            self._tasks[request.request_id] = task
+            task.add_done_callback(partial(self._forget, request.request_id))
+
+    def abort(self, request_id: str) -> None:
+        """End a request: its replica is told."""
+        if task := self._tasks.get(request_id):
+            task.cancel()
+
+    def want_more(self) -> None:
+        """Nothing to do: replicas hand out what they have at a pace of their own."""
+
+    def watch(self, sink: StepSink | None) -> None:
+        """Not supported: there would be several engines on one page."""
+
+    def report(self) -> Future[list[EngineReport]]:
+        """The figures of all replicas that run."""
+        answer: Future[list[EngineReport]] = Future()
+        task = asyncio.get_running_loop().create_task(self._ask_all(answer))
+        task.add_done_callback(lambda task: task.exception())
+        return answer
+
+    async def _ask_all(self, answer: Future[list[EngineReport]]) -> None:
+        reports = await self._handle.broadcast("report").results_async(return_exceptions=True)
+        if answer.set_running_or_notify_cancel():
+            answer.set_result([each for each in reports if isinstance(each, EngineReport)])
+
+    async def _follow(self, request: EngineRequest) -> None:
+        """Pass on what a replica brings; ask another if it ends before it has brought anything."""
+        for num_tries in range(1, MAX_TRIES + 1):
+            has_begun = False
+            age = time.perf_counter() - request.arrival_time
+            stream = self._handle.options(stream=True).generate.remote(
+                request, age, Routing(self.policy, self.info.num_kv_blocks)
+            )
+            try:
+                async for progress in stream:
+                    has_begun = True
+                    self._deliver([progress])
+                return
+            except asyncio.CancelledError:
+                stream.cancel()
+                raise
+            except REPLICA_LOST:
+                if has_begun or num_tries == MAX_TRIES:
+                    text = "the replica that computed this request has ended"
+                    self._deliver([Progress(request.request_id, refusal=text, status=503)])
+                    return
+
+    def _forget(self, request_id: str, task: asyncio.Task[None]) -> None:
+        del self._tasks[request_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("A request failed", exc_info=error)
+            text = f"the request failed: {type(error).__name__}"
+            self._deliver([Progress(request_id, refusal=text, status=500)])
+
+    # -- in the main thread ------------------------------------------------------------------
+
+    def run(self, deliver: Callable[[list[Progress]], None]) -> None:
+        """Serve until `stop`.
+
+        Raises:
+            EngineDeadError: Ray has ended.
+        """
+        self._deliver = deliver
+        while not self._has_ended.wait(LOOK_SECONDS):
+            try:
+                status = serve.status().applications[NAME].deployments[NAME]
+            except Exception as error:
+                raise EngineDeadError(f"Ray does not answer any more: {error!r}") from error
+            is_running = status.replica_states.get("RUNNING", 0) > 0
+            self.problem = None if is_running else "no replica runs at present"
+
+    def stop(self) -> None:
+        """Let `run` return."""
+        self._has_ended.set()
+
+    def __enter__(self) -> Replicas:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(Exception):  # it may be Ray that has ended
+            serve.delete(NAME)
+        ray.shutdown()
+
+
+def _start_ray(address: str | None, max_replicas: int) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of it unasked
+    num_cpus = None if address else max(max_replicas, os.cpu_count() or 1)
+    ray.init(
+        address or "local",
+        num_cpus=num_cpus,
+        include_dashboard=None if address else False,
+        logging_level=logging.WARNING,
+    )
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    serve.start(proxy_location="Disabled", logging_config=QUIET)
+
+
+def _deploy(spec: EngineSpec, num_replicas: int, autoscaling: dict[str, Any]) -> DeploymentHandle:
+    """Start the replicas, and wait until they are ready.
+
+    Raises:
+        ValueError: an engine could not be built, or Ray takes no such setting.
+    """
+    has_gpus = ray.cluster_resources().get("GPU", 0) and spec.fields.get("device") != "cpu"
+    number: dict[str, Any] = {"num_replicas": num_replicas}
+    if autoscaling:
+        number = {"autoscaling_config": {"min_replicas": num_replicas, **autoscaling}}
+    block_size = spec.fields.get("block_size", DEFAULT_BLOCK_SIZE)
+    router = RequestRouterConfig(
+        request_router_class=PrefixRouter, request_router_kwargs={"block_size": block_size}
+    )
+    deployment = serve.deployment(
+        Replica,
+        name=NAME,
+        max_ongoing_requests=MAX_ONGOING,  # who waits, waits in the engine
+        ray_actor_options={"num_cpus": 1, "num_gpus": 1 if has_gpus else 0},
+        request_router_config=router,
+        max_constructor_retry_count=1,
+        logging_config=QUIET,
+        health_check_period_s=1.0,
+        graceful_shutdown_timeout_s=STOP_SECONDS,
+        **number,
+    )
+    try:
+        return serve.run(deployment.bind(spec), name=NAME, route_prefix=None)
+    except RuntimeError as error:
+        raise ValueError(f"the replicas did not start: {error}") from None
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What a router has to know of a request besides the request."""
+
+    policy: str
+    num_kv_blocks: int
+    """Of one engine."""
+
+
+class PrefixRouter(RequestRouter):
+    """Ray Serve's question which replica gets a request, answered by `Router`."""
+
+    def initialize_state(self, **settings: Any) -> None:
+        """For Ray Serve: how a router begins."""
+        self._block_size: int = settings["block_size"]
+        self._routers: dict[str, Router] = {}
+        self._sent: dict[str, tuple[Router, str, int]] = {}
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """For Ray Serve: the one replica that a request goes to."""
+        if pending_request is None or pending_request.metadata.call_method != "generate":
+            return [candidate_replicas]
+        request, _, routing = pending_request.args
+        router = self._router(routing)
+        request_id = pending_request.metadata.internal_request_id
+        self._note_end(request_id)  # it is sent again
+        params: SamplingParams = request.params
+        hashes = hash_blocks(request.prompt_token_ids, self._block_size, params.cache_salt)
+        num_tokens = len(request.prompt_token_ids) + params.n * params.max_tokens
+        name = router.choose(hashes, num_tokens)
+        self._sent[request_id] = router, name, num_tokens
+        return [[each for each in candidate_replicas if each.replica_id.unique_id == name]]
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """For Ray Serve: a call has ended, however."""
+        self._note_end(internal_request_id)
+
+    def _note_end(self, request_id: str) -> None:
+        if request_id in self._sent:
+            router, name, num_tokens = self._sent.pop(request_id)
+            router.note_finished(name, num_tokens)
+
+    def _router(self, routing: Routing) -> Router:
+        """The router of a policy, told of the replicas that have come and gone."""
+        if routing.policy not in self._routers:
+            self._routers[routing.policy] = Router(routing.policy, routing.num_kv_blocks)
+        router = self._routers[routing.policy]
+        there, known = {each.unique_id for each in self.curr_replicas}, set(router.replicas)
+        for name in known - there:
+            router.remove(name)
+        for name in sorted(there - known):
+            router.add(name)
+        return router
+
+
+# --- in a replica's process -----------------------------------------------------------------------
+
+
+class Replica:
+    """An engine in a Ray actor."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        with model_libraries(spec.num_threads):
+            from .engine_loop import EngineLoop
+
+            self._loop = EngineLoop(spec.build())
+        self._name = serve.get_replica_context().replica_id.unique_id
+        self._desk = Desk(self._loop, Metrics(""), max_choices=MAX_ONGOING)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run(self._desk.deliver)
+        except EngineDeadError:  # every caller is told by Ray, which starts another
+            log.exception("The replica ends")
+            os._exit(1)
+
+    def info(self) -> EngineInfo:
+        """What does not change."""
+        return self._loop.info
+
+    async def report(self) -> EngineReport:
+        """The figures as they are between two steps."""
+        (report,) = await asyncio.wrap_future(self._loop.report())
+        return replace(report, replica=self._name)
+
+    async def generate(
+        self, request: EngineRequest, age: float, routing: Routing
+    ) -> AsyncIterator[Progress]:
+        """What comes of a request, in as many parts as the desk hands out.
+
+        Args:
+            age: seconds since the client asked: machines do not share a clock.
+            routing: for `PrefixRouter`.
+        """
+        self._desk.event_loop = asyncio.get_running_loop()
+        request = replace(request, arrival_time=time.perf_counter() - age)
+        call = self._desk.open_call(request.params.n)
+        try:
+            call.submit([request], None)
+            while pieces := await call.pieces():
+                cached, prompt = call.num_cached_tokens[0], call.prompt_logprobs[0]
+                yield Progress(request.request_id, pieces, cached, prompt)
+                call.prompt_logprobs[0] = None
+        except ApiError as error:
+            yield Progress(request.request_id, refusal=error.detail, status=error.status_code)
+        finally:
+            call.close()
