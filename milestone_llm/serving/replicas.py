@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -59,6 +60,8 @@ MAX_TRIES = 3
 REPLICA_LOST = (RayActorError, ReplicaUnavailableError)
 MAX_ONGOING = 2**20
 """Requests that Ray lets a replica have: who waits, waits in front, or in an engine's queue."""
+SWITCH_SECONDS = 0.0005
+"""For how long the engine's thread waits for Ray's, at most, when a step is done."""
 STOP_SECONDS = 2.0
 """For how long a replica that is taken away may go on."""
 DEFAULT_BLOCK_SIZE = 16
@@ -304,6 +307,7 @@ class Replica:
             from .engine_loop import EngineLoop
 
             self._loop = EngineLoop(spec.build())
+        sys.setswitchinterval(SWITCH_SECONDS)
         self._name = serve.get_replica_context().replica_id.unique_id
         self._desk = Desk(self._loop, Metrics(""), max_choices=MAX_ONGOING)
         threading.Thread(target=self._run, daemon=True).start()
