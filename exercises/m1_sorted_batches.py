@@ -1,14 +1,17 @@
-"""Static batches of requests that resemble each other, so that less of them is padding.
+"""M1: static batches of requests of similar length, so that less of the work is padding.
 
-`Scheduler` (m1_single/scheduler.py) forms a batch of whoever came first. Padding is what the
-longest prompt and the longest output exceed the others by, so a batch of similar requests has less.
-Let `_form_batch` look at all waiting requests and choose. Two conditions:
+`Scheduler` (m1_single/scheduler.py) forms a batch of the requests that came first. A batch is as
+wide as its longest prompt and runs as long as its longest output. All that the other requests lack
+is padding. Requests of similar length waste less.
 
-1. Whoever waits longest is in the next batch. Otherwise one odd request might wait for ever.
-2. Who is not chosen keeps its place: those left in `self.waiting` are in the order of arrival.
+Write `_form_batch` so that it chooses from all waiting requests. Two conditions:
+
+1. The request that has waited longest is in the next batch. Without this, one request of an
+   unusual length could wait for ever.
+2. A request that is not chosen keeps its place: `self.waiting` stays in the order of arrival.
 
 `request.num_prompt_tokens` and `request.sampling_params.max_tokens` are known before a request
-runs; `request.arrival` says who came first.
+runs. `request.arrival` says who came first.
 
     python -m pytest tests/exercises/test_m1_sorted_batches.py
 """
@@ -23,9 +26,9 @@ class SortedScheduler(Scheduler):
     """A static scheduler with batches of similar requests."""
 
     def _form_batch(self) -> list[Request]:
-        """Choose who of `self.waiting` forms the next batch.
+        """Choose the requests of `self.waiting` that form the next batch.
 
-        Hint: take out of `self.waiting` whom you do not want, let `super()._form_batch()` take from
-        the rest, and put the others back.
+        Hint: remove from `self.waiting` the requests that you do not want, let
+        `super()._form_batch()` take the rest, and add the removed ones again.
         """
         raise NotImplementedError

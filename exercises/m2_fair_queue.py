@@ -1,18 +1,20 @@
-"""A queue in which tenants take turns, whoever of them shouts most.
+"""M2: a queue in which tenants take turns, however many requests one of them sends.
 
-Under `fcfs` a tenant that queues a thousand requests makes everybody else wait for all of them.
-A fair queue serves tenants alternately, by the work that they cause:
+Under `fcfs` a tenant that queues a thousand requests makes everybody else wait for all of them. A
+fair queue serves tenants in turn, by the work that they cause:
 
-- the tenant of request "alice/17" is "alice";
-- a request costs its prompt's tokens plus its `max_tokens`, and is paid for when it is popped;
-- among tenants that have something waiting, the next to be served is who has paid least;
-- requests of one tenant are served in the order of their arrival;
-- a tenant that was away gains no credit by it: on its return it stands level with the others
-  instead of having all turns until it has caught up ("Fairness in Serving Large Language Models",
-  OSDI '24, calls its version of this the lift of the counter).
+- The tenant of request "alice/17" is "alice".
+- A request costs its prompt's tokens plus its `max_tokens`. Its tenant pays when it is popped, and
+  not before: a request that is aborted while it waits costs nothing.
+- Of the tenants that have something waiting, the next is the one that has paid least. Of equals,
+  the one whose oldest request came first.
+- Requests of one tenant are served in the order of their arrival.
+- A tenant that was away gains no credit by it. When it comes back, it counts as having paid what
+  the tenant served last had paid. Otherwise it would have all turns until it has caught up.
+  ("Fairness in Serving Large Language Models", OSDI '24, calls this the lift of the counter.)
 
 The scheduler uses `add`, `peek`, `pop`, `remove`, `len` and iteration, as in
-milestone_llm/engine/request_queue.py: `peek` shows what the next `pop` gives, iteration goes in the
+milestone_llm/engine/request_queue.py. `peek` shows what the next `pop` gives. Iteration goes in the
 order in which requests would be popped if no more came. To serve with it:
 
     engine.scheduler.waiting = FairQueue()
@@ -30,10 +32,11 @@ class FairQueue(RequestQueue):
     """Waiting requests, in an order that is fair to tenants."""
 
     def add(self, request: Request) -> None:
-        """Put a request where it belongs.
+        """Take a request in; lift its tenant if that had nothing waiting.
 
-        Hint: give it a virtual start time when it is added - when its tenant will have paid for
-        what it queued before, but not before now - and the list of `RequestQueue`, sorted by
-        `key`, does the rest.
+        Hint: keep one number a tenant, what it has paid. `super().__iter__()` gives the waiting
+        requests in the order of arrival. Write an `__iter__` that serves them on a copy of the
+        numbers. Then `peek` is the first of `__iter__`, and `pop` is that request, removed, with
+        its price added to the number of its tenant. `remove` can stay as it is.
         """
         raise NotImplementedError

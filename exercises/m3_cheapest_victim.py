@@ -1,12 +1,17 @@
-"""When memory runs out, preempt the request that loses least.
+"""M3: when memory runs out, preempt the request that loses least.
 
-m3_paged takes the blocks of whoever was admitted last. Under `preemption="recompute"` that may
-be a request of hundreds of tokens, all of which have to be computed again, while beside it runs
-one of ten. Choose the victim by what its preemption costs. Two conditions:
+m3_paged takes the blocks of the request that was admitted last. Under `preemption="recompute"` that
+may be a request of hundreds of tokens, which all have to be computed again, while beside it runs a
+request of ten. Choose the victim by what its preemption costs. Two conditions:
 
 1. Fewer tokens are computed twice than with the scheduler as it is.
-2. No request is preempted more than `MAX_PREEMPTIONS` times, or the cheapest one would pay for all
-   others again and again. `request.metrics.num_preemptions` counts.
+2. A request that has been preempted `MAX_PREEMPTIONS` times is preempted again only if that is true
+   of every running request. Otherwise the cheapest request would pay for all others, again and
+   again. `request.metrics.num_preemptions` counts.
+
+Condition 2 is all that an order can promise. It sets no bound: if every running request has been
+preempted so often and memory runs out, one of them has to go once more. (A bound needs more than an
+order: such a request could be admitted only when there is memory for its full length.)
 
     python -m pytest tests/exercises/test_m3_cheapest_victim.py
 """
@@ -20,11 +25,14 @@ MAX_PREEMPTIONS = 4
 
 
 class CheapestVictimScheduler(Scheduler):
-    """A paged scheduler that preempts who has least to lose."""
+    """A paged scheduler that preempts the request that has least to lose."""
 
     def by_seniority(self) -> list[Request]:
         """Running requests in the order in which a step serves them; the last is the victim.
 
-        The order must not change within a step, except that victims drop out of it.
+        The order must not change within a step, except that victims leave it.
+
+        Hint: `sorted` with a key of two parts: whether the request has been preempted often enough
+        already, then what it would lose, `request.num_computed_tokens`.
         """
         raise NotImplementedError

@@ -1,15 +1,15 @@
-"""Admit first whose beginning is in the cache.
+"""M4: admit first the request whose beginning is in the cache.
 
-`fcfs` admits in the order of arrival. When requests with different system prompts take turns and
-memory is short, each evicts the beginning that the next but one needs: the cache is full, and
-nobody hits. Serve those together that share what is cached. Conditions:
+`fcfs` admits in the order of arrival. When requests with two system prompts alternate and memory is
+short, each request evicts the prompt that the next one needs: the cache is full and of little use.
+Serve requests together that share what is cached. Conditions:
 
-1. Among waiting requests, the next is the one of which the cache saves most tokens
+1. Of the waiting requests, the next is the one of which the cache saves most tokens
    (`prefix_cache.find(request).num_tokens`); of equals, the one that came first. What is cached
-   changes with every step, so this is asked anew each time.
-2. Nobody starves: a request that has been overtaken `patience` times, which is to say that so many
-   later arrivals were popped while it waited, is next, whatever is cached. Of several such, the
-   one that came first.
+   changes with every step, so ask again each time.
+2. Nobody starves. A request is overtaken when a request that arrived later is popped while it
+   waits. A request that has been overtaken `patience` times is next, whatever is cached. Of several
+   such requests, the one that came first.
 3. `peek` shows what the next `pop` gives.
 
 The scheduler uses `add`, `peek`, `pop`, `remove`, `len` and iteration, as in
@@ -38,7 +38,7 @@ class CacheAwareQueue(RequestQueue):
     def peek(self) -> Request:
         """The next request, left in the queue. `self._requests` has all of them by their ids.
 
-        Hint: `pop` takes from a list whose order you no longer want, so it needs replacing as well;
-        there you know who is being overtaken.
+        Hint: the `pop` of `RequestQueue` takes from a list in the order of arrival, so write `pop`
+        as well: it is `peek` and `remove`, and there you know who is overtaken.
         """
         raise NotImplementedError

@@ -8,6 +8,7 @@ the other milestones. Before anything is timed, tokens are compared with M4's on
   --engines m1 m2 m3 m4 m5             the whole ladder on the same work
   --without graphs pipelining          what each of them brings; a+b: both off together
   --profile                            where a step's time goes
+  --tensor-parallel-size 2             cut over two GPUs, beside one GPU; what all-reduces cost
   --kernel decode                      a kernel against its ceiling and FlashAttention-3 (GPU only)
 """
 
@@ -15,7 +16,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from milestone_llm.bench.command import Bench, bench_command
+from milestone_llm.bench.command import Bench, bench_command, positive
+
+from .launch import SIZE_HELP, hush, start_ranks
 
 
 def engines(bench: Bench) -> None:
@@ -49,12 +52,25 @@ def options(parser: argparse.ArgumentParser) -> None:
     kernels = ["decode", "split", "prefill", "elementwise", "sample", "all"]
     add("--kernel", choices=kernels, help="measure kernels instead of engines")
     add("--no-check", action="store_true", help="do not compare tokens with M4's first")
+    add("--tensor-parallel-size", type=positive, default=1, metavar="N", help=SIZE_HELP)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit status."""
     scenarios = {"workload": engines}
-    return bench_command("m5_kernels", __doc__, arguments, scenarios=scenarios, options=options)
+
+    def on_every_rank(args: argparse.Namespace) -> None:
+        start_ranks("m5_kernels.bench", args.tensor_parallel_size, arguments)
+        hush(args)
+
+    return bench_command(
+        "m5_kernels",
+        __doc__,
+        arguments,
+        scenarios=scenarios,
+        options=options,
+        before=on_every_rank,
+    )
 
 
 if __name__ == "__main__":

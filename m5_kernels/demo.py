@@ -17,8 +17,10 @@ from typing import Any
 
 import m4_prefix_chunked
 import m5_kernels
-from milestone_llm.cli import console
+from milestone_llm.cli import console, positive
 from milestone_llm.demo.command import demo_parser, run_demo
+
+from .launch import SIZE_HELP, hush, start_ranks
 
 PICTURE = "m5_timeline.png"
 
@@ -29,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--enforce-eager", action="store_true", help="no CUDA graphs, no pipelined steps")
     add("--no-m4", action="store_true", help="leave M4 out")
+    add("--tensor-parallel-size", type=positive, default=1, metavar="N", help=SIZE_HELP)
     return parser
 
 
@@ -81,7 +84,10 @@ def what_runs(engine: Any) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit status."""
-    return run_demo(demo, parser().parse_args(arguments), [PICTURE], seconds=30)
+    args = parser().parse_args(arguments)
+    start_ranks("m5_kernels.demo", args.tensor_parallel_size, arguments)
+    hush(args)
+    return run_demo(demo, args, [PICTURE], seconds=30)
 
 
 if __name__ == "__main__":

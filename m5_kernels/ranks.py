@@ -16,12 +16,13 @@ rank 0 does (`follow`).
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import itertools
+import multiprocessing.util
 import os
 import pickle
+import signal
 import socket
 import sys
 import threading
@@ -117,7 +118,8 @@ class Ranks:
         self.num_exchanges = 0
         self.has_parted = False
         self._watch = Watch(self)
-        atexit.register(self.leave)
+        # At the end of a program, and of a process that `multiprocessing` has started.
+        multiprocessing.util.Finalize(None, self.leave, exitpriority=0)
 
     # -- what all do together ----------------------------------------------------------------
 
@@ -212,7 +214,12 @@ class Ranks:
         return self._num_engines
 
     def follow(self, kind: Callable[..., LLMEngine]) -> None:
-        """Build the engines that rank 0 builds, and do with them what it does, until it leaves."""
+        """Build the engines that rank 0 builds, and do with them what it does, until it leaves.
+
+        Signals are rank 0's to answer: a server goes on for a while after SIGTERM.
+        """
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         engines: dict[int, LLMEngine] = {}
         self._watch.say(FOLLOWS)
         while (message := self.receive()).call != "leave":

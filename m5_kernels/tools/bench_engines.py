@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from m5_kernels.ranks import Ranks
 from m5_kernels.sampler import Needs
 from milestone_llm.bench.command import Bench
 from milestone_llm.bench.contest import Contest, Results
@@ -23,8 +24,9 @@ from milestone_llm.bench.report import STANDARD_TABLES, losses
 from milestone_llm.bench.workloads import WorkItem
 from milestone_llm.cli import config_fields, console
 
+from .bench_all_reduce import print_all_reduces
 from .bench_limits import RunLimit, limit_lines, limit_text
-from .bench_parts import FIELDS, KERNELS, check_against_m4, qwen3_shape, switched_off
+from .bench_parts import FIELDS, KERNELS, check_against_m4, switched_off
 from .bench_profile import print_profile, profile_steps
 
 MILESTONES = {
@@ -57,6 +59,11 @@ def compare_engines(bench: Bench) -> None:
     """
     args = bench.args
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if bench.num_ranks > 1:
+        if set(args.engines) != {"m5"} or args.baseline or args.profile:
+            raise ValueError("--tensor-parallel-size compares M5 on several GPUs with M5 on one")
+        if not device.startswith("cpu"):  # each rank's "cuda" is its own
+            torch.cuda.set_device(Ranks.join(bench.num_ranks, args.device).device)
     on_gpu = device.startswith("cuda")
     entrants = planned_entrants(args)
     last = entrants[-1]
@@ -67,7 +74,7 @@ def compare_engines(bench: Bench) -> None:
     if not args.no_check:
         console.print(f"Checked: {check_against_m4(device)}.\n")
     if on_gpu and args.model is None:
-        bench.loaded = qwen3_shape(device)
+        args.model = "random-qwen3-0.6b"
     set_defaults(args, on_gpu)
     items = bench.make_work()
     if on_gpu:
@@ -99,7 +106,9 @@ def compare_engines(bench: Bench) -> None:
     )
     data = bench.run(contest)
     data["without"] = args.without
-    if on_gpu:
+    if bench.num_ranks > 1:
+        data["all_reduces"] = print_all_reduces(engine)
+    if on_gpu and bench.num_ranks == 1:
         data["limit"] = report_limit(engine, items, data)
     if args.profile:
         if hasattr(engine, "reset_prefix_cache"):
@@ -121,6 +130,9 @@ def planned_entrants(args: argparse.Namespace) -> list[Entrant]:
     newest = importlib.import_module(MILESTONES[milestones[-1]])
     newest.EngineConfig.from_fields(**config_fields(args.set))
     entrants = [Entrant(MILESTONES[name], name) for name in milestones]
+    if args.tensor_parallel_size > 1:
+        one = Entrant("m5_kernels, one rank", "m5", {"tensor_parallel_size": 1})
+        entrants = [one, *entrants]
     without = []
     for combination in args.without:
         fields: dict[str, Any] = {}
@@ -161,6 +173,8 @@ def set_memory(bench: Bench, items: Sequence[WorkItem], is_alone: bool) -> None:
 def build(bench: Bench, entrant: Entrant, items: Sequence[WorkItem]) -> Any:
     """An engine that is about to be measured."""
     fields = dict(entrant.fields)
+    if bench.num_ranks > 1:
+        fields.setdefault("tensor_parallel_size", bench.num_ranks)
     if entrant.milestone == "m1":  # its prompts are a rectangle, and count with their padding
         width = max(len(item.prompt) for item in items)
         limits = bench.limits(items)

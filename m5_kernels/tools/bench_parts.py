@@ -1,8 +1,4 @@
-"""What the bench runs: a model of Qwen3-0.6B's shape, M5 with parts off, M5 compared with M4.
-
-On a GPU nothing needs to be downloaded: speed depends on shapes, not on what the weights say, so
-the model is filled with random numbers on the device.
-"""
+"""What the bench runs: M5 with parts off, and M5 compared with M4."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 import m4_prefix_chunked
 from m5_kernels import decoder
@@ -24,7 +19,6 @@ from m5_kernels.kernels.rope_kv_write import write_kv_torch
 from m5_kernels.kernels.silu_mul import silu_mul_torch
 from m5_kernels.kernels.skinny_linear import skinny_linear_torch
 from milestone_llm.bench.workloads import random_tokens
-from milestone_llm.models.checkpoint import LoadedModel
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 
 FIELDS: dict[str, dict[str, Any]] = {
@@ -36,28 +30,6 @@ FIELDS: dict[str, dict[str, Any]] = {
 """What `--without` can switch off by a field of the configuration."""
 KERNELS = ("add-norm", "rope-kv", "silu-mul", "skinny-linear", "pdl")
 """What it can switch off in the decoder: kernels, for PyTorch's own, and their early start."""
-
-
-def qwen3_shape(device: str) -> LoadedModel:
-    """A Hugging Face model of Qwen3-0.6B's shape, bf16, random weights, built on `device`."""
-    config = AutoConfig.for_model(
-        "qwen3",
-        vocab_size=151_936,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=40_960,
-        rms_norm_eps=1e-6,
-        tie_word_embeddings=True,
-    )
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    return LoadedModel(
-        model.eval().requires_grad_(False), None, "Qwen3-0.6B's shape, random weights"
-    )
 
 
 @contextlib.contextmanager

@@ -21,9 +21,9 @@ from m5_kernels.kernels.sample import sample
 from m5_kernels.kernels.step_metadata import RowState, StepMetadata, append_sampled, expand_step
 from milestone_llm.bench.workloads import random_tokens
 from milestone_llm.cli import Formatter
+from milestone_llm.models.checkpoint import load_model
 
 from .bench_limits import RunLimit
-from .bench_parts import qwen3_shape
 from .bench_profile import kernel_times
 from .measure import Ceilings, gpu_command, median_us
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> None:
     ceilings = Ceilings.measure()
     print(f"{torch.cuda.get_device_name()}, bf16, Qwen3-0.6B's shape, context {args.context_len}")
     print(f"reading tops out at {ceilings.read_gbps:.0f} GB/s")
-    model = qwen3_shape("cuda").model
+    model = load_model("random-qwen3-0.6b", device="cuda").model
     decoder = FusedDecoder.from_hf(model, max_positions=args.context_len + 1024)
     print("  rows  ms/step    tok/s   reads alone, ms   share")
     for num_seqs in args.batches:

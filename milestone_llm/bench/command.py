@@ -40,6 +40,7 @@ def bench_command(
     scenarios: Mapping[str, Scenario] | None = None,
     options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
     baselines: Mapping[str, BaselineMaker] | None = None,
+    before: Callable[[argparse.Namespace], object] = lambda args: None,
 ) -> int:
     """The command line of a milestone's bench.
 
@@ -50,6 +51,7 @@ def bench_command(
         scenarios: by name; "workload" is there anyway.
         options: adds those of the scenarios, and changes defaults.
         baselines: further names for `--baseline`.
+        before: what can be done or refused at once, before torch is imported.
 
     Returns:
         The exit status.
@@ -60,7 +62,7 @@ def bench_command(
     options(parser)
     args = parser.parse_args(arguments)
     bench = Bench(milestone, args, dict(baselines or {}))
-    return run_command(lambda args: bench.main(scenarios[args.scenario]), args)
+    return run_command(lambda args: bench.main(scenarios[args.scenario]), args, before)
 
 
 class Bench:
@@ -103,7 +105,15 @@ class Bench:
         """The model that `--model`, `--dtype` and `--device` name."""
         from milestone_llm.models.checkpoint import load_model
 
-        return load_model(self.args.model, dtype=self.args.dtype, device=self.args.device)
+        whole = self.num_ranks == 1  # else each reads its part, when its engine is built
+        return load_model(
+            self.args.model, dtype=self.args.dtype, device=self.args.device, weights=whole
+        )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that the model is cut over."""
+        return getattr(self.args, "tensor_parallel_size", 1)
 
     @property
     def vocab_size(self) -> int:
@@ -160,6 +170,8 @@ class Bench:
         if milestone not in (None, self._milestone):  # an earlier one has fewer fields
             known = kind.config_class.__dataclass_fields__
             fields = {name: value for name, value in fields.items() if name in known}
+        if self.num_ranks > 1:
+            return kind(self.args.model, dtype=self.args.dtype, device=self.args.device, **fields)
         return kind(self.loaded.model, tokenizer=self.loaded.tokenizer, **fields)
 
     def baselines(self, engine: Any) -> list[Contestant]:

@@ -42,14 +42,27 @@ def check_oldest_is_always_taken(kind):
             oldest = min(scheduler.waiting, key=lambda request: request.arrival)
             plan = scheduler.schedule()
             if plan.admitted:
-                assert oldest in plan.admitted
+                assert oldest in plan.admitted, (
+                    f"request {oldest.arrival} has waited longest and is not in the next batch, "
+                    f"which is {[request.arrival for request in plan.admitted]}"
+                )
                 left = [request.arrival for request in scheduler.waiting]
-                assert left == sorted(left), "who was not chosen keeps its place"
+                assert left == sorted(left), f"the queue has lost the order of arrival: {left}"
             scheduler.update(plan, runner.run(plan))
 
 
-def test_less_of_the_work_is_padding(exercise):
-    assert useful_share(exercise) > 0.95
+def check_less_of_the_work_is_padding(kind):
+    share = useful_share(kind)
+    assert share > 0.95, (
+        f"{share:.0%} of the computed positions belong to a request. There are two sizes of "
+        "requests here, and a batch should hold requests of one size."
+    )
+
+
+def test_less_of_the_work_is_padding(exercise, figure):
+    share, before = useful_share(exercise), useful_share(Scheduler)
+    figure("computed positions that belong to a request", f"{share:.0%}", f"{before:.0%}")
+    check_less_of_the_work_is_padding(exercise)
 
 
 def test_who_waits_longest_is_in_the_next_batch(exercise):
@@ -61,23 +74,43 @@ def test_every_request_gets_all_its_tokens(exercise):
     for _ in scripted_steps(scheduler_of(exercise), {0: requests[:9], 7: requests[9:]}):
         pass
     for request in requests:
-        assert request.num_output_tokens == request.sampling_params.max_tokens
+        wanted = request.sampling_params.max_tokens
+        assert request.num_output_tokens == wanted, (
+            f"{request.request_id} has {request.num_output_tokens} of {wanted} tokens"
+        )
 
 
-def test_what_the_exercise_starts_from_is_not_good_enough():
-    assert useful_share(Scheduler) < 0.6
+def test_batches_in_the_order_of_arrival_are_caught():
+    with pytest.raises(AssertionError, match="56% of the computed positions"):
+        check_less_of_the_work_is_padding(Scheduler)
 
 
 def test_sorting_by_length_alone_is_caught():
+    class ShortestFirst(Scheduler):
+        def _form_batch(self):
+            shortest_first = sorted(self.waiting, key=lambda request: request.num_prompt_tokens)
+            others = shortest_first[self.config.max_num_seqs :]
+            for request in others:
+                self.waiting.remove(request)
+            batch = super()._form_batch()
+            for request in others:
+                self.waiting.add(request)
+            return batch
+
+    check_less_of_the_work_is_padding(ShortestFirst)
+    with pytest.raises(AssertionError, match="has waited longest and is not in the next batch"):
+        check_oldest_is_always_taken(ShortestFirst)
+
+
+def test_a_queue_in_another_order_is_caught():
     class ByLength(RequestQueue):
         def key(self, request):
             return (request.num_prompt_tokens, request.arrival, 0)
 
-    class ShortestFirst(Scheduler):
+    class SortsTheQueue(Scheduler):
         def __init__(self, config, max_model_len):
             super().__init__(config, max_model_len)
             self.waiting = ByLength()
 
-    assert useful_share(ShortestFirst) > 0.95
-    with pytest.raises(AssertionError):
-        check_oldest_is_always_taken(ShortestFirst)
+    with pytest.raises(AssertionError, match="has lost the order of arrival"):
+        check_oldest_is_always_taken(SortsTheQueue)

@@ -13,19 +13,51 @@ EXERCISE = ("m2_fair_queue.py", "FairQueue")
 
 
 def queue_up(queue, tenant, count, num_prompt_tokens=10, first_arrival=0):
-    for number in range(first_arrival, first_arrival + count):
-        queue.add(make_request(f"{tenant}/{number}", num_prompt_tokens, 10, arrival=number))
+    requests = [
+        make_request(f"{tenant}/{number}", num_prompt_tokens, 10, arrival=number)
+        for number in range(first_arrival, first_arrival + count)
+    ]
+    for request in requests:
+        queue.add(request)
+    return requests
+
+
+def tenant_of(request):
+    return request.request_id.partition("/")[0]
 
 
 def tenants_of(queue, count):
-    return [queue.pop().request_id.partition("/")[0] for _ in range(count)]
+    return [tenant_of(queue.pop()) for _ in range(count)]
 
 
-def check_a_small_tenant_does_not_wait_for_a_large_one(kind):
+def turns_before_bob(kind):
+    """Bob's single request comes after fifty of alice: how many are served before it."""
     queue = kind()
     queue_up(queue, "alice", 50)
     queue_up(queue, "bob", 1, first_arrival=50)
-    assert "bob" in tenants_of(queue, 3)
+    return tenants_of(queue, 51).index("bob")
+
+
+def check_a_small_tenant_does_not_wait_for_a_large_one(kind):
+    num_before = turns_before_bob(kind)
+    assert num_before <= 2, (
+        f"alice queued 50 requests, then bob one: {num_before} of alice's are served before bob's. "
+        "Neither had paid anything, so bob's turn comes after at most one of alice's."
+    )
+
+
+def check_turns_are_counted_in_tokens(kind):
+    queue = kind()
+    queue_up(queue, "alice", 40, num_prompt_tokens=70)  # 80 tokens each
+    queue_up(queue, "bob", 40, num_prompt_tokens=10, first_arrival=40)  # 20 tokens each
+    paid = {"alice": 0, "bob": 0}
+    for _ in range(40):
+        request = queue.pop()
+        paid[tenant_of(request)] += request.num_prompt_tokens + 10
+        assert abs(paid["alice"] - paid["bob"]) <= 80, (
+            f"requests of alice cost 80 tokens, of bob 20; after some turns they have paid {paid}. "
+            "More than one request apart: who has paid less should have been next."
+        )
 
 
 def check_absence_gains_no_credit(kind):
@@ -33,33 +65,50 @@ def check_absence_gains_no_credit(kind):
     queue_up(queue, "alice", 60)
     tenants_of(queue, 40)
     queue_up(queue, "bob", 20, first_arrival=60)
-    turns = tenants_of(queue, 20)
-    assert 9 <= turns.count("bob") <= 11, f"bob has {turns.count('bob')} of 20 turns"
+    num_turns = tenants_of(queue, 20).count("bob")
+    assert 9 <= num_turns <= 11, (
+        f"bob comes when alice has had 40 turns alone, and has {num_turns} of the next 20. "
+        "A tenant that was away starts level with the others: 10 turns are fair."
+    )
+
+
+def check_what_is_aborted_costs_nothing(kind):
+    queue = kind()
+    queue_up(queue, "bob", 1)
+    for request in queue_up(queue, "alice", 20, first_arrival=1):
+        queue.remove(request)  # as the scheduler does when a waiting request is aborted
+    queue_up(queue, "alice", 20, first_arrival=21)
+    queue_up(queue, "bob", 20, first_arrival=41)
+    num_turns = tenants_of(queue, 20).count("alice")
+    assert 9 <= num_turns <= 11, (
+        f"alice aborted 20 requests before they ran, and then has {num_turns} of 20 turns. "
+        "She pays when a request is popped, so these cost nothing: 10 turns are fair."
+    )
 
 
 def test_one_tenant_is_served_in_order_of_arrival(exercise):
     queue = exercise()
     queue_up(queue, "alice", 10)
-    assert [queue.pop().arrival for _ in range(10)] == list(range(10))
+    arrivals = [queue.pop().arrival for _ in range(10)]
+    assert arrivals == list(range(10)), f"a tenant's requests are popped in the order {arrivals}"
 
 
-def test_a_small_tenant_does_not_wait_for_a_large_one(exercise):
+def test_a_small_tenant_does_not_wait_for_a_large_one(exercise, figure):
+    before = turns_before_bob(RequestQueue)
+    figure("turns of others before a small tenant's", str(turns_before_bob(exercise)), str(before))
     check_a_small_tenant_does_not_wait_for_a_large_one(exercise)
 
 
 def test_turns_are_counted_in_tokens(exercise):
-    queue = exercise()
-    queue_up(queue, "alice", 40, num_prompt_tokens=70)  # 80 tokens each
-    queue_up(queue, "bob", 40, num_prompt_tokens=10, first_arrival=40)  # 20 tokens each
-    paid = {"alice": 0, "bob": 0}
-    for _ in range(40):
-        request = queue.pop()
-        paid[request.request_id.partition("/")[0]] += request.num_prompt_tokens + 10
-        assert abs(paid["alice"] - paid["bob"]) <= 80, "at most the largest request apart"
+    check_turns_are_counted_in_tokens(exercise)
 
 
 def test_absence_gains_no_credit(exercise):
     check_absence_gains_no_credit(exercise)
+
+
+def test_what_is_aborted_costs_nothing(exercise):
+    check_what_is_aborted_costs_nothing(exercise)
 
 
 def test_peek_length_iteration_and_removal_agree_with_pop(exercise):
@@ -76,13 +125,14 @@ def test_peek_length_iteration_and_removal_agree_with_pop(exercise):
             queue.remove(waiting.pop(rng.choice(sorted(waiting))))
         elif waiting:
             order = list(queue)
-            assert queue.peek() is order[0]
-            assert queue.pop() is order[0]
+            assert queue.peek() is order[0], "peek() is not the first of list(queue)"
+            assert queue.pop() is order[0], "pop() is not what peek() showed"
             del waiting[order[0].request_id]
-        assert len(queue) == len(waiting)
-        assert {request.request_id for request in queue} == set(waiting)
+        assert len(queue) == len(waiting), "len(queue) is not the number of waiting requests"
+        names = {request.request_id for request in queue}
+        assert names == set(waiting), f"list(queue) differs by {names ^ set(waiting)}"
     order = list(queue)
-    assert [queue.pop() for _ in order] == order
+    assert [queue.pop() for _ in order] == order, "requests are not popped in the order of list()"
 
 
 def test_a_scheduler_serves_everybody_with_it(exercise):
@@ -102,7 +152,7 @@ def test_a_scheduler_serves_everybody_with_it(exercise):
 
 
 def test_the_queue_that_the_exercise_starts_from_is_caught():
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="50 of alice's are served before bob's"):
         check_a_small_tenant_does_not_wait_for_a_large_one(RequestQueue)
 
 
@@ -114,17 +164,48 @@ def test_a_counter_that_is_never_lifted_is_caught():
 
         def peek(self):
             def key(request):
-                return (self.paid.get(request.request_id.partition("/")[0], 0), request.arrival)
+                return (self.paid.get(tenant_of(request), 0), request.arrival)
 
             return min(self._requests.values(), key=key)
 
         def pop(self):
             request = self.peek()
             self.remove(request)
-            tenant = request.request_id.partition("/")[0]
+            tenant = tenant_of(request)
             self.paid[tenant] = self.paid.get(tenant, 0) + request.num_prompt_tokens + 10
             return request
 
     check_a_small_tenant_does_not_wait_for_a_large_one(LeastServedFirst)
-    with pytest.raises(AssertionError, match="bob has 20 of 20"):
+    check_turns_are_counted_in_tokens(LeastServedFirst)
+    with pytest.raises(AssertionError, match="has 20 of the next 20"):
         check_absence_gains_no_credit(LeastServedFirst)
+
+
+def test_paying_when_a_request_is_added_is_caught():
+    class PaysWhenAdded(RequestQueue):
+        """Start-time fair queueing: right until somebody aborts."""
+
+        def __init__(self, policy="fcfs"):
+            super().__init__(policy)
+            self.now, self.start, self.end = 0, {}, {}
+
+        def add(self, request):
+            tenant = tenant_of(request)
+            self.start[request.request_id] = max(self.now, self.end.get(tenant, 0))
+            cost = request.num_prompt_tokens + request.sampling_params.max_tokens
+            self.end[tenant] = self.start[request.request_id] + cost
+            super().add(request)
+
+        def key(self, request):
+            return (self.start[request.request_id], request.arrival, 0)
+
+        def pop(self):
+            request = super().pop()
+            self.now = self.start[request.request_id]
+            return request
+
+    check_a_small_tenant_does_not_wait_for_a_large_one(PaysWhenAdded)
+    check_turns_are_counted_in_tokens(PaysWhenAdded)
+    check_absence_gains_no_credit(PaysWhenAdded)
+    with pytest.raises(AssertionError, match="then has 0 of 20 turns"):
+        check_what_is_aborted_costs_nothing(PaysWhenAdded)

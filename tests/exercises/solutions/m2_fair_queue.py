@@ -1,30 +1,53 @@
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+
 from milestone_llm.engine.request import Request
-from milestone_llm.engine.request_queue import Key, RequestQueue
+from milestone_llm.engine.request_queue import RequestQueue
 
 
 class FairQueue(RequestQueue):
-    """Start-time fair queueing: a queue ordered by virtual start times."""
+    """The tenant that has paid least is next; who comes back is lifted to the others' level."""
 
     def __init__(self, policy: str = "fcfs") -> None:
         super().__init__(policy)
-        self._now = 0  # virtual start of the request popped last
-        self._start: dict[str, int] = {}  # of each waiting request
-        self._tenant_end: dict[str, int] = {}  # when a tenant's last request will be paid for
+        self._paid: dict[str, int] = {}
+        self._level = 0
+        """What the tenant served last had paid before it was served."""
 
     def add(self, request: Request) -> None:
-        tenant = request.request_id.partition("/")[0]
-        start = max(self._now, self._tenant_end.get(tenant, 0))
-        cost = request.num_prompt_tokens + request.sampling_params.max_tokens
-        self._tenant_end[tenant] = start + cost
-        self._start[request.request_id] = start
+        tenant = tenant_of(request)
+        if tenant not in {tenant_of(other) for other in super().__iter__()}:
+            self._paid[tenant] = max(self._paid.get(tenant, 0), self._level)
         super().add(request)
 
-    def key(self, request: Request) -> Key:
-        return (self._start[request.request_id], request.arrival, request.index)
+    def __iter__(self) -> Iterator[Request]:
+        paid, waiting = dict(self._paid), dict[str, deque[Request]]()
+        for request in super().__iter__():
+            waiting.setdefault(tenant_of(request), deque()).append(request)
+        while waiting:
+            tenant = min(waiting, key=lambda name: (paid[name], waiting[name][0].arrival))
+            request = waiting[tenant].popleft()
+            paid[tenant] += price_of(request)
+            if not waiting[tenant]:
+                del waiting[tenant]
+            yield request
+
+    def peek(self) -> Request:
+        return next(iter(self))
 
     def pop(self) -> Request:
-        request = super().pop()
-        self._now = self._start.pop(request.request_id)
+        request = self.peek()
+        self.remove(request)
+        self._level = self._paid[tenant_of(request)]
+        self._paid[tenant_of(request)] += price_of(request)
         return request
+
+
+def tenant_of(request: Request) -> str:
+    return request.request_id.partition("/")[0]
+
+
+def price_of(request: Request) -> int:
+    return request.num_prompt_tokens + request.sampling_params.max_tokens

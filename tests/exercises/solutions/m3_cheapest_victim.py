@@ -8,9 +8,8 @@ MAX_PREEMPTIONS = 4
 
 class CheapestVictimScheduler(Scheduler):
     def by_seniority(self) -> list[Request]:
-        def key(request: Request) -> tuple[int, int]:
-            if request.metrics.num_preemptions >= MAX_PREEMPTIONS:
-                return (0, request.arrival)  # has paid enough: the oldest of these is safe
-            return (1, -request.num_computed_tokens)
+        def key(request: Request) -> tuple[bool, int]:
+            has_paid_enough = request.metrics.num_preemptions >= MAX_PREEMPTIONS
+            return (not has_paid_enough, -request.num_computed_tokens)
 
         return sorted(self.running, key=key)

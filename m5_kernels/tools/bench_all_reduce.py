@@ -1,0 +1,78 @@
+"""What the all-reduces of a decode step cost, by the number of its rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from m5_kernels.kernels.rms_norm import add_rms_norm
+from milestone_llm.cli import console
+
+NUM_CALLS, NUM_ROUNDS = 48, 5
+ROWS = (1, 16, 64, 256)
+
+
+def print_all_reduces(engine: Any) -> list[dict[str, float]]:
+    """Time an all-reduce with the norm after it, as the engine does it and by NCCL or gloo.
+
+    Every rank has to call it.
+
+    Returns:
+        A row for each number of rows: microseconds of each way, and of all of a step's.
+    """
+    decoder = engine.decoder
+    shape, collectives = decoder.config, decoder.collectives
+    num_sums = 2 * len(shape.windows) + 1
+    library = "NCCL" if decoder.embedding.is_cuda else "gloo"
+    found = []
+    for rows in ROWS:
+        part = torch.zeros(rows, shape.hidden_size).to(decoder.embedding)
+        rest = (torch.zeros_like(part), decoder.final_norm, shape.rms_norm_eps)
+        own = microseconds(
+            lambda box, part, rest: collectives.add_norm(part, *rest, box, False), part, rest
+        )
+        other = microseconds(
+            lambda _, part, rest: add_rms_norm(collectives.all_reduce(part), *rest), part, rest
+        )
+        found.append({"rows": rows, "own_us": own, "library_us": other, "step_us": own * num_sums})
+    console.print(
+        f"\nAll-reduce and norm of {shape.hidden_size} numbers a row, {num_sums} in a step. "
+        f"The engine's way: {collectives.all_reduce_name}"
+    )
+    console.print(f"    rows   engine's way   {library}, then the norm   a step")
+    for row in found:
+        console.print(
+            f"    {row['rows']:4.0f}   {row['own_us']:9.1f} us   {row['library_us']:14.1f} us   "
+            f"{row['step_us'] / 1e3:6.2f} ms"
+        )
+    return found
+
+
+@torch.inference_mode()
+def microseconds(call: Callable[..., torch.Tensor], tensor: torch.Tensor, rest: Any) -> float:
+    """A call of many, one after the other; in a CUDA graph where there is a GPU."""
+    call(2, tensor, rest)
+
+    def run() -> None:
+        for index in range(NUM_CALLS):
+            call(index % 2, tensor, rest)
+
+    if tensor.is_cuda:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(tensor.device)):
+            run()
+        run = graph.replay
+        run()
+        torch.cuda.synchronize()
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(NUM_ROUNDS):
+        run()
+    if tensor.is_cuda:
+        torch.cuda.synchronize()
+    return 1e6 * (time.perf_counter() - start) / NUM_ROUNDS / NUM_CALLS

@@ -1,0 +1,148 @@
+"""Checks exercises/m2_read_a_trace.py."""
+
+import functools
+import random
+from itertools import pairwise
+
+import pytest
+
+import m1_single.scheduler
+import m2_batching.scheduler
+from engine_helpers import FakeRunner, make_request
+from m2_batching import EngineConfig as RegionConfig
+from milestone_llm.engine.config import EngineConfig
+from milestone_llm.engine.protocols import SettledStep
+from milestone_llm.trace.records import StepRecord
+
+EXERCISE = ("m2_read_a_trace.py", "latencies")
+
+NUM_REQUESTS = 24
+SCHEDULERS = {
+    "m1_single": lambda: m1_single.scheduler.Scheduler(EngineConfig(max_num_seqs=4), 256),
+    "m2_batching": lambda: m2_batching.scheduler.Scheduler(RegionConfig(max_num_seqs=4), 256),
+}
+
+
+@functools.cache
+def trace_of(milestone):
+    """24 requests that come over 1.2 s; a step takes 10 ms, and 0.25 ms a position.
+
+    Returns:
+        The records, and for each request the times of its arrival and of its tokens, in ms.
+    """
+    scheduler, runner, rng = SCHEDULERS[milestone](), FakeRunner(), random.Random(3)
+    coming = sorted((rng.uniform(0, 1.2), number) for number in range(NUM_REQUESTS))
+    records, arrival_ms, token_ms, now = [], {}, {}, 0.0
+    while coming or scheduler.has_unfinished_requests():
+        if not scheduler.has_unfinished_requests():
+            now = max(now, coming[0][0])  # nobody is there: the engine waits
+        arrived = []
+        while coming and coming[0][0] <= now:
+            number = coming.pop(0)[1]
+            sizes = rng.randint(4, 90), rng.choice((1, 5, 12, 20))
+            scheduler.add(make_request(f"r{number}", *sizes, arrival=NUM_REQUESTS - len(coming)))
+            arrived.append(f"r{number}")
+        plan = scheduler.schedule()
+        sampled = runner.run(plan)
+        scheduler.update(plan, sampled)
+        execute_s = 0.010 + 0.00025 * (plan.num_tokens + plan.num_padding_tokens)
+        times = [now, now + 0.002, now + 0.002 + execute_s, now + 0.003 + execute_s]
+        step = SettledStep(len(records), milestone, times, plan, sampled, [], [], arrived)
+        records.append(StepRecord.of(step, scheduler, 0.0).to_dict())
+        arrival_ms.update(dict.fromkeys(arrived, now * 1e3))
+        now = times[-1]
+        for name in sampled:
+            token_ms.setdefault(name, []).append(now * 1e3)
+    return records, arrival_ms, token_ms
+
+
+def wanted(milestone):
+    _, arrival_ms, token_ms = trace_of(milestone)
+    result = {}
+    for name, times in token_ms.items():
+        gaps = [times[place] - times[place - 1] for place in range(1, len(times))]
+        result[name] = times[0] - arrival_ms[name], max(gaps) if gaps else None
+    return result
+
+
+def close(one, other):
+    if one is None or other is None:
+        return one is other
+    return one == pytest.approx(other, abs=0.1)
+
+
+def check_latencies(latencies, milestone):
+    given, right = latencies(trace_of(milestone)[0]), wanted(milestone)
+    assert set(given) == set(right), (
+        f"{milestone}: these requests are missing or too many: {set(given) ^ set(right)}"
+    )
+    for what, place in (("TTFT", 0), ("longest ITL", 1)):
+        wrong = [name for name in right if not close(given[name][place], right[name][place])]
+        assert not wrong, (
+            f"{milestone}: the {what} of {len(wrong)} requests of {len(right)} is wrong. That of "
+            f"{wrong[0]} is {right[wrong[0]][place]} ms, yours is {given[wrong[0]][place]}."
+        )
+
+
+def slowest(latencies, milestone, place):
+    values = [each[place] for each in latencies(trace_of(milestone)[0]).values()]
+    return max((value for value in values if value is not None), default=0.0)
+
+
+@pytest.mark.parametrize("milestone", SCHEDULERS)
+def test_latencies(exercise, milestone):
+    check_latencies(exercise, milestone)
+
+
+def test_a_trace_without_steps(exercise):
+    assert exercise([]) == {}
+
+
+def test_what_continuous_batching_changes(exercise, figure):
+    for place, what in enumerate(("longest TTFT", "longest ITL")):
+        before = slowest(variant(), "m1_single", place)
+        value = slowest(exercise, "m2_batching", place)
+        figure(f"{what} in M2, M1 before", f"{value:,.0f} ms", f"{before:,.0f} ms")
+        assert value > 0
+
+
+# --- plausible answers that are wrong ------------------------------------------------------------
+
+
+def variant(*, counts_from="arrived", measure=max, end=("schedule_ms", "execute_ms", "update_ms")):
+    def latencies(records):
+        begun, tokens = {}, {}
+        for record in records:
+            start = record["start_s"] * 1e3
+            for name in record[counts_from]:
+                begun.setdefault(name, start)
+            for row in record["batch"]:
+                if row["sampled_token"] is not None:
+                    time = start + sum(record[part] for part in end)
+                    tokens.setdefault(row["request_id"], []).append(time)
+        gaps = {n: [b - a for a, b in pairwise(t)] for n, t in tokens.items()}
+        return {
+            n: (t[0] - begun[n], measure(gaps[n]) if gaps[n] else None) for n, t in tokens.items()
+        }
+
+    return latencies
+
+
+def test_the_checks_accept_the_right_variant():
+    check_latencies(variant(), "m2_batching")
+
+
+def test_a_ttft_from_admission_is_caught():
+    with pytest.raises(AssertionError, match=r"the TTFT of .* is wrong"):
+        check_latencies(variant(counts_from="admitted"), "m2_batching")
+
+
+def test_a_ttft_to_the_begin_of_the_step_is_caught():
+    with pytest.raises(AssertionError, match="the TTFT of 24 requests of 24 is wrong"):
+        check_latencies(variant(end=()), "m2_batching")
+
+
+def test_a_mean_is_caught():
+    mean = variant(measure=lambda gaps: sum(gaps) / len(gaps))
+    with pytest.raises(AssertionError, match=r"the longest ITL of .* is wrong"):
+        check_latencies(mean, "m2_batching")

@@ -1,0 +1,251 @@
+"""Tensor parallelism: several processes give the tokens of one, and none waits for ever."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import m5_kernels
+import rank_programs
+from m5_kernels.decoder import FusedDecoder
+from m5_kernels.decoder_config import DecoderConfig
+from m5_kernels.parallel import Shard
+from milestone_llm.models.tiny_models import build_tiny_model
+
+needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+PATIENCE_S = 240
+STORM = os.environ.get("STORM") == "1"
+
+CASES: dict[str, Any] = {
+    "llama": ("llama", {}, {}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}, {}),
+    "llama, one KV head": ("llama", {"num_key_value_heads": 1}, {}),
+    "qwen2": ("qwen2", {}, {}),
+    "qwen3, tied": ("qwen3", {"tie_word_embeddings": True, "vocab_size": 200}, {}),
+    "qwen3, swapping": ("qwen3", {}, {"preemption": "swap"}),
+    "mistral": ("mistral", {}, {}),
+}
+
+
+class Started:
+    """Processes of one program, and the folder with what they wrote."""
+
+    def __init__(self, program: str, size: int, folder: Path, **options: Any) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([*rank_programs.PRELOAD, "rank_programs"])
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.folder, self.size = folder, size
+        folder.mkdir(exist_ok=True)
+        self.processes = [
+            context.Process(
+                target=rank_programs.start,
+                args=(program, rank, size, port, str(folder), options),
+                daemon=True,
+            )
+            for rank in range(size)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def wait(self) -> list[int | None]:
+        """Exit codes of all; whoever takes too long is killed."""
+        for process in self.processes:
+            process.join(PATIENCE_S)
+        codes = [process.exitcode for process in self.processes]
+        for process in self.processes:
+            process.kill()
+        return codes
+
+    def results(self) -> list[Any]:
+        """What each rank found."""
+        codes = self.wait()
+        logs = "\n".join(self.log(rank) for rank in range(self.size))
+        assert codes == [0] * self.size, f"exit codes {codes}\n{logs}"
+        return [
+            json.loads((self.folder / f"result{rank}.json").read_text())
+            for rank in range(self.size)
+        ]
+
+    def log(self, rank: int) -> str:
+        return (self.folder / f"log{rank}").read_text()
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return Started("families", 2, tmp_path_factory.mktemp("families"), cases=CASES).results()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_are_those_of_one_rank(families, case):
+    for found in families:
+        assert found[case]["together"] == found[case]["alone"]
+        assert found[case]["used"] == 0
+    assert families[0][case]["together"] == families[1][case]["together"]
+
+
+def test_each_rank_has_its_own_part(families):
+    for found in families:
+        whole = found["llama"]
+        assert whole["mlp_rows"][0] * 2 == whole["mlp_rows"][1]
+        assert whole["kv_bytes"][0] * 2 == whole["kv_bytes"][1]
+        assert found["llama, one KV head"]["kv_bytes"][0] == whole["kv_bytes"][0]
+    parts = [found["llama"]["first_neuron"] for found in families]
+    assert parts[0] != parts[1]
+
+
+def test_ranks_plan_and_sample_the_same_under_random_traffic(tmp_path):
+    steps = 10_000 if STORM else 300
+    found = Started("random_steps", 2, tmp_path, num_steps=steps, seed=11).results()
+    alone = json.loads(json.dumps(rank_programs.random_steps(0, 1, steps, seed=11)))
+    assert found[0] == found[1] == alone
+    assert alone["used"] == 0
+    assert min(alone[name] for name in ("steps", "preemptions", "hits", "aborted")) > 0
+
+
+def test_a_rank_reads_no_more_of_a_folder_than_its_part(tmp_path):
+    model = build_tiny_model("llama")
+    model.save_pretrained(tmp_path / "model", max_shard_size="100KB")
+    found = Started("folder_part", 2, tmp_path, model=str(tmp_path / "model")).results()
+    matrices = sum(
+        parameter.numel() for parameter in model.model.layers.parameters() if parameter.dim() > 1
+    )
+    norms = sum(p.numel() for p in model.model.layers.parameters() if p.dim() == 1)
+    for each in found:
+        assert each["together"] == each["alone"]
+        assert each["layer_elements"] == matrices / 2 + norms
+        assert each["hollow_elements"] == 0
+
+
+def test_two_programs_at_a_time_in_which_only_rank_0_is_asked(tmp_path):
+    both = [Started("only_rank_0_is_asked", 2, tmp_path / name) for name in "ab"]
+    for started in both:
+        result, follower = started.results()
+        assert result["found"] == result["expected"]
+        assert follower == "followed to the end"
+
+
+def test_ranks_that_are_asked_for_different_things_end_with_a_message(tmp_path):
+    started = Started("different_calls", 2, tmp_path)
+    codes = started.wait()
+    assert codes == [1, 1]
+    assert "make the same calls on all ranks, or only on rank 0" in started.log(1)
+    assert "rank 1 of 2 has ended in the middle of the work" in started.log(0)
+
+
+def test_a_rank_that_dies_takes_the_others_down(tmp_path):
+    started = Started("dies_in_a_step", 2, tmp_path)
+    codes = started.wait()
+    assert codes[1] == -9
+    assert codes[0] == 1, started.log(0)
+    assert not list(tmp_path.glob("result*"))
+
+
+@pytest.mark.smollm2
+def test_three_ranks_of_the_real_model(tmp_path):
+    found = Started("smollm2", 3, tmp_path).results()
+    params = m5_kernels.SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
+    alone = m5_kernels.LLMEngine("smollm2-135m", max_model_len=64, kv_cache_tokens=256)
+    outputs = alone.generate(["The sea in winter is", "Name a fruit."], params)
+    for each in found:
+        assert each["tokens"] == [output.token_ids for output in outputs]
+        assert each["texts"] == [output.text for output in outputs]
+        assert each["heads"] == [3, 1]
+
+
+# --- without processes ----------------------------------------------------------------------------
+
+
+def config(**fields: Any) -> DecoderConfig:
+    return DecoderConfig.from_hf(build_tiny_model("llama", **fields).config)
+
+
+def test_what_does_not_divide_is_refused_with_the_numbers():
+    smollm2 = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}
+    smollm2 |= {"intermediate_size": 1536, "head_dim": 64}
+    with pytest.raises(ValueError, match=r"=2 does not divide the 9 query heads .* possible: 1, 3"):
+        Shard(0, 2).cut(config(**smollm2))
+    cut = Shard(0, 3).cut(config(**smollm2))
+    assert (cut.num_q_heads, cut.num_kv_heads, cut.intermediate_size) == (3, 1, 512)
+    with pytest.raises(ValueError, match="intermediate_size"):
+        Shard(0, 2).cut(config(intermediate_size=129))
+
+
+def test_the_program_has_to_be_started_once_a_gpu():
+    with pytest.raises(ValueError, match="torchrun --standalone --nproc-per-node 2"):
+        m5_kernels.LLMEngine("tiny-llama", tensor_parallel_size=2)
+    with pytest.raises(ValueError, match="tensor_parallel_size must be at least 1, got 0"):
+        m5_kernels.LLMEngine("tiny-llama", tensor_parallel_size=0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
+def test_parts_are_the_whole(size, num_kv_heads):
+    """Every element of every weight is on some rank, and on one only unless all need it."""
+    model = build_tiny_model(
+        "llama", num_key_value_heads=num_kv_heads, attention_bias=True, mlp_bias=True
+    )
+    whole = DecoderConfig.from_hf(model.config)
+    seen = {name: torch.zeros(p.shape) for name, p in model.named_parameters()}
+    for rank in range(size):
+        decoder = object.__new__(FusedDecoder)
+        decoder.shard, decoder.whole_config = Shard(rank, size), whole
+        decoder.config = decoder.shard.cut(whole)
+        _allocate(decoder)
+        for name, place in decoder._places().items():
+            assert tuple(seen[name].shape) == place.shape
+            assert seen[name][place.part].shape == place.target.shape
+            seen[name][place.part] += 1
+    for name, count in seen.items():
+        is_everywhere = "norm" in name
+        is_shared = any(f"{letter}_proj" in name for letter in "kv") and num_kv_heads < size
+        expected = size if is_everywhere else size // num_kv_heads if is_shared else 1
+        assert (count == expected).all(), name
+
+
+def _allocate(decoder: Any) -> None:
+    """The tensors of a rank's part, without the processes that a whole decoder would ask for."""
+    part, shard = decoder.config, decoder.shard
+    alone = FusedDecoder(part, torch.zeros(4, part.head_dim), torch.float32, "cpu")
+    decoder.layers, decoder.final_norm = alone.layers, alone.final_norm
+    rows = shard.vocab_rows(part.vocab_size)
+    decoder.embedding, decoder.lm_head = (torch.zeros(rows, part.hidden_size) for _ in range(2))
+
+
+# --- on GPUs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@needs_two_gpus
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_two_gpus_give_the_tokens_of_one(tmp_path, enforce_eager):
+    cases = {
+        name: (family, changes, {**fields, "enforce_eager": enforce_eager})
+        for name, (family, changes, fields) in CASES.items()
+    }
+    found = Started("families", 2, tmp_path, cases=cases, device="cuda").results()
+    for case in CASES:
+        for each in found:
+            assert each[case]["together"] == each[case]["alone"], case
+
+
+@pytest.mark.gpu
+@needs_two_gpus
+def test_the_fused_all_reduce_agrees_with_its_specification(tmp_path):
+    assert max(Started("fused_kernel", 2, tmp_path).results()) < 0.05
+
+
+@pytest.mark.gpu
+@needs_two_gpus
+def test_graphs_are_released_before_the_communicator(tmp_path):
+    found = Started("engines_come_and_go", 2, tmp_path).results()
+    assert found[0] == found[1]
+    assert found[0][0] == found[0][1] == found[0][2]

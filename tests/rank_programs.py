@@ -1,0 +1,308 @@
+"""What each process of a tensor-parallel engine runs in the tests; see `m5/test_parallel`.
+
+A program writes what it found to a file of its own; the tests read the files and judge.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+PRELOAD = ["torch", "transformers", "m5_kernels.engine", "milestone_llm.models.tiny_models"]
+"""What the processes need is imported once, and they are forked from there."""
+
+LIMITS: dict[str, Any] = {
+    "max_num_seqs": 6,
+    "max_model_len": 96,
+    "max_num_batched_tokens": 48,
+    "kv_cache_tokens": 192,
+    "block_size": 8,
+    "check_invariants": True,
+}
+
+
+def start(
+    program: str, rank: int, size: int, port: int, folder: str, options: dict[str, Any]
+) -> None:
+    """Be one rank: run a program of this file, with its output in `folder`."""
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    log = os.open(Path(folder) / f"log{rank}", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    importlib.import_module("torch").set_num_threads(1)
+    result = globals()[program](rank, size, **options)
+    (Path(folder) / f"result{rank}.json").write_text(json.dumps(result))
+    sys.exit(0)
+
+
+def _engine(model: Any, size: int, **fields: Any) -> Any:
+    from m5_kernels import LLMEngine
+
+    return LLMEngine(model, **{**LIMITS, "tensor_parallel_size": size, **fields})
+
+
+def _work(seed: int, vocab_size: int = 199) -> tuple[list[list[int]], list[Any]]:
+    """Ten requests with shared beginnings, half of them sampled, some with penalties or n > 1."""
+    from m5_kernels import SamplingParams
+
+    rng = random.Random(seed)
+    base = [rng.randrange(vocab_size) for _ in range(24)]
+    prompts, params = [], []
+    for i in range(10):
+        own = [rng.randrange(vocab_size) for _ in range(rng.choice([1, 5, 16, 30]))]
+        prompts.append(base[: rng.choice([0, 8, 16, 24])] + own)
+        params.append(
+            SamplingParams(
+                temperature=0.8 * (i % 2),
+                seed=i if i % 4 else None,
+                max_tokens=rng.randint(4, 16),
+                ignore_eos=True,
+                top_k=5 if i % 4 == 1 else 0,
+                repetition_penalty=1.2 if i == 6 else 1.0,
+                logprobs=2 if i == 5 else None,
+                n=2 if i == 7 else 1,
+            )
+        )
+    return prompts, params
+
+
+def _tokens(engine: Any, seed: int = 1) -> list[list[list[int]]]:
+    outputs = engine.generate(*_work(seed))
+    return [[each.token_ids for each in output.outputs] for output in outputs]
+
+
+def build(family: str, changes: dict[str, Any], device: str = "cpu") -> Any:
+    """A tiny model whose biases are no zeros."""
+    import torch
+
+    from milestone_llm.models.tiny_models import build_tiny_model
+
+    model = build_tiny_model(family, **changes)
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.data = torch.randn(parameter.shape, generator=generator)
+    return model.to(device)
+
+
+# --- programs -------------------------------------------------------------------------------------
+
+
+def families(rank: int, size: int, cases: dict[str, Any], device: str = "cpu") -> Any:
+    """Tokens of every case over all ranks, and with one rank."""
+    found = {}
+    where = f"cuda:{rank}" if device == "cuda" else device
+    for name, (family, changes, fields) in cases.items():
+        model = build(family, changes, where)
+        together = _engine(model, size, device=device, **fields)
+        alone = _engine(model, 1, device=where, **fields)
+        decoder = together.decoder
+        found[name] = {
+            "together": _tokens(together),
+            "alone": _tokens(alone),
+            "kv_bytes": [e.stats()["kv"]["bytes_per_token"] for e in (together, alone)],
+            "mlp_rows": [len(e.decoder.layers[0].gate_up) for e in (together, alone)],
+            "first_neuron": decoder.layers[0].gate_up[0, :4].tolist(),
+            "used": together.stats()["kv"]["used"],
+        }
+    return found
+
+
+def random_steps(rank: int, size: int, num_steps: int, seed: int) -> Any:
+    """Steps under random traffic: a digest of all plans, and what came out."""
+    from m5_kernels import SamplingParams
+
+    rng = random.Random(seed)
+    engine = _engine("tiny-llama", size, kv_cache_tokens=160, policy="priority")
+    digest, outputs, num_added = hashlib.sha256(), {}, 0
+    beginnings = [[rng.randrange(199) for _ in range(24)] for _ in range(3)]
+    engine.tracer = Digest(digest)
+    done = 0
+    while done < num_steps or engine.has_unfinished_requests():
+        if done < num_steps and len(engine.requests) < 10 and rng.random() < 0.5:
+            length = rng.choice([0, 8, 24])
+            prompt = rng.choice(beginnings)[:length] + [
+                rng.randrange(199) for _ in range(rng.randint(1, 40))
+            ]
+            params = SamplingParams(
+                max_tokens=rng.randint(1, 30),
+                temperature=rng.choice([0.0, 0.9]),
+                ignore_eos=True,
+                n=rng.choice([1, 1, 1, 2]),
+            )
+            engine.add_request(prompt, params, priority=rng.randint(0, 2))
+            num_added += 1
+        if engine.requests and rng.random() < 0.05:
+            engine.abort(rng.choice(sorted(engine.requests)))
+        if rng.random() < 0.01:
+            digest.update(repr(engine.reset_prefix_cache()).encode())
+        for output in engine.step():
+            if output.finished:
+                outputs[output.request_id] = [each.token_ids for each in output.outputs]
+        done += 1
+    stats = engine.stats()
+    return {
+        "digest": digest.hexdigest(),
+        "outputs": outputs,
+        "steps": stats["steps"],
+        "preemptions": stats["preemptions"],
+        "hits": stats["prefix_cache"]["hits"],
+        "aborted": num_added - len(outputs),
+        "used": stats["kv"]["used"],
+    }
+
+
+class Digest:
+    """A tracer that remembers all that was planned, by its hash."""
+
+    keeps_records = False
+
+    def __init__(self, digest: Any) -> None:
+        self.digest = digest
+
+    def record(self, step: Any, queues: Any) -> None:
+        plan = step.plan
+        rows = [
+            (row.request.request_id, row.start, row.num_new_tokens, list(row.blocks))
+            for row in plan.rows
+        ]
+        preempted = [each.request.request_id for each in plan.preempted]
+        sampled = sorted((name, token.token_id) for name, token in step.sampled.items())
+        self.digest.update(repr((rows, preempted, sampled)).encode())
+
+
+def folder_part(rank: int, size: int, model: str) -> Any:
+    """An engine of a folder: whose weights are in memory, and the tokens."""
+    from m5_kernels import LLMEngine
+
+    engine = _engine(model, size)
+    own = sum(
+        tensor.numel()
+        for layer in engine.decoder.layers
+        for tensor in vars(layer).values()
+        if tensor is not None
+    )
+    elements = sum(parameter.numel() for parameter in engine.model.parameters())
+    alone = LLMEngine(model, **LIMITS)
+    return {
+        "together": _tokens(engine),
+        "alone": _tokens(alone),
+        "layer_elements": own,
+        "hollow_elements": elements,
+    }
+
+
+def only_rank_0_is_asked(rank: int, size: int) -> Any:
+    """Rank 0 runs a program with two engines and an abort; the others follow."""
+    from m5_kernels import LLMEngine
+    from m5_kernels.ranks import Ranks
+
+    if rank:
+        Ranks.join(size).follow(LLMEngine)
+        return "followed to the end"
+    first, second = _engine("tiny-llama", size), _engine("tiny-qwen3", size)
+    first.warm_up()
+    doomed = first.add_request([3] * 40)
+    first.step()
+    first.abort(doomed)
+    found = [_tokens(first), _tokens(second), _tokens(first, seed=2)]
+    del first  # the others let go of theirs, too
+    third = _engine("tiny-llama", size)
+    alone = [LLMEngine(name, **LIMITS) for name in ("tiny-llama", "tiny-qwen3")]
+    alone[0].add_request([3] * 40)  # requests without a seed of their own are seeded by number
+    alone[0].abort("r0")
+    expected = [_tokens(alone[0]), _tokens(alone[1]), _tokens(alone[0], seed=2)]
+    return {
+        "found": [*found, _tokens(third)],
+        "expected": [*expected, _tokens(LLMEngine("tiny-llama", **LIMITS))],
+    }
+
+
+def different_calls(rank: int, size: int) -> Any:
+    """Rank 1 is asked for another prompt than rank 0."""
+    engine = _engine("tiny-llama", size)
+    engine.generate([[5, 6, 7 + rank]])
+    return "nobody minded"
+
+
+def dies_in_a_step(rank: int, size: int) -> Any:
+    """Rank 1 is killed while rank 0 waits for its part of a sum."""
+    engine = _engine("tiny-llama", size)
+    engine.generate([[5, 6, 7]])
+    if rank == 1:
+        engine.decoder.collectives.all_reduce = lambda part: os.kill(os.getpid(), signal.SIGKILL)
+    engine.generate([[5, 6, 7, 8]])
+    return "went on"
+
+
+def smollm2(rank: int, size: int) -> Any:
+    """The real model, each rank with a part of its heads."""
+    from m5_kernels import SamplingParams
+
+    engine = _engine("smollm2-135m", size, max_model_len=64, kv_cache_tokens=256)
+    params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
+    outputs = engine.generate(["The sea in winter is", "Name a fruit."], params)
+    return {
+        "tokens": [output.token_ids for output in outputs],
+        "texts": [output.text for output in outputs],
+        "heads": [engine.decoder.config.num_q_heads, engine.decoder.config.num_kv_heads],
+    }
+
+
+def fused_kernel(rank: int, size: int) -> Any:
+    """The one-shot all-reduce against its specification, in graphs, boxes poisoned."""
+    import torch
+    import torch.distributed as dist
+
+    from m5_kernels.kernels.all_reduce_norm import Mailbox, all_reduce_add_rms_norm
+    from m5_kernels.kernels.rms_norm import rms_norm_torch
+    from m5_kernels.ranks import Ranks
+
+    device = Ranks.join(size).device
+    errors = []
+    for hidden, dtype in ((64, torch.float32), (1000, torch.bfloat16), (5120, torch.bfloat16)):
+        mailbox = Mailbox(33, hidden, dtype, device)
+        mailbox.boxes.fill_(torch.nan)
+        torch.cuda.synchronize()
+        dist.barrier()
+        weight = torch.randn(hidden, device=device).to(dtype)
+        dist.broadcast(weight, 0)
+        for trial, rows in enumerate((1, 33, 2, 7, 33, 1)):
+            generator = torch.Generator(device).manual_seed(trial)
+            shape = (size + 1, rows, hidden)
+            *parts, residual = torch.randn(shape, generator=generator, device=device).to(dtype)
+            total = residual.float() + torch.stack(parts).float().sum(0)
+            expected = rms_norm_torch(total.to(dtype), weight, 1e-6)
+            for pdl in (False, True):
+                mine = residual.clone()
+                found = all_reduce_add_rms_norm(
+                    parts[rank], mine, weight, 1e-6, mailbox, (2 * trial + pdl) % 3, pdl
+                )
+                errors.append((found.float() - expected.float()).abs().max().item())
+                errors.append((mine.float() - total).abs().max().item() / 4)
+    return max(errors)
+
+
+def engines_come_and_go(rank: int, size: int) -> Any:
+    """Graphs that hold a communicator are captured, dropped and captured again, then the end."""
+    model = build("qwen3", {}, f"cuda:{rank}")
+    found = []
+    for _ in range(3):
+        engine = _engine(model, size)
+        engine.warm_up()
+        found.append(_tokens(engine))
+        del engine
+    return found
