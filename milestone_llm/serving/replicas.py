@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -62,8 +63,8 @@ MAX_ONGOING = 2**20
 """Requests that Ray lets a replica have: who waits, waits in front, or in an engine's queue."""
 SWITCH_SECONDS = 0.0005
 """For how long the engine's thread waits for Ray's, at most, when a step is done."""
-STOP_SECONDS = 2.0
-"""For how long a replica that is taken away may go on."""
+DRAIN_SECONDS = 60.0
+"""For how long the requests of a replica that autoscaling takes away may go on."""
 DEFAULT_BLOCK_SIZE = 16
 QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
@@ -95,6 +96,7 @@ class Replicas:
         self._deliver: Callable[[list[Progress]], None]
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._has_ended = threading.Event()
+        self._is_ray_ours = address is None
         max_replicas = max(num_replicas, (autoscaling or {}).get("max_replicas", 0))
         _start_ray(address, max_replicas)
         self._handle = _deploy(spec, num_replicas, autoscaling or {})
@@ -187,8 +189,9 @@ class Replicas:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(Exception):  # it may be Ray that has ended
-            serve.delete(NAME)
+        if not self._is_ray_ours:
+            with contextlib.suppress(Exception):  # it may be Ray that has ended
+                serve.delete(NAME)
         ray.shutdown()
 
 
@@ -228,13 +231,15 @@ def _deploy(spec: EngineSpec, num_replicas: int, autoscaling: dict[str, Any]) ->
         max_constructor_retry_count=1,
         logging_config=QUIET,
         health_check_period_s=1.0,
-        graceful_shutdown_timeout_s=STOP_SECONDS,
+        graceful_shutdown_timeout_s=DRAIN_SECONDS,
         **number,
     )
     try:
         return serve.run(deployment.bind(spec), name=NAME, route_prefix=None)
     except RuntimeError as error:
-        raise ValueError(f"the replicas did not start: {error}") from None
+        said = serve.status().applications[NAME].deployments[NAME].message
+        causes = re.findall(r"^\w*Error: (.*)$", said, flags=re.M) or [str(error)]
+        raise ValueError(f"the replicas did not start: {causes[-1]}") from None
 
 
 @dataclass(frozen=True)
