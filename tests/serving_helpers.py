@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -139,9 +140,8 @@ class RunningServer:
 
     def engine_pid(self) -> int:
         """Of its engine's process."""
-        pid = self.process.pid
-        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return int(child)
+        (pid,) = descendants(self.process.pid)
+        return pid
 
     def end(self) -> int:
         """SIGTERM, and the exit code."""
@@ -191,6 +191,22 @@ def wait_for(look: Callable[[], Any], patience: float = PATIENCE) -> Any:
 
 
 # --- processes -----------------------------------------------------------------------------------
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and it is no corpse."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Command lines of processes that a process has started, and these again, by pid."""
+    found = {}
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[process.pid] = " ".join(process.cmdline())
+    return found
 
 
 @functools.cache

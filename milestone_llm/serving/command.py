@@ -171,6 +171,8 @@ def _replicas(spec: EngineSpec, args: argparse.Namespace) -> Replicas:
     for name in ("debug", "trace"):
         if getattr(args, name):
             raise ValueError(f"--{name} is for one engine: leave --replicas out")
+    if spec.fields.get("tensor_parallel_size", 1) > 1:
+        raise ValueError("--replicas of engines on several GPUs each are not supported")
     if importlib.util.find_spec("ray") is None:
         raise ValueError('--replicas needs Ray: pip install -c constraints.txt "ray[serve]"')
     from .replicas import Replicas

@@ -16,12 +16,11 @@ import contextlib
 import logging
 import os
 import re
-import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,14 +30,8 @@ from ray.exceptions import RayActorError
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
-from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 from ray.serve.schema import LoggingConfig
 
-from milestone_llm.cli import model_libraries
-from milestone_llm.engine.block_hash import hash_blocks
-from milestone_llm.engine.sampling_params import SamplingParams
-
-from .desk import Desk
 from .engine_client import (
     EngineDeadError,
     EngineInfo,
@@ -48,9 +41,8 @@ from .engine_client import (
     StepSink,
 )
 from .engine_spec import EngineSpec
-from .errors import ApiError
-from .metrics import Metrics
-from .router import Router
+from .replica_actor import MAX_ONGOING, Replica
+from .replica_router import PrefixRouter, Routing
 
 NAME = "engines"
 """Of the application and of its deployment."""
@@ -59,10 +51,6 @@ LOOK_SECONDS = 0.5
 MAX_TRIES = 3
 """Replicas that a request may lose before it is given up."""
 REPLICA_LOST = (RayActorError, ReplicaUnavailableError)
-MAX_ONGOING = 2**20
-"""Requests that Ray lets a replica have: who waits, waits in front, or in an engine's queue."""
-SWITCH_SECONDS = 0.0005
-"""For how long the engine's thread waits for Ray's, at most, when a step is done."""
 DRAIN_SECONDS = 60.0
 """For how long the requests of a replica that autoscaling takes away may go on."""
 DEFAULT_BLOCK_SIZE = 16
@@ -100,6 +88,7 @@ class Replicas:
         max_replicas = max(num_replicas, (autoscaling or {}).get("max_replicas", 0))
         _start_ray(address, max_replicas)
         self._handle = _deploy(spec, num_replicas, autoscaling or {})
+        self._generate = self._handle.options(method_name="generate", stream=True)
         info: EngineInfo = self._handle.info.remote().result()
         self.info = replace(info, max_num_seqs=info.max_num_seqs * max_replicas)
 
@@ -126,23 +115,22 @@ class Replicas:
     def report(self) -> Future[list[EngineReport]]:
         """The figures of all replicas that run."""
         answer: Future[list[EngineReport]] = Future()
-        task = asyncio.get_running_loop().create_task(self._ask_all(answer))
-        task.add_done_callback(lambda task: task.exception())
+        self._asking = asyncio.get_running_loop().create_task(self._ask_all(answer))
         return answer
 
     async def _ask_all(self, answer: Future[list[EngineReport]]) -> None:
-        reports = await self._handle.broadcast("report").results_async(return_exceptions=True)
-        if answer.set_running_or_notify_cancel():
-            answer.set_result([each for each in reports if isinstance(each, EngineReport)])
+        replies = await self._handle.broadcast("report").results_async(return_exceptions=True)
+        reports = [each for each in replies if isinstance(each, EngineReport)]
+        if answer.set_running_or_notify_cancel():  # else nobody waits for it any more
+            answer.set_result(reports)
 
     async def _follow(self, request: EngineRequest) -> None:
         """Pass on what a replica brings; ask another if it ends before it has brought anything."""
         for num_tries in range(1, MAX_TRIES + 1):
             has_begun = False
             age = time.perf_counter() - request.arrival_time
-            stream = self._handle.options(stream=True).generate.remote(
-                request, age, Routing(self.policy, self.info.num_kv_blocks)
-            )
+            routing = Routing(self.policy, self.info.num_kv_blocks)
+            stream = self._generate.remote(request, age, routing)
             try:
                 async for progress in stream:
                     has_begun = True
@@ -240,118 +228,3 @@ def _deploy(spec: EngineSpec, num_replicas: int, autoscaling: dict[str, Any]) ->
         said = serve.status().applications[NAME].deployments[NAME].message
         causes = re.findall(r"^\w*Error: (.*)$", said, flags=re.M) or [str(error)]
         raise ValueError(f"the replicas did not start: {causes[-1]}") from None
-
-
-@dataclass(frozen=True)
-class Routing:
-    """What a router has to know of a request besides the request."""
-
-    policy: str
-    num_kv_blocks: int
-    """Of one engine."""
-
-
-class PrefixRouter(RequestRouter):
-    """Ray Serve's question which replica gets a request, answered by `Router`."""
-
-    def initialize_state(self, **settings: Any) -> None:
-        """For Ray Serve: how a router begins."""
-        self._block_size: int = settings["block_size"]
-        self._routers: dict[str, Router] = {}
-        self._sent: dict[str, tuple[Router, str, int]] = {}
-
-    async def choose_replicas(
-        self,
-        candidate_replicas: list[RunningReplica],
-        pending_request: PendingRequest | None = None,
-    ) -> list[list[RunningReplica]]:
-        """For Ray Serve: the one replica that a request goes to."""
-        if pending_request is None or pending_request.metadata.call_method != "generate":
-            return [candidate_replicas]
-        request, _, routing = pending_request.args
-        router = self._router(routing)
-        request_id = pending_request.metadata.internal_request_id
-        self._note_end(request_id)  # it is sent again
-        params: SamplingParams = request.params
-        hashes = hash_blocks(request.prompt_token_ids, self._block_size, params.cache_salt)
-        num_tokens = len(request.prompt_token_ids) + params.n * params.max_tokens
-        name = router.choose(hashes, num_tokens)
-        self._sent[request_id] = router, name, num_tokens
-        return [[each for each in candidate_replicas if each.replica_id.unique_id == name]]
-
-    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """For Ray Serve: a call has ended, however."""
-        self._note_end(internal_request_id)
-
-    def _note_end(self, request_id: str) -> None:
-        if request_id in self._sent:
-            router, name, num_tokens = self._sent.pop(request_id)
-            router.note_finished(name, num_tokens)
-
-    def _router(self, routing: Routing) -> Router:
-        """The router of a policy, told of the replicas that have come and gone."""
-        if routing.policy not in self._routers:
-            self._routers[routing.policy] = Router(routing.policy, routing.num_kv_blocks)
-        router = self._routers[routing.policy]
-        there, known = {each.unique_id for each in self.curr_replicas}, set(router.replicas)
-        for name in known - there:
-            router.remove(name)
-        for name in sorted(there - known):
-            router.add(name)
-        return router
-
-
-# --- in a replica's process -----------------------------------------------------------------------
-
-
-class Replica:
-    """An engine in a Ray actor."""
-
-    def __init__(self, spec: EngineSpec) -> None:
-        with model_libraries(spec.num_threads):
-            from .engine_loop import EngineLoop
-
-            self._loop = EngineLoop(spec.build())
-        sys.setswitchinterval(SWITCH_SECONDS)
-        self._name = serve.get_replica_context().replica_id.unique_id
-        self._desk = Desk(self._loop, Metrics(""), max_choices=MAX_ONGOING)
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self._loop.run(self._desk.deliver)
-        except EngineDeadError:  # every caller is told by Ray, which starts another
-            log.exception("The replica ends")
-            os._exit(1)
-
-    def info(self) -> EngineInfo:
-        """What does not change."""
-        return self._loop.info
-
-    async def report(self) -> EngineReport:
-        """The figures as they are between two steps."""
-        (report,) = await asyncio.wrap_future(self._loop.report())
-        return replace(report, replica=self._name)
-
-    async def generate(
-        self, request: EngineRequest, age: float, routing: Routing
-    ) -> AsyncIterator[Progress]:
-        """What comes of a request, in as many parts as the desk hands out.
-
-        Args:
-            age: seconds since the client asked: machines do not share a clock.
-            routing: for `PrefixRouter`.
-        """
-        self._desk.event_loop = asyncio.get_running_loop()
-        request = replace(request, arrival_time=time.perf_counter() - age)
-        call = self._desk.open_call(request.params.n)
-        try:
-            call.submit([request], None)
-            while pieces := await call.pieces():
-                cached, prompt = call.num_cached_tokens[0], call.prompt_logprobs[0]
-                yield Progress(request.request_id, pieces, cached, prompt)
-                call.prompt_logprobs[0] = None
-        except ApiError as error:
-            yield Progress(request.request_id, refusal=error.detail, status=error.status_code)
-        finally:
-            call.close()

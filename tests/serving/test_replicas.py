@@ -8,13 +8,12 @@ import contextlib
 import os
 import re
 import signal
-from pathlib import Path
 
 import pytest
 
 from m3_paged import SamplingParams
 from milestone_llm.serving.command import serve_command
-from serving_helpers import read_answer, serve, wait_for
+from serving_helpers import descendants, is_running, read_answer, serve, wait_for
 
 M4 = "m4_prefix_chunked"
 PATIENCE = 240.0
@@ -49,24 +48,6 @@ def by_replica(server, name):
 
 def health(server):
     return server.fetch("GET", "/health")[0]
-
-
-def descendants(pid):
-    """Command lines of processes that a process has started, and these again, by pid."""
-    parents, commands = {}, {}
-    for folder in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            stat = (folder / "stat").read_text().rpartition(")")[2].split()
-            if stat[0] != "Z":
-                parents[int(folder.name)] = int(stat[1])
-                commands[int(folder.name)] = (folder / "cmdline").read_text()
-    found, pending = {}, [pid]
-    while pending:
-        parent = pending.pop()
-        children = [child for child, its in parents.items() if its == parent]
-        found |= {child: commands[child] for child in children}
-        pending += children
-    return found
 
 
 def replica_pids(server):
@@ -156,8 +137,7 @@ def read_rest(connection):
 def test_sigterm_ends_the_server_and_all_that_it_started(server):
     processes = descendants(server.process.pid)
     assert server.end() == 0
-    there = {pid for pid in processes if (Path("/proc") / str(pid)).exists()}
-    wait_for(lambda: not there & set(map(int, filter(str.isdigit, os.listdir("/proc")))))
+    wait_for(lambda: not any(map(is_running, processes)))
 
 
 @pytest.mark.parametrize(
