@@ -215,9 +215,13 @@ class Ranks:
                     raise ValueError("rank 0 was given a ready model, which others cannot follow")
                 engines = {number: engines[number] for number in alive if number in engines}
                 gc.collect()
-                engines[message.engine] = kind(model, **fields)
+                try:
+                    engines[message.engine] = kind(model, **fields)
+                except ValueError as error:
+                    sys.exit(f"rank {self.rank} could not build the engine: {error}")
             else:
                 engines[message.engine].follow(message.call)
+        self.num_exchanges += 1  # the leave-taking was one
 
     # -- the end -----------------------------------------------------------------------------
 
