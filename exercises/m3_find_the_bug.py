@@ -1,15 +1,15 @@
 """M3: find a bug in an engine, from what it did.
 
-Somebody has changed M3. All tests of lengths and memory still pass: no block is lost, nobody is
-preempted, every request gets as many tokens as it wants. But a user complains that one completion
-is not what it was yesterday. Run
+Somebody has changed M3. Its invariants still hold after every step (`check_invariants=True`): no
+block is lost, and none is free and owned at once. Every request gets as many tokens as it wants.
+But a user complains that one completion is not what it was yesterday. Run
 
     python exercises/m3_find_the_bug.py
 
 It serves four requests, some with two completions (n=2) that share the blocks of their prompt. It
 prints which completions are not what a correct engine gives, and leaves a trace and a page:
 
-    runs/find_the_bug.jsonl     one line a step; `LLM_TRACE=1` before the command prints the steps
+    runs/find_the_bug.jsonl     one line a step; with `LLM_TRACE=1` before `python`, also printed
     runs/find_the_bug.html      open it in a browser: who owns which block at every step
 
 Do not read the changed code (m3_find_the_bug_engine.py). In production you would not know where to
@@ -56,9 +56,10 @@ class Finding:
 def finding() -> Finding:
     """What you found.
 
-    Hint: the page marks shared blocks. Two requests may share a block as long as nobody writes into
-    it. Write down the tables of the two completions of each prompt, step by step, and the position
-    at which each writes. One prompt's completions behave otherwise than those of the other.
+    Hint: the page draws a ring around shared blocks. Two requests may share a block as long as
+    nobody writes into it. Write down the tables of the two completions of each prompt, step by
+    step, and the position at which each writes. The completions of one prompt behave otherwise than
+    those of the other.
     """
     raise NotImplementedError
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
+from unittest import mock
 
 from m3_paged import LLMEngine, SamplingParams
 from m3_paged.block_manager import BlockManager
@@ -24,7 +26,7 @@ def serve(*, is_changed: bool, trace: str) -> tuple[LLMEngine, dict[str, list[li
     """Serve the four requests; the engine, and the tokens of each request's completions."""
     engine = LLMEngine(
         "tiny-llama", max_model_len=32, block_size=4, kv_cache_tokens=128, device="cpu",
-        dtype="float32", trace=trace,
+        dtype="float32", trace=trace, check_invariants=True,
     )  # fmt: skip
     if is_changed:
         kv = engine.scheduler.kv
@@ -53,7 +55,8 @@ def _shared_indices(kv: BlockManager, table: list[int], start: int, end: int) ->
 
 def main() -> None:
     """Serve with the changed engine and with M3, compare, and leave a trace and a page."""
-    _, right = serve(is_changed=False, trace="memory")
+    with mock.patch.dict(os.environ, {"LLM_TRACE": "0"}):  # only the steps of the other are wanted
+        _, right = serve(is_changed=False, trace="memory")
     engine, tokens = serve(is_changed=True, trace=str(PATH))
     for request_id, completions in sorted(tokens.items()):
         for index, own in enumerate(completions):

@@ -7,7 +7,8 @@ every third request begins with is evicted, because it was last used a few docum
 
 Design a pool that keeps what is worth keeping. Two conditions:
 
-1. Documents that come once do no harm: the cache saves far more prompt tokens than with LRU.
+1. Documents that come once do no harm: of the system prompts' tokens, the cache saves at least ten
+   percentage points more than with LRU.
 2. Popularity fades. After a while another system prompt is in use, then another. What was popular
    once must not hold its blocks for ever: with the last prompts the cache must still save as much
    as LRU does, or more.
@@ -18,7 +19,7 @@ when a block is full and can be found, `forget(block)` when its content is dropp
 has the free ones, longest free first. A request gives its last block back first, so that the
 beginning of a prompt stays longest: a block cannot be found once one before it is gone.
 
-To serve with it, put its name in the place of `CachingBlockPool` in m4_prefix_chunked/scheduler.py.
+To serve with it, copy it to m4_prefix_chunked/ and use it in scheduler.py for `CachingBlockPool`.
 
     python -m pytest tests/exercises/test_m4_eviction.py
 """
