@@ -18,9 +18,10 @@ from .errors import ApiError
 from .metrics import Metrics
 
 PACE = 10.0
-"""HTTP's thread and the engine's share one interpreter: what one takes, the other lacks. So tokens
-are handed out at most once in so many times the CPU time that it took to send the last ones: every
-step where few are streaming, several tokens in one frame where hundreds are."""
+"""Tokens are handed out at most once in so many times the CPU time that it took to send the last
+ones: every step where few are streaming, several tokens in one frame where hundreds are. What HTTP
+takes, the engine may lack: the interpreter where both are in one process, a core where there are
+few."""
 
 
 class Call:
