@@ -151,7 +151,7 @@ class EngineProcess:
             raise EngineDeadError(f"the engine is dead: its process {self._ending()}")
 
     def _ending(self) -> str:
-        self._process.join()
+        self._end()
         code: int = self._process.exitcode
         if code < 0:
             return f"was ended by {signal.Signals(-code).name}"
@@ -167,8 +167,11 @@ class EngineProcess:
         traceback: TracebackType | None,
     ) -> None:
         self._pipe.close()
-        if error is None:
-            self._process.join(STOP_SECONDS)
+        self._end(STOP_SECONDS if error is None else 0.0)
+
+    def _end(self, seconds: float = STOP_SECONDS) -> None:
+        """Wait for the process to end, and then no longer."""
+        self._process.join(seconds)
         self._process.kill()  # if it is there still
         self._process.join()
 
