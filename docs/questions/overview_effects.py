@@ -96,4 +96,13 @@ show(
     f"{fused:,.0f} tok/s",
     "m5_nano.json",
 )
-show("one GPU is too small", "tensor parallelism", "-", "-", "not in M5 yet")
+TWO_GPUS = {"nano": (9742, 15170), "one request": (240, 374)}
+"""tok/s of Qwen3-8B's shape on one H200 and on two (`--tensor-parallel-size 2`)."""
+for workload, (one, two) in TWO_GPUS.items():
+    show(
+        f"one GPU: 8B, {workload}",
+        "tensor parallelism",
+        f"{one:,} tok/s",
+        f"{two:,} tok/s",
+        "M5, 2 x H200",
+    )
