@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from milestone_llm.bench.command import Bench, bench_command, positive
 
-from .launch import SIZE_HELP, hush, start_ranks
+from .tools.launch import SIZE_HELP, hush, start_ranks
 
 
 def engines(bench: Bench) -> None:
