@@ -30,6 +30,7 @@ from milestone_llm.cli import (
     run_command,
     try_to_write,
 )
+from milestone_llm.threads import ThreadWatch
 
 if TYPE_CHECKING:
     from .stress_report import StressReport
@@ -122,7 +123,7 @@ def serve(traffic: Traffic, concurrency: int, report: StressReport) -> None:
     inside: dict[str, PlannedRequest] = {}
     aborts: dict[str, int] = {}
     engine, step = report.engine, 0
-    bar = progress_bar()
+    bar, watch = progress_bar(), ThreadWatch(engine.model.device.type)
     task = bar.add_task("stress", total=report.num_requests, count="")
     try:
         bar.start()
@@ -139,6 +140,7 @@ def serve(traffic: Traffic, concurrency: int, report: StressReport) -> None:
                 start = time.perf_counter()
                 changed += engine.step()
                 report.sample(start)
+                watch.note_step(time.perf_counter() - start, len(changed))
             for output in changed:
                 if output.finished and output.request_id in inside:
                     planned = inside.pop(output.request_id)

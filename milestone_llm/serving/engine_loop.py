@@ -20,6 +20,7 @@ import torch
 
 from milestone_llm.engine.engine import BaseEngine
 from milestone_llm.engine.outputs import CompletionOutput, RequestOutput
+from milestone_llm.threads import ThreadWatch
 from milestone_llm.trace.tracer import Tracer
 
 from .engine_client import (
@@ -73,6 +74,7 @@ class EngineLoop:
         self._is_stopped = False
         self._sink: StepSink | None = None
         self._own_tracer = Tracer(keeps_records=False)
+        self._threads = ThreadWatch(engine.model.device.type, log.warning)
 
     # -- from any thread ---------------------------------------------------------------------
 
@@ -187,6 +189,7 @@ class EngineLoop:
         if self._engine.counts["steps"] > counts["steps"]:
             self._num_failures = 0
             self._metrics.note_step(seconds, counts, self._engine.counts)
+            self._threads.note_step(seconds, len(outputs))
         self._pass_on(outputs)
 
     def _pass_on(self, outputs: list[RequestOutput]) -> None:
