@@ -20,7 +20,7 @@ import m5_kernels
 from milestone_llm.cli import console, positive
 from milestone_llm.demo.command import demo_parser, run_demo
 
-from .launch import SIZE_HELP, hush, start_ranks
+from .tools.launch import SIZE_HELP, hush, start_ranks
 
 PICTURE = "m5_timeline.png"
 

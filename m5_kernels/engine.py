@@ -34,7 +34,8 @@ from .decoder import FusedDecoder
 from .decoder_config import is_fusible
 from .hf_runner import HFRunner
 from .model_part import decoder_part, model_part
-from .ranks import Order, Peers, Ranks
+from .peers import Order, Peers
+from .ranks import Ranks
 from .runner import FusedRunner
 from .sampler import is_host_paced
 

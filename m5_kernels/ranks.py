@@ -18,42 +18,27 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import multiprocessing.util
 import os
 import pickle
 import signal
-import socket
 import sys
-import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from milestone_llm.engine.request import Request
-from milestone_llm.engine.sampling_params import SamplingParams
-
 from .parallel import Shard
+from .watch import FOLLOWS, LEAVES, Watch
 
 if TYPE_CHECKING:
     from .engine import LLMEngine
 
 HEADER_BYTES = 2048
 """Most messages are this short, and travel in one broadcast."""
-
-
-class Order(NamedTuple):
-    """What an engine was asked for: a new request, or the end of one (then without a prompt)."""
-
-    request_id: str
-    prompt_token_ids: tuple[int, ...] | None = None
-    params: SamplingParams | None = None
-    priority: int = 0
-    arrival: int = 0
 
 
 class Message(NamedTuple):
@@ -117,7 +102,7 @@ class Ranks:
         self._pending: Message | None = None
         self.num_exchanges = 0
         self.has_parted = False
-        self._watch = Watch(self)
+        self._watch = Watch(self.rank, self.size, self._control, lambda: self.num_exchanges)
         # At the end of a program, and of a process that `multiprocessing` has started.
         multiprocessing.util.Finalize(None, self.leave, exitpriority=0)
 
@@ -230,9 +215,13 @@ class Ranks:
                     raise ValueError("rank 0 was given a ready model, which others cannot follow")
                 engines = {number: engines[number] for number in alive if number in engines}
                 gc.collect()
-                engines[message.engine] = kind(model, **fields)
+                try:
+                    engines[message.engine] = kind(model, **fields)
+                except ValueError as error:
+                    sys.exit(f"rank {self.rank} could not build the engine: {error}")
             else:
                 engines[message.engine].follow(message.call)
+        self.num_exchanges += 1  # the leave-taking was one
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -261,129 +250,5 @@ class Ranks:
         self._watch.close()
 
 
-FOLLOWS, LEAVES = b"f", b"l"
-
-
 def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
-
-
-class Watch:
-    """Notices when another rank's process ends, and then ends this one.
-
-    A kernel that waits for a GPU whose process has died waits for ever, and Python with it. So
-    every rank holds a connection to rank 0, which the operating system closes with the process.
-    """
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self.has_followers = False
-        self.gone: set[int] = set()
-        """Ranks that have taken leave."""
-        self._is_closed = False
-        self._connections: list[socket.socket] = []
-        host = os.environ.get("MASTER_ADDR", "localhost")
-        if ranks.rank == 0:
-            with socket.create_server((host, 0)) as listener:
-                port = torch.tensor(listener.getsockname()[1])
-                dist.broadcast(port, 0, group=ranks._control)
-                for _ in range(ranks.size - 1):
-                    connection, _ = listener.accept()
-                    self._start(connection, connection.recv(1)[0])
-        else:
-            port = torch.tensor(0)
-            dist.broadcast(port, 0, group=ranks._control)
-            connection = socket.create_connection((host, int(port)))
-            connection.sendall(bytes([ranks.rank]))
-            self._start(connection, 0)
-
-    def _start(self, connection: socket.socket, other: int) -> None:
-        self._connections.append(connection)
-        threading.Thread(target=self._listen, args=(connection, other), daemon=True).start()
-
-    def _listen(self, connection: socket.socket, other: int) -> None:
-        last = b""
-        with contextlib.suppress(OSError):
-            while word := connection.recv(9):
-                self.has_followers |= word[:1] == FOLLOWS
-                last = word
-        if self._is_closed:
-            return
-        is_done = int.from_bytes(last[1:], "little") >= self._ranks.num_exchanges
-        if last[:1] == LEAVES and is_done:
-            self.gone.add(other)
-            return
-        print(
-            f"rank {other} of {self._ranks.size} has ended in the middle of the work, "
-            f"so rank {self._ranks.rank} ends, too",
-            file=sys.stderr,
-            flush=True,
-        )
-        os._exit(1)
-
-    def say(self, word: bytes) -> None:
-        """Tell those at the other end."""
-        for connection in self._connections:
-            with contextlib.suppress(OSError):
-                connection.sendall(word)
-
-    def close(self) -> None:
-        """End the connections; whoever has not been told why will end as well."""
-        self._is_closed = True
-        for connection in self._connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
-
-
-class Peers:
-    """Keeps one engine's requests the same on all ranks; the step loop asks it before each step.
-
-    Args:
-        make: a request from an order of rank 0.
-    """
-
-    def __init__(self, ranks: Ranks, number: int, make: Callable[[Order], Request]) -> None:
-        self.ranks, self.number = ranks, number
-        self._make = make
-        self._orders: list[Order] = []
-
-    def note_added(self, request: Request) -> None:
-        """This rank's engine was asked for a request."""
-        prompt = tuple(request.prompt_token_ids)
-        order = Order(
-            request.request_id, prompt, request.sampling_params, request.priority, request.arrival
-        )
-        self._orders.append(order)
-
-    def note_aborted(self, request_id: str) -> None:
-        """It was asked to end one."""
-        self._orders.append(Order(request_id))
-
-    def agree(self, call: str) -> Iterator[Request | str]:
-        """Before a step, or whatever `call` is: what rank 0 was asked for and this rank was not.
-
-        Yields:
-            Requests to add, and ids of those to end, in their order.
-
-        Raises:
-            RuntimeError: this rank was asked for something else.
-        """
-        own = self._orders
-        theirs = self.ranks.exchange(call, self.number, own)
-        if own and own != theirs:
-            pairs = itertools.zip_longest(own, theirs)
-            mine, of_rank_0 = next(pair for pair in pairs if pair[0] != pair[1])
-            raise RuntimeError(
-                f"rank {self.ranks.rank} was asked for {mine} where rank 0 was asked for "
-                f"{of_rank_0}: make the same calls on all ranks, or only on rank 0"
-            )
-        if not own:
-            for order in theirs:
-                is_end = order.prompt_token_ids is None
-                yield order.request_id if is_end else self._make(order)
-        self._orders = []
-
-    def part(self) -> None:
-        """A step was interrupted."""
-        self.ranks.part()

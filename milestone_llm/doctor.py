@@ -148,6 +148,13 @@ def _engine(advice: list[str]) -> Rows:
         "CUDA graphs",
         "of decode steps, unless enforce_eager" if num_gpus else "none without a GPU",
     )
+    if num_gpus < 2:
+        way = "NCCL would need a second GPU" if num_gpus else "gloo, between processes on the CPU"
+    elif torch.cuda.can_device_access_peer(0, 1):
+        way = "decode steps write to the other GPUs' memory, prompts go by NCCL"
+    else:
+        way = "NCCL: these GPUs cannot write to each other's memory"
+    yield "all-reduce (tensor_parallel_size)", way
 
 
 def _extras() -> Rows:

@@ -29,7 +29,7 @@ def print_all_reduces(engine: Any) -> list[dict[str, float]]:
     num_sums = 2 * len(shape.windows) + 1
     library = "NCCL" if decoder.embedding.is_cuda else "gloo"
     found = []
-    for rows in ROWS:
+    for rows in (rows for rows in ROWS if rows <= engine.config.max_num_seqs):
         part = torch.zeros(rows, shape.hidden_size).to(decoder.embedding)
         rest = (torch.zeros_like(part), decoder.final_norm, shape.rms_norm_eps)
         own = microseconds(

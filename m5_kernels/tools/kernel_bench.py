@@ -21,7 +21,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m m5_kernels.kernel_bench", description=__doc__, formatter_class=Formatter
     )
-    kernels = ["decode", "split", "prefill", "elementwise", "sample", "all"]
+    kernels = ["decode", "split", "prefill", "elementwise", "metadata", "sample", "all"]
     parser.add_argument("--kernel", choices=kernels, default="all")
 
     def run(args: argparse.Namespace) -> None:

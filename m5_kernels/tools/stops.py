@@ -44,6 +44,16 @@ p [state.rows.token_ids[row, :n].tolist() for row, n, _ in step]
 p state.rows.num_computed_tokens.tolist() == [0, 0]  # computed so far, by row
 Try `p state.rows.block_table`, `u` (launch()).
 
+# where several GPUs would add up
+call m5_kernels/decoder.py::FusedDecoder._add_norm, when box == 0
+The product with the output matrix is there. With one GPU it is the whole sum. With several, each
+has the part of its own heads, and here the parts are added up: the first all-reduce of the layer.
+p self.shard.size == 1  # GPUs that the layer is cut over
+p (self.config.num_q_heads, self.config.num_kv_heads) == (4, 2)  # heads that this one has
+p type(self.shard)(1, 2).even(self.config.num_q_heads) == slice(2, 4)  # those of rank 1 of 2
+p type(self.shard)(1, 2).cut(self.config).num_kv_heads == 1  # of which it would keep the KV
+Try `ll`, `p residual.shape`.
+
 # the step is launched
 return milestone_llm/engine/loop.py::StepLoop._launch
 On a GPU the kernels are queued by now, and nobody has waited: the runner gave back a promise of

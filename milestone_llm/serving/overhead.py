@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import importlib
 import json
 import multiprocessing
@@ -28,7 +29,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from milestone_llm.cli import Formatter, add_options, console, positive, run_command, try_to_write
+from milestone_llm.bench.workloads import WORKLOADS
+from milestone_llm.cli import (
+    Formatter,
+    add_options,
+    config_fields,
+    console,
+    freeze_garbage,
+    positive,
+    run_command,
+    try_to_write,
+)
 
 from . import timed
 from .bench_report import machine
@@ -45,12 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--milestone", default="m4_prefix_chunked", help="whose engine")
     add_options(parser, "model", "threads", "json")
+    about = "its requests, all at one time, instead of those that the next options describe"
+    add("--workload", choices=["mixed", "nano"], help=about)
     add("--requests", type=positive, default=16, metavar="N", help="at one time")
     add("--input-len", type=positive, default=32, metavar="N", help="tokens of each prompt")
     add("--output-len", type=positive, default=64, metavar="N", help="tokens of each output")
     add("--rounds", type=positive, default=3)
     add("--step-ms", type=float, help="instead of computing, wait so long in each step")
     add("--short-requests", type=int, default=0, metavar="N", help="to watch the memory under")
+    add_options(parser, "set")
     return run_command(measure, parser.parse_args(arguments))
 
 
@@ -58,7 +72,9 @@ def measure(args: argparse.Namespace) -> None:
     """Print what is measured, and write it where --json says."""
     if args.json:
         try_to_write(args.json)
-    num_tokens, before = args.requests * args.output_len, machine()
+    work = make_work(args)
+    args.requests = len(work)
+    num_tokens, before = sum(item["max_tokens"] for item in work), machine()
     with TemporaryDirectory() as folder, Offline(args) as offline, Served(args, folder) as served:
         ways: dict[str, Callable[[], Times]] = {
             "generate": lambda: offline.timed(offline.work),
@@ -89,7 +105,7 @@ def measure(args: argparse.Namespace) -> None:
                 for name in ("whole", "stream")
             },
             "tokens_per_event": round(num_tokens / max(1, served.num_events), 2),
-            "refused_per_second": round(served.refused_per_second()),
+            **served.refusals(),
         }
         if args.short_requests:
             result["rss_mib_by_short_requests"] = served.memory(args.short_requests)
@@ -182,38 +198,37 @@ class Served(Process):
 
     def work(self, is_stream: bool) -> None:
         """Have it done over HTTP."""
-        bodies = [
-            {
-                "prompt": prompt,
-                "max_tokens": self._args.output_len,
-                "stream": is_stream,
-                "temperature": 0,
-                "ignore_eos": True,
-            }
-            for prompt in _prompts(self._args)
-        ]
+        bodies = [{**item, "stream": is_stream} for item in make_work(self._args)]
         answers = asyncio.run(self._post_all(bodies))
         assert all(b" 200 " in answer[:20] for answer in answers), answers[0][:500]
         self.num_events = sum(answer.count(b"data: {") for answer in answers)
 
-    def refused_per_second(self) -> float:
-        """Answers 429 a second, one connection after the other, while nobody else is let in."""
+    def refusals(self) -> dict[str, Any]:
+        """How fast 429 is said, one connection after the other, while nobody else is let in."""
         body = {"prompt": [3], "max_tokens": 2**20, "ignore_eos": True, "stream": True}
 
-        async def refuse() -> float:
+        async def refuse() -> list[float]:
             num_inside = self._args.requests + 1  # all rows, and one that waits
             inside = [await open_request(self._url, body) for _ in range(num_inside)]
             while b" 429 " not in (await self._post(body))[:20]:
                 await asyncio.sleep(0.01)
-            num, start = 500, time.perf_counter()
-            for _ in range(num):
+            seconds = []
+            for _ in range(500):
+                start = time.perf_counter()
                 assert b" 429 " in (await self._post(body))[:20]
-            seconds = time.perf_counter() - start
+                seconds.append(time.perf_counter() - start)
             for _, writer in inside:
                 writer.close()
-            return num / seconds
+            return sorted(seconds)
 
-        return asyncio.run(refuse())
+        seconds = asyncio.run(refuse())
+        return {
+            "refused_per_second": round(len(seconds) / sum(seconds)),
+            "refusal_ms": {
+                "median": round(1e3 * statistics.median(seconds), 2),
+                "p99": round(1e3 * seconds[int(0.99 * len(seconds))], 2),
+            },
+        }
 
     def memory(self, num_requests: int) -> dict[int, float]:
         """MiB of the server after so many requests of one token."""
@@ -250,10 +265,37 @@ def _is_resource_tracker(pid: int) -> bool:
 # --- in the children ------------------------------------------------------------------------------
 
 
-def _prompts(args: argparse.Namespace) -> list[list[int]]:
-    """Prompts of small token ids that every vocabulary has, each of its own."""
-    length = args.input_len
-    return [[3 + (7 * i + j * (i + 1)) % 150 for j in range(length)] for i in range(args.requests)]
+def make_work(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Bodies of the requests; prompts are of small token ids, which every vocabulary has."""
+    if args.workload:
+        return [
+            {
+                "prompt": item.prompt,
+                "max_tokens": item.params.max_tokens,
+                "temperature": item.params.temperature,
+                "seed": item.params.seed,
+                "ignore_eos": True,
+            }
+            for item in WORKLOADS[args.workload](vocab_size=150)
+        ]
+    rest = {"max_tokens": args.output_len, "temperature": 0, "ignore_eos": True}
+    return [
+        {"prompt": [3 + (7 * i + j * (i + 1)) % 150 for j in range(args.input_len)], **rest}
+        for i in range(args.requests)
+    ]
+
+
+def _fields(args: argparse.Namespace) -> dict[str, Any]:
+    """Of the engine's configuration. All rounds have the same prompts: nothing is remembered."""
+    known = [field.name for field in dataclasses.fields(_package(args).EngineConfig)]
+    fields = {"max_num_seqs": args.requests, **config_fields(args.set)}
+    if "enable_prefix_caching" in known:
+        fields.setdefault("enable_prefix_caching", False)
+    return fields
+
+
+def _package(args: argparse.Namespace) -> Any:
+    return importlib.import_module(args.milestone)
 
 
 def _generate_when_told(args: argparse.Namespace, pipe: Connection) -> None:
@@ -265,20 +307,26 @@ def _generate_when_told(args: argparse.Namespace, pipe: Connection) -> None:
         torch.set_num_threads(args.threads)
     if args.step_ms is not None:
         timed.replace_model(args.milestone, args.step_ms)
-    kind = importlib.import_module(args.milestone).LLMEngine
-    engine = kind(args.model, max_num_seqs=args.requests)
+    engine = _package(args).LLMEngine(args.model, **_fields(args))
     engine.warm_up()
-    params = SamplingParams(temperature=0, max_tokens=args.output_len, ignore_eos=True)
+    freeze_garbage()  # as the server does
+    work = make_work(args)
+    prompts = [item.pop("prompt") for item in work]
+    params = [SamplingParams(**item) for item in work]
     while True:
         pipe.recv()
-        engine.generate(_prompts(args), params)
+        engine.generate(prompts, params)
         pipe.send(None)
 
 
 def _serve(args: argparse.Namespace, log: str) -> None:
     output = os.open(log, os.O_WRONLY)
     os.dup2(output, 1)
-    options = ["--model", args.model, "--port", "0", "--max-num-seqs", str(args.requests)]
+    options = ["--model", args.model, "--port", "0"]
+    for name, value in _fields(args).items():
+        name = name.replace("_", "-")
+        switch = [f"--{name}"] if value else [f"--no-{name}"]
+        options += switch if isinstance(value, bool) else [f"--{name}", str(value)]
     options += ["--max-queued", "1"] + (["--threads", str(args.threads)] if args.threads else [])
     if args.step_ms is not None:
         sys.exit(timed.main([args.milestone, "--step-ms", str(args.step_ms), *options]))

@@ -20,8 +20,9 @@ from m5_kernels.parallel import Shard
 from milestone_llm.models.tiny_models import build_tiny_model
 
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-PATIENCE_S = 240
+
 STORM = os.environ.get("STORM") == "1"
+PATIENCE_S = 1800 if STORM else 240
 
 CASES: dict[str, Any] = {
     "llama": ("llama", {}, {}),

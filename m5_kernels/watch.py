@@ -1,0 +1,90 @@
+"""Notices when another rank's process ends, and then ends this one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+FOLLOWS, LEAVES = b"f", b"l"
+"""What a rank says of itself; the second comes with the number of its exchanges."""
+
+
+class Watch:
+    """A connection between each rank and rank 0, which ends with its process.
+
+    A kernel that waits for a GPU whose process has died waits for ever, and Python with it. The
+    operating system closes connections, whatever a process died of.
+
+    Args:
+        group: of all ranks, over the CPU.
+        num_exchanges: how often this rank has heard of rank 0's calls.
+    """
+
+    def __init__(
+        self, rank: int, size: int, group: dist.ProcessGroup, num_exchanges: Callable[[], int]
+    ) -> None:
+        self._rank, self._size, self._num_exchanges = rank, size, num_exchanges
+        self.has_followers = False
+        self.gone: set[int] = set()
+        """Ranks that have taken leave."""
+        self._is_closed = False
+        self._connections: list[socket.socket] = []
+        host = os.environ.get("MASTER_ADDR", "localhost")
+        if rank == 0:
+            with socket.create_server((host, 0)) as listener:
+                port = torch.tensor(listener.getsockname()[1])
+                dist.broadcast(port, 0, group=group)
+                for _ in range(size - 1):
+                    connection, _ = listener.accept()
+                    self._start(connection, connection.recv(1)[0])
+        else:
+            port = torch.tensor(0)
+            dist.broadcast(port, 0, group=group)
+            connection = socket.create_connection((host, int(port)))
+            connection.sendall(bytes([rank]))
+            self._start(connection, 0)
+
+    def _start(self, connection: socket.socket, other: int) -> None:
+        self._connections.append(connection)
+        threading.Thread(target=self._listen, args=(connection, other), daemon=True).start()
+
+    def _listen(self, connection: socket.socket, other: int) -> None:
+        last = b""
+        with contextlib.suppress(OSError):
+            while word := connection.recv(9):
+                self.has_followers |= word[:1] == FOLLOWS
+                last = word
+        if self._is_closed:
+            return
+        is_done = int.from_bytes(last[1:], "little") >= self._num_exchanges()
+        if last[:1] == LEAVES and is_done:
+            self.gone.add(other)
+            return
+        print(
+            f"rank {other} of {self._size} has ended in the middle of the work, "
+            f"so rank {self._rank} ends, too",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
+
+    def say(self, word: bytes) -> None:
+        """Tell those at the other end."""
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.sendall(word)
+
+    def close(self) -> None:
+        """End the connections; whoever has not been told why will end as well."""
+        self._is_closed = True
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
