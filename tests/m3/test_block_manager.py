@@ -151,7 +151,7 @@ def test_events_tell_what_happened_to_which_blocks():
         KVEvent("share", "b", [0, 1]),
         KVEvent("copy_on_write", "b", [1, 2]),  # source, copy
         KVEvent("alloc", "b", [3]),
-        KVEvent("free", "a", [0, 1]),
+        KVEvent("free", "a", [0, 1], held=[0]),
     ]
 
 
