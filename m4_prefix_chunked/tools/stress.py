@@ -13,6 +13,7 @@ was, how evenly, whether process memory grew, and whether every block came back.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 import time
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
     from .stress_report import StressReport
     from .stress_traffic import PlannedRequest, Traffic
 
-PICTURE = "m4_stress.png"
+PICTURE = "stress.png"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(milestone: str) -> argparse.ArgumentParser:
     """All options."""
     parser = argparse.ArgumentParser(
-        prog="python -m m4_prefix_chunked.stress", description=__doc__, formatter_class=Formatter
+        prog=f"python -m {milestone}.stress", description=__doc__, formatter_class=Formatter
     )
     add = parser.add_argument
     add("--concurrency", type=positive, default=128, help="most requests in the engine at once")
@@ -66,15 +67,14 @@ def before(args: argparse.Namespace) -> None:
         try_to_write(path)
 
 
-def stress(args: argparse.Namespace) -> StressReport:
+def stress(args: argparse.Namespace, milestone: str) -> StressReport:
     """Build, run, report."""
-    from m4_prefix_chunked import LLMEngine
     from milestone_llm.demo import show
     from milestone_llm.trace.explore import Run, write_page
 
     from . import stress_plot, stress_report, stress_traffic
 
-    engine = LLMEngine(
+    engine = importlib.import_module(milestone).LLMEngine(
         args.model,
         max_num_seqs=args.concurrency,
         max_model_len=args.max_model_len,
@@ -155,11 +155,11 @@ def serve(traffic: Traffic, concurrency: int, report: StressReport) -> None:
         bar.stop()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit status."""
+def main(arguments: Sequence[str] | None = None, milestone: str = "m4_prefix_chunked") -> int:
+    """The command line, for the engine of this milestone. Returns the exit status."""
     reports: list[StressReport] = []
-    args = parser().parse_args(arguments)
-    status = run_command(lambda args: reports.append(stress(args)), args, before)
+    args = parser(milestone).parse_args(arguments)
+    status = run_command(lambda args: reports.append(stress(args, milestone)), args, before)
     return status or int(not reports[0].is_good)
 
 

@@ -16,11 +16,14 @@ from functools import partial
 
 import torch
 
+from m5_kernels.device_state import DeviceState
+from m5_kernels.kernels.backend import ceil_div
 from m5_kernels.kernels.flash_decode import flash_decode
 from m5_kernels.kernels.rms_norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from m5_kernels.kernels.rope_kv_write import rope_kv_write, rope_kv_write_torch
 from m5_kernels.kernels.sample import sample, sample_torch
 from m5_kernels.kernels.silu_mul import silu_mul, silu_mul_torch
+from m5_kernels.kernels.step_metadata import StepMetadata, expand_step
 from m5_kernels.kernels.tiles import decode_tile, prefill_tile
 from milestone_llm.bench.report import table
 from milestone_llm.cli import Formatter, console
@@ -36,6 +39,8 @@ from .attention_work import (
     expected,
     workspace_of,
 )
+from .compiled import rope_kv_write_pure
+from .host_metadata import HostRequest, host_and_ready_us, host_metadata
 from .measure import Ceilings, PagedBatch, check, gpu_command, median_us, num_rotations, require_gpu
 
 HEAD_DIM, HIDDEN_SIZE, INTERMEDIATE_SIZE, VOCAB_SIZE = 128, 1024, 3072, 151_936  # Qwen3-0.6B's
@@ -114,6 +119,22 @@ def prefill_rows(ceilings: Ceilings) -> Rows:
         yield [*rated(shape.name, us, shape.speed(HEAD_DIM, us), ceilings.matmul_tflops), reference]
 
 
+def beside_compiled(
+    row: list[str], twin: Callable[..., torch.Tensor], runs: Sequence[partial[torch.Tensor]]
+) -> list[str]:
+    """The row with the microseconds of the compiled twin, which is checked first."""
+    by_compiler = torch.compile(twin, dynamic=False)
+    name, args = row[0], runs[0].args
+    ours, theirs = (kernel(*(clone(x) for x in args)) for kernel in (runs[0].func, by_compiler))
+    check(f"{name}, compiled", theirs, ours)
+    return [*row, f"{median_us([partial(by_compiler, *run.args) for run in runs]):.1f}"]
+
+
+def clone(argument: object) -> object:
+    """A tensor of its own, if it is one: what works in place is to leave the others alone."""
+    return argument.clone() if isinstance(argument, torch.Tensor) else argument
+
+
 def elementwise_rows(ceilings: Ceilings) -> Rows:
     """Norms, SiLU * mul and rope + KV write, for a decode step and a prefill."""
     heads = NUM_Q_HEADS + 2 * NUM_KV_HEADS
@@ -130,7 +151,8 @@ def elementwise_rows(ceilings: Ceilings) -> Rows:
         xs = inputs(HIDDEN_SIZE)
         check("rms_norm", rms_norm(xs[0], weight, 1e-6), rms_norm_torch(xs[0], weight, 1e-6))
         runs = [partial(rms_norm, x, weight, 1e-6) for x in xs]
-        yield moved(f"rms_norm {tokens}x{HIDDEN_SIZE}", runs, xs[0].nbytes * 2, ceilings)
+        row = moved(f"rms_norm {tokens}x{HIDDEN_SIZE}", runs, xs[0].nbytes * 2, ceilings)
+        yield beside_compiled(row, rms_norm_torch, runs)
 
         residuals = inputs(HIDDEN_SIZE)
         wanted = add_rms_norm_torch(xs[0], residuals[0].clone(), weight, 1e-6)
@@ -141,12 +163,14 @@ def elementwise_rows(ceilings: Ceilings) -> Rows:
             partial(add_rms_norm, x, residual, weight, 1e-6)
             for x, residual in zip(xs, residuals, strict=True)
         ]
-        yield moved(f"add_rms_norm {tokens}x{HIDDEN_SIZE}", runs, xs[0].nbytes * 4, ceilings)
+        row = moved(f"add_rms_norm {tokens}x{HIDDEN_SIZE}", runs, xs[0].nbytes * 4, ceilings)
+        yield beside_compiled(row, add_rms_norm_torch, runs)
 
         xs = inputs(2 * INTERMEDIATE_SIZE)
         check("silu_mul", silu_mul(xs[0]), silu_mul_torch(xs[0]))
         runs = [partial(silu_mul, x) for x in xs]
-        yield moved(f"silu_mul {tokens}x{INTERMEDIATE_SIZE}", runs, xs[0].nbytes * 1.5, ceilings)
+        row = moved(f"silu_mul {tokens}x{INTERMEDIATE_SIZE}", runs, xs[0].nbytes * 1.5, ceilings)
+        yield beside_compiled(row, silu_mul_torch, runs)
 
         xs = inputs(heads * HEAD_DIM)
         shape = (len(xs) * tokens // 16, 16, NUM_KV_HEADS, HEAD_DIM)
@@ -163,7 +187,8 @@ def elementwise_rows(ceilings: Ceilings) -> Rows:
             partial(rope_kv_write, x, caches[0], caches[1], slot_mapping, *rest)
             for x, slot_mapping in zip(xs, slots, strict=True)
         ]
-        yield moved(f"rope_kv_write {tokens}x{heads}x{HEAD_DIM}", runs, xs[0].nbytes * 2, ceilings)
+        row = moved(f"rope_kv_write {tokens}x{heads}x{HEAD_DIM}", runs, xs[0].nbytes * 2, ceilings)
+        yield beside_compiled(row, rope_kv_write_pure, runs)
 
 
 def sample_rows(ceilings: Ceilings) -> Rows:
@@ -195,11 +220,69 @@ def sample_rows(ceilings: Ceilings) -> Rows:
             yield moved(f"{num_rows} rows, {name}", runs, batches[0].nbytes, ceilings)
 
 
+def metadata_rows(ceilings: Ceilings) -> Rows:
+    """A decode step's metadata: made on the host and copied, or expanded on the GPU from changes.
+
+    The second is what an engine does in a step: a sixteenth of the rows begins a block.
+    """
+    block_size, context_len = 16, 600
+    for num_rows in (1, 256):
+        device = torch.device("cuda", torch.cuda.current_device())
+        state = DeviceState(num_rows, 2048, block_size, VOCAB_SIZE, device)
+        width = state.max_blocks
+        tables = torch.randperm(num_rows * width).view(num_rows, width).tolist()
+        state.rows.token_ids.fill_(7)
+        state.rows.num_computed_tokens.fill_(context_len - 1)
+        state.rows.prompt_lens.fill_(100)
+        state.rows.block_table.copy_(torch.tensor(tables))
+        state.set_step([(row, 1, 1) for row in range(num_rows)])
+        state.flush()
+        ours, theirs = (StepMetadata.allocate(num_rows, num_rows, width, device) for _ in range(2))
+        num_blocks = ceil_div(context_len, block_size)
+        requests = [HostRequest(7, context_len, 100, table[:num_blocks]) for table in tables]
+        on_host = host_metadata(requests, block_size, theirs)
+        changed = range(0, num_rows, block_size)
+
+        def on_gpu(
+            state: DeviceState = state,
+            changed: range = changed,
+            last: int = num_blocks - 1,
+            tables: list[list[int]] = tables,
+            ours: StepMetadata = ours,
+        ) -> None:
+            for row in changed:
+                state.set("block_table", row, [tables[row][last]], column=last)
+            state.set_step([(row, 1, 1) for row in range(len(tables))])
+            state.flush()
+            expand_step(state.rows, state.step_rows[: len(tables)], None, ours)
+
+        num_bytes = on_host()
+        on_gpu()
+        for name in ("input_ids", "positions", "slot_mapping", "context_lens", "output_positions"):
+            if not torch.equal(getattr(ours, name), getattr(theirs, name)):
+                raise RuntimeError(f"{name} made on the host is not what the GPU expands")
+        for name, call, size in (
+            ("made on the host", on_host, num_bytes),
+            ("expanded on the GPU", on_gpu, 16 * len(changed)),
+        ):
+            host_us, ready_us = host_and_ready_us(call)
+            yield [
+                f"{plural(num_rows, 'row')}, {name}",
+                f"{size:,}",
+                f"{host_us:.0f}",
+                f"{ready_us:.0f}",
+            ]
+
+
 TABLES: dict[str, tuple[Callable[[Ceilings], Rows], str]] = {
     "decode": (decode_rows, "flash_decode, block 16|us|GB/s|of reading|FA3's GB/s"),
     "split": (split_rows, "flash_decode, KV split|programs|us|GB/s|of reading"),
     "prefill": (prefill_rows, "paged_prefill, block 16|us|TFLOP/s|of matmul|FA3's TFLOP/s"),
-    "elementwise": (elementwise_rows, "others|us|GB/s|of copying"),
+    "elementwise": (elementwise_rows, "others|us|GB/s|of copying|torch.compile, us"),
+    "metadata": (
+        metadata_rows,
+        "metadata of a decode step|bytes sent|us of the host|us till there",
+    ),
     "sample": (sample_rows, "sample, bf16 logits|us|GB/s|of copying"),
 }
 """By name: what makes the rows, and the headings. FA3 is FlashAttention-3."""
