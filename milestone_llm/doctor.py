@@ -1,4 +1,4 @@
-"""What a bug report needs, and what explains slowness: `python -m milestone_llm.doctor`
+"""Facts for a bug report, and what makes this machine slow: `python -m milestone_llm.doctor`
 
 Prints versions, devices, memory, load, and which parts an engine would use here and why not the
 others; and ends with what to do about what it found. Takes a few seconds.
@@ -26,7 +26,7 @@ Rows = Iterator[tuple[str, str]]
 
 PACKAGES = ("milestone-llm", "torch", "triton", "transformers", "gguf", "rich", "matplotlib")
 MAX_SPREAD = 2.0
-"""Slowest over typical time of equal work, beyond which somebody else uses the cores."""
+"""Slowest over typical time of equal work, beyond which other programs use the cores."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -56,7 +56,7 @@ def run_command(
     arguments: list[str] | None,
     draw: Callable[[argparse.Namespace], Path],
 ) -> None:
-    """Draw what the command line asks for; bad input ends with code 2 and a line that says why."""
+    """Draw the picture that the command line asks for; bad input ends with a line and code 2."""
     options = parser.parse_args(arguments)
     try:
         print(f"wrote {draw(options)}")

@@ -33,7 +33,7 @@ class EngineInfo:
     max_model_len: int
     max_num_seqs: int
     tokenizer: Any
-    """The model's, or None. Whoever uses it beside the engine takes a copy."""
+    """The model's, or None. Code beside the engine's thread takes a copy."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ class EngineReport:
     """What `/metrics` shows of an engine."""
 
     stats: dict[str, Any]
-    """`LLMEngine.stats()`, and how many of those who wait had been running."""
+    """`LLMEngine.stats()`, and how many of the waiting requests had been running."""
     metrics: EngineMetrics
 
 
 class EngineClient(Protocol):
-    """An engine, as those see it who use it. `run` is the main thread's; the rest is HTTP's."""
+    """An engine, as HTTP sees it. `run` is the main thread's; the rest is HTTP's."""
 
     info: EngineInfo
 
@@ -113,7 +113,7 @@ class EngineClient(Protocol):
         """End a request, wherever it is; before the next step it has no memory any more."""
 
     def want_more(self) -> None:
-        """HTTP is done with what was delivered. Until this is said, news are kept and go out
+        """HTTP has handed out the last delivery. Until this is said, news are kept and go out
         together: a step's worth at a time, or that of several.
         """
 
