@@ -126,7 +126,8 @@ class BlockManager:
         table = self.block_tables.pop(request_id)
         for block in reversed(table):
             self.pool.free(block)
-        self.events.append(KVEvent("free", request_id, table))
+        held = [block for block in table if self.pool.ref_counts[block]]
+        self.events.append(KVEvent("free", request_id, table, held))
 
     def reset(self) -> None:
         """Drop all tables, in whatever state the books are."""

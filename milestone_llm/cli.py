@@ -114,9 +114,12 @@ def config_fields(settings: Iterable[str]) -> dict[str, Any]:
 
 def try_to_write(path: Path) -> None:
     """Before the work and not after it, an OSError says that a file can't be written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    is_new = not path.exists()
-    path.open("a").close()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        path.open("a").close()
+    except OSError as error:
+        raise OSError(f"cannot write {path}: {error.strerror or error}") from None
     if is_new:
         path.unlink()
 

@@ -13,6 +13,7 @@ was, how evenly, whether process memory grew, and whether every block came back.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 import time
@@ -29,18 +30,19 @@ from milestone_llm.cli import (
     run_command,
     try_to_write,
 )
+from milestone_llm.threads import ThreadWatch
 
 if TYPE_CHECKING:
     from .stress_report import StressReport
     from .stress_traffic import PlannedRequest, Traffic
 
-PICTURE = "m4_stress.png"
+PICTURE = "stress.png"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(milestone: str) -> argparse.ArgumentParser:
     """All options."""
     parser = argparse.ArgumentParser(
-        prog="python -m m4_prefix_chunked.stress", description=__doc__, formatter_class=Formatter
+        prog=f"python -m {milestone}.stress", description=__doc__, formatter_class=Formatter
     )
     add = parser.add_argument
     add("--concurrency", type=positive, default=128, help="most requests in the engine at once")
@@ -66,15 +68,14 @@ def before(args: argparse.Namespace) -> None:
         try_to_write(path)
 
 
-def stress(args: argparse.Namespace) -> StressReport:
+def stress(args: argparse.Namespace, milestone: str) -> StressReport:
     """Build, run, report."""
-    from m4_prefix_chunked import LLMEngine
     from milestone_llm.demo import show
     from milestone_llm.trace.explore import Run, write_page
 
     from . import stress_plot, stress_report, stress_traffic
 
-    engine = LLMEngine(
+    engine = importlib.import_module(milestone).LLMEngine(
         args.model,
         max_num_seqs=args.concurrency,
         max_model_len=args.max_model_len,
@@ -122,7 +123,7 @@ def serve(traffic: Traffic, concurrency: int, report: StressReport) -> None:
     inside: dict[str, PlannedRequest] = {}
     aborts: dict[str, int] = {}
     engine, step = report.engine, 0
-    bar = progress_bar()
+    bar, watch = progress_bar(), ThreadWatch(engine.model.device.type)
     task = bar.add_task("stress", total=report.num_requests, count="")
     try:
         bar.start()
@@ -139,6 +140,7 @@ def serve(traffic: Traffic, concurrency: int, report: StressReport) -> None:
                 start = time.perf_counter()
                 changed += engine.step()
                 report.sample(start)
+                watch.note_step(time.perf_counter() - start, len(changed))
             for output in changed:
                 if output.finished and output.request_id in inside:
                     planned = inside.pop(output.request_id)
@@ -155,11 +157,11 @@ def serve(traffic: Traffic, concurrency: int, report: StressReport) -> None:
         bar.stop()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit status."""
+def main(arguments: Sequence[str] | None = None, milestone: str = "m4_prefix_chunked") -> int:
+    """The command line, for the engine of this milestone. Returns the exit status."""
     reports: list[StressReport] = []
-    args = parser().parse_args(arguments)
-    status = run_command(lambda args: reports.append(stress(args)), args, before)
+    args = parser(milestone).parse_args(arguments)
+    status = run_command(lambda args: reports.append(stress(args, milestone)), args, before)
     return status or int(not reports[0].is_good)
 
 

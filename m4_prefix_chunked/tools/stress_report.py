@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from milestone_llm.bench.contest import environment, machine_text
 from milestone_llm.demo import show
@@ -39,12 +40,13 @@ def resident_bytes() -> int:
 class Sample(NamedTuple):
     """The engine after one step: seconds, milliseconds, bytes, and numbers of requests and blocks.
 
-    `preemptions` counts from the start.
+    `allocated` is what tensors on a GPU hold; `preemptions` counts from the start.
     """
 
     time: float
     step_ms: float
     resident: int
+    allocated: int
     running: int
     waiting: int
     used_blocks: int
@@ -107,7 +109,12 @@ class StressReport:
         now, scheduler = time.perf_counter(), self.engine.scheduler
         usage, num_preemptions = scheduler.kv_usage(), scheduler.preempter.num_preemptions
         queues = len(scheduler.running), len(scheduler.waiting)
-        step = now - self.start, (now - start) * 1e3, resident_bytes()
+        step = (
+            now - self.start,
+            (now - start) * 1e3,
+            resident_bytes(),
+            torch.cuda.memory_allocated(),
+        )
         self.samples.append(Sample(*step, *queues, usage.used, usage.cached, num_preemptions))
 
     def add(self, output: RequestOutput) -> None:
@@ -127,6 +134,7 @@ class StressReport:
             pools = scheduler.kv.pool, scheduler.preempter.host.pool
             self.blocks_lost = sum(pool.num_blocks - pool.num_free for pool in pools)
         self.memory = MemoryTrend.of([sample.resident for sample in self.samples])
+        self.gpu_memory = MemoryTrend.of([sample.allocated for sample in self.samples])
 
     def as_data(self) -> dict[str, Any]:
         """Everything, ready for JSON; times in ms, memory in bytes."""
@@ -149,6 +157,7 @@ class StressReport:
             "copied_blocks": stats["copied_blocks"],
             "prefix_cache": stats["prefix_cache"],
             "memory": self.memory._asdict(),
+            "gpu_memory": {**self.gpu_memory._asdict(), **allocator_figures(self.engine)},
             "kv_blocks": stats["kv"]["total"],
             "kv_watermark": stats["kv"]["watermark"],
             "blocks_lost": self.blocks_lost,
@@ -177,6 +186,7 @@ def print_report(report: StressReport, args: argparse.Namespace) -> None:
         f"{plural(cache['evictions'], 'eviction')}",
         "memory": f"{memory.last / MB:,.0f} MB; growth after warm-up {memory.growth / MB:+.1f} MB, "
         f"jitter {memory.jitter / MB:.1f} MB",
+        **_gpu_memory(report, data["gpu_memory"]),
         "KV blocks": f"{data['kv_blocks']:,}, at most {data['kv_watermark']:,} in use",
         "blocks lost": str(report.blocks_lost),
     }
@@ -185,6 +195,30 @@ def print_report(report: StressReport, args: argparse.Namespace) -> None:
     if report.num_ended < report.num_requests:
         lines["UNFINISHED"] = plural(report.num_requests - report.num_ended, "request")
     show.facts(lines)
+
+
+def allocator_figures(engine: Any) -> dict[str, int]:
+    """What CUDA's caching allocator keeps, in bytes, and how often it had to give memory back."""
+    if engine.model.device.type != "cuda":
+        return {}
+    stats = torch.cuda.memory_stats(engine.model.device)
+    return {
+        "reserved": stats["reserved_bytes.all.current"],
+        "idle": stats["reserved_bytes.all.current"] - stats["allocated_bytes.all.current"],
+        "retries": stats["num_alloc_retries"],
+    }
+
+
+def _gpu_memory(report: StressReport, data: dict[str, Any]) -> dict[str, str]:
+    if "reserved" not in data:
+        return {}
+    memory = report.gpu_memory
+    return {
+        "GPU memory": f"{memory.last / MB:,.1f} MB in tensors; growth after warm-up "
+        f"{memory.growth / MB:+.1f} MB, jitter {memory.jitter / MB:.1f} MB; the allocator keeps "
+        f"{data['reserved'] / MB:,.0f} MB, {data['idle'] / MB:,.0f} MB of it idle; "
+        f"{data['retries']} times it had to give memory back first"
+    }
 
 
 def _percentiles(data: dict[str, Any], name: str) -> str:

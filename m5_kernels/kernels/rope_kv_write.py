@@ -226,17 +226,26 @@ def rope_kv_write_torch(
     num_kv_heads, head_dim = key_cache.shape[2:]
     heads = qkv.unflatten(1, (-1, head_dim))
     query, key, value = heads.split((num_q_heads, num_kv_heads, num_kv_heads), dim=1)
-    rotated_query, rotated_key = query, key
-    if q_norm is not None and k_norm is not None:
-        rotated_query = rms_norm_torch(rotated_query, q_norm, epsilon)
-        rotated_key = rms_norm_torch(rotated_key, k_norm, epsilon)
-    if cos_sin is not None and positions is not None:
-        cos, sin = cos_sin[positions.long()][:, None, :].chunk(2, dim=-1)
-        rotated_query = _rotate(rotated_query, cos, sin)
-        rotated_key = _rotate(rotated_key, cos, sin)
-    query.copy_(rotated_query)
+    query.copy_(norm_and_rotate_torch(query, positions, cos_sin, q_norm, epsilon))
+    rotated_key = norm_and_rotate_torch(key, positions, cos_sin, k_norm, epsilon)
     write_kv_torch(rotated_key, value, key_cache, value_cache, slot_mapping)
     return query
+
+
+def norm_and_rotate_torch(
+    heads: torch.Tensor,
+    positions: torch.Tensor | None,
+    cos_sin: torch.Tensor | None,
+    norm: torch.Tensor | None,
+    epsilon: float,
+) -> torch.Tensor:
+    """Queries or keys `[num_tokens, num_heads, head_dim]` as `rope_kv_write` leaves them."""
+    if norm is not None:
+        heads = rms_norm_torch(heads, norm, epsilon)
+    if cos_sin is not None and positions is not None:
+        cos, sin = cos_sin[positions.long()][:, None, :].chunk(2, dim=-1)
+        heads = _rotate(heads, cos, sin)
+    return heads
 
 
 def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,8 @@ from milestone_llm.cli import config_fields, console
 from .bench_all_reduce import print_all_reduces
 from .bench_limits import RunLimit, limit_lines, limit_text
 from .bench_parts import FIELDS, KERNELS, check_against_m4, switched_off
-from .bench_profile import print_profile, profile_steps
+from .bench_profile import kernel_times, print_kernels, print_profile, profile_steps
+from .compiled import check_compiler, compiled
 
 MILESTONES = {
     "m1": "m1_single",
@@ -48,6 +49,8 @@ class Entrant:
     """Of its configuration, beside those of the command line."""
     off: set[str] = field(default_factory=set)
     """Kernels of M5 that PyTorch's take the place of."""
+    compiled: str | None = None
+    """What of M5 `torch.compile` makes; see `compiled`."""
 
 
 def compare_engines(bench: Bench) -> None:
@@ -71,6 +74,8 @@ def compare_engines(bench: Bench) -> None:
         raise ValueError(
             f"--profile is for M5's own runner, not for {MILESTONES[last.milestone]}'s"
         )
+    if args.compile:
+        check_compiler(device)
     if not args.no_check:
         console.print(f"Checked: {check_against_m4(device)}.\n")
     if on_gpu and args.model is None:
@@ -85,8 +90,9 @@ def compare_engines(bench: Bench) -> None:
                 console.print(f"--without {part} changes nothing on a CPU")
 
     earlier: Results = {}
+    by_compiler: dict[str, Any] = {}
     for entrant in entrants[:-1]:
-        earlier |= measure_alone(bench, entrant, items, on_gpu)
+        earlier |= measure_alone(bench, entrant, items, on_gpu, by_compiler)
         gc.unfreeze()
         gc.collect()  # engines hold graphs that hold memory
         gc.freeze()  # the collector need not go through results while others are measured
@@ -106,6 +112,9 @@ def compare_engines(bench: Bench) -> None:
     )
     data = bench.run(contest)
     data["without"] = args.without
+    if args.compile:
+        data["compile"] = by_compiler
+        print_compiled(by_compiler, step_kernels(engine))
     if bench.num_ranks > 1:
         data["all_reduces"] = print_all_reduces(engine)
     if on_gpu and bench.num_ranks == 1:
@@ -143,7 +152,10 @@ def planned_entrants(args: argparse.Namespace) -> list[Entrant]:
                 raise ValueError(f"--without {part}: there is {names}")
             fields |= FIELDS.get(part, {})
         without.append(Entrant(f"- {combination}", "m5", fields, set(parts) & set(KERNELS)))
-    return entrants[:-1] + without + entrants[-1:]
+    if args.compile and "m5" not in milestones:
+        raise ValueError("--compile compiles parts of m5: add m5 to --engines")
+    by_compiler = [Entrant(f"compiled {scope}", "m5", compiled=scope) for scope in args.compile]
+    return entrants[:-1] + without + by_compiler + entrants[-1:]
 
 
 def set_defaults(args: argparse.Namespace, on_gpu: bool) -> None:
@@ -185,15 +197,28 @@ def build(bench: Bench, entrant: Entrant, items: Sequence[WorkItem]) -> Any:
 
 
 def measure_alone(
-    bench: Bench, entrant: Entrant, items: Sequence[WorkItem], on_gpu: bool
+    bench: Bench,
+    entrant: Entrant,
+    items: Sequence[WorkItem],
+    on_gpu: bool,
+    by_compiler: dict[str, Any],
 ) -> Results:
-    """One result a round of an engine that is gone afterwards."""
+    """One result a round of an engine that is gone afterwards.
+
+    Args:
+        by_compiler: gets what compiling took, and the kernels that came of it.
+    """
     engine = build(bench, entrant, items)
-    with switched_off(entrant.off):
-        if on_gpu:
+    with switched_off(entrant.off), compiled(entrant.compiled) as compile_time:
+        if on_gpu or entrant.compiled:
             warm_up(engine, items)
         contestant = engine_contestant(engine, entrant.name)
-        return measure([contestant], items, bench.args.rounds, has_bar=not on_gpu)
+        results = measure([contestant], items, bench.args.rounds, has_bar=not on_gpu)
+        if entrant.compiled:
+            compile_time.stop()
+            found = {"seconds": compile_time.seconds, "kernels": step_kernels(engine)}
+            by_compiler[entrant.name] = found
+    return results
 
 
 def warm_up(engine: Any, items: Sequence[WorkItem]) -> None:
@@ -219,6 +244,30 @@ def capture_graphs(engine: Any) -> int:
         graphs.replay(bucket, Needs())
     torch.cuda.synchronize()
     return len(graphs.buckets)
+
+
+def step_kernels(engine: Any) -> list[tuple[str, float, float]]:
+    """Kernels of the largest decode graph without attention's time, since nobody is in the step.
+
+    Returns:
+        Name, launches a step, microseconds a step; nothing where there are no graphs.
+    """
+    graphs = getattr(engine.runner, "graphs", None)
+    if graphs is None:
+        return []
+    graphs.step_rows.fill_(-1)
+    bucket = graphs.buckets[-1]
+    return kernel_times(lambda: graphs.replay(bucket, Needs()), num_steps=5)[0]
+
+
+def print_compiled(by_compiler: dict[str, Any], ours: list[tuple[str, float, float]]) -> None:
+    """What compiling took, and the kernels of a step beside those written by hand."""
+    for name, found in by_compiler.items():
+        console.print(f"\n{name}: {found['seconds']:.0f} s in the compiler")
+    for name, kernels in (("by hand", ours), *((n, f["kernels"]) for n, f in by_compiler.items())):
+        if kernels:
+            console.print()
+            print_kernels(console, f"a decode step without contexts, {name}", kernels)
 
 
 def report_limit(engine: Any, items: Sequence[WorkItem], data: dict[str, Any]) -> dict[str, Any]:

@@ -145,14 +145,35 @@ def print_profile(console: Console, result: StepProfile, num_kernels: int = 14) 
         host.add_row(name, f"{spent:,.0f}", HOST_PARTS.get(name, "outputs, counts, Python between"))
     console.print(host)
     console.print()
-    shown, rest = result.kernels[:num_kernels], result.kernels[num_kernels:]
+    wall_us = result.profiled_wall_us
+    print_kernels(console, "in kernels (profiled steps)", result.kernels, num_kernels, wall_us)
+
+
+def print_kernels(
+    console: Console,
+    title: str,
+    kernels: list[tuple[str, float, float]],
+    num_kernels: int = 14,
+    wall_us: float | None = None,
+) -> None:
+    """The costliest kernels of a step, and the sum of all.
+
+    Args:
+        kernels: as `kernel_times` finds them.
+        wall_us: microseconds of a step; with them the gaps between kernels are a line, too.
+    """
+    total_us = sum(us for _, _, us in kernels)
+    shown, rest = kernels[:num_kernels], kernels[num_kernels:]
     if rest:
         total = (sum(count for _, count, _ in rest), sum(spent for _, _, spent in rest))
         shown = [*shown, (f"{len(rest)} others", *total)]
-    wall_us = result.profiled_wall_us
-    gaps = max(0.0, wall_us - result.busy_us)
-    rows = [(name, f"{n:,.1f}", f"{us:,.1f}", f"{us / wall_us:.1%}") for name, n, us in shown]
-    rows.append(("gaps", "", f"{gaps:,.1f}", f"{gaps / wall_us:.1%}"))
-    kernels = table("", ["in kernels (profiled steps)", "launches", "us", "share"], rows)
-    kernels.columns[0].max_width = 46
-    console.print(kernels)
+    whole = wall_us or total_us
+    rows = [(name, f"{n:,.1f}", f"{us:,.1f}", f"{us / whole:.1%}") for name, n, us in shown]
+    if wall_us is None:
+        rows.append(("all", f"{sum(n for _, n, _ in kernels):,.1f}", f"{total_us:,.1f}", ""))
+    else:
+        gaps = max(0.0, wall_us - total_us)
+        rows.append(("gaps", "", f"{gaps:,.1f}", f"{gaps / wall_us:.1%}"))
+    grid = table("", [title, "launches", "us", "share"], rows)
+    grid.columns[0].max_width = 46
+    console.print(grid)

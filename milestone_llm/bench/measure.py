@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from milestone_llm.cli import freeze_garbage, log_console, progress_bar
+from milestone_llm.threads import ThreadWatch
 from milestone_llm.trace.explore import Run
 from milestone_llm.trace.tracer import Tracer
 
@@ -177,18 +178,23 @@ def measure(
         Per contestant one result a round.
     """
     results: dict[str, list[RunResult]] = {contestant.name: [] for contestant in contestants}
+    engines = [each.engine for each in contestants if each.engine is not None]
+    watch = ThreadWatch(engines[0].model.device.type if engines else "")
     with progress_bar(is_hidden=not has_bar) as bar:
         task = bar.add_task("", count="")
 
         def run(contestant: Contestant, work: Sequence[WorkItem], what: str) -> RunResult:
             total = sum(item.params.max_tokens for item in work)
             bar.reset(task, description=f"{what}  {contestant.name}", total=total, count="")
-            num_tokens, next_update = 0, 0.0
+            num_tokens, last, next_update = 0, time.perf_counter(), 0.0
 
             def progress(num_new: int) -> None:
-                nonlocal num_tokens, next_update
+                nonlocal num_tokens, last, next_update
                 num_tokens += num_new
-                if (now := time.perf_counter()) > next_update:  # a GPU's step is short
+                now = time.perf_counter()
+                watch.note_step(now - last, num_new)
+                last = now
+                if now > next_update:  # a GPU's step is short
                     bar.update(task, completed=num_tokens, count=f"{num_tokens:,} tokens")
                     next_update = now + 0.2
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from milestone_llm.cli import console
 from milestone_llm.plots.timeline import draw_timeline
-from milestone_llm.trace.console import ConsoleSink, print_changes
+from milestone_llm.trace.console import print_changes
 from milestone_llm.trace.explore import Run, write_page
 from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.text import plural
@@ -52,19 +52,14 @@ def steps(run: DemoRun) -> None:
     """The steps in which something happened, unless all have been shown."""
     if not run.prints_steps:
         headline(f"{run.label[:1].upper()}{run.label[1:]}, step by step")
-        print_changes(run.records, _sink(run))
+        print_changes(run.records, run.sink)
 
 
 def step(run: DemoRun, record: StepRecord, what: str) -> None:
     """One step, unless all have been shown."""
     headline(f"{what} (step {record.step})")
     if not run.prints_steps:
-        _sink(run)(record)
-
-
-def _sink(run: DemoRun) -> ConsoleSink:
-    tokenizer = run.engine.tokenizer
-    return ConsoleSink(console, decode=tokenizer and tokenizer.decode)
+        run.sink(record)
 
 
 def answers(run: DemoRun, prompts: Sequence[str] = ()) -> None:
@@ -96,11 +91,12 @@ def requests(runs: Sequence[DemoRun]) -> None:
     """
     headline("Requests, times in ms since each one's arrival")
     names = ["queue", "TTFT", "TPOT", "done"] if len(runs) == 1 else ["TTFT", "done"]
-    if len(runs) > 1 and sum(max(len(run.label), 6) + 9 for run in runs) > console.width - 25:
-        names = ["done"]  # numbers that would not fit go as a whole
     columns = ["request", "in", "out"]
     if has_hits := any(out.metrics.num_cached_tokens for out in runs[0].outputs):
         columns.append("saved")
+    space = console.width - 25 - 7 * has_hits
+    if len(runs) > 1 and sum(max(len(run.label), 6) + 9 for run in runs) > space:
+        names = ["done"]  # numbers that would not fit go as a whole
     for run in runs:  # several: with a line for their labels
         columns += [f"{run.label}\n{names[0]}", *names[1:]] if len(runs) > 1 else names
     if len(runs) > 1:

@@ -19,9 +19,10 @@ from .errors import ApiError
 from .metrics import Metrics
 
 PACE = 10.0
-"""HTTP's thread and the engine's share one interpreter: what one takes, the other lacks. So tokens
-are handed out at most once in so many times the CPU time that it took to send the last ones: every
-step where few are streaming, several tokens in one frame where hundreds are."""
+"""Tokens are handed out at most once in so many times the CPU time that it took to send the last
+ones: every step where few are streaming, several tokens in one frame where hundreds are. What HTTP
+takes, the engine may lack: the interpreter where both are in one process, a core where there are
+few."""
 
 
 class Call:
@@ -82,7 +83,7 @@ class Call:
         """Take in news of one of the requests."""
         place = self._places[progress.request_id]
         if progress.refusal is not None:
-            self.fail(ApiError(400, progress.refusal))
+            self.fail(ApiError(progress.status, progress.refusal))
         self.num_cached_tokens[place] = progress.num_cached_tokens
         if progress.prompt_logprobs is not None:
             self.prompt_logprobs[place] = progress.prompt_logprobs

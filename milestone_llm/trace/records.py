@@ -144,7 +144,8 @@ def _ids(requests: Iterable[Request]) -> list[str]:
 
 
 def _plain(event: KVEvent | dict[str, Any]) -> dict[str, Any]:
-    return dict(event if isinstance(event, dict) else vars(event))
+    data = dict(event if isinstance(event, dict) else vars(event))
+    return data if data.get("held") else {k: v for k, v in data.items() if k != "held"}
 
 
 def batch_rows(plan: StepPlan, sampled: dict[str, SampledToken]) -> list[BatchRow]:

@@ -200,6 +200,8 @@ def replay(event: KVEvent, tables: dict[str, list[int]]) -> None:
         tables[name][tables[name].index(source)] = copy
     elif event.type == "free":
         assert tables.pop(name) == blocks
+        others = {block for table in tables.values() for block in table}
+        assert event.held == [block for block in blocks if block in others]
     elif event.type == "swap_out":
         assert tables[name] == blocks
     else:

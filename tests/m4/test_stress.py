@@ -37,7 +37,7 @@ def stress(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
         path.unlink(missing_ok=True)
         status = main([*SMALL, "--out", str(tmp_path), "--json", str(path), *arguments])
         out = capsys.readouterr().out
-        assert (tmp_path / "m4_stress.png").read_bytes().startswith(PNG)
+        assert (tmp_path / "stress.png").read_bytes().startswith(PNG)
         lines = [line for line in out.splitlines() if not re.match("picture|written", line)]
         assert all(len(line) <= 80 for line in lines)
         return status, out, json.loads(path.read_text())

@@ -1,0 +1,198 @@
+"""M5's decoder by compiler: `torch.compile` in the place of hand-written kernels.
+
+"twins" compiles the twin of each elementwise kernel by itself. "decoder" compiles all that lies
+between one attention and the next, matrix products included, as one function of tensors; layers are
+alike, so 28 of them are one compilation. Attention, sampling and CUDA graphs stay ours in both: a
+compiler does not find Flash-Decoding in a softmax.
+
+The twins do two things that a compiler can make nothing of, and are told otherwise here: they ask
+the host which tokens are padding, and they work in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch._dynamo.utils import calculate_time_spent
+
+from m5_kernels import decoder
+from m5_kernels.attention import AttentionMetadata, attend
+from m5_kernels.decoder import FusedDecoder, KVCaches, LayerWeights
+from m5_kernels.kernels.rms_norm import add_rms_norm_torch, rms_norm_torch
+from m5_kernels.kernels.rope_kv_write import norm_and_rotate_torch
+from m5_kernels.kernels.silu_mul import silu_mul_torch
+
+SCOPES = ("twins", "decoder")
+"""What `--compile` compiles."""
+
+
+@dataclass
+class CompileTime:
+    """Seconds spent in the compiler so far; by torch's own count."""
+
+    before: float
+    seconds: float = 0.0
+
+    def stop(self) -> None:
+        """Note what has been spent since the beginning."""
+        self.seconds = calculate_time_spent()["total_wall_time"] - self.before
+
+
+def check_compiler(device: str) -> None:
+    """Raise ValueError where `torch.compile` has nothing to compile with."""
+    if not device.startswith("cuda") and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        raise ValueError("--compile on a CPU needs a C++ compiler: install g++ or clang")
+
+
+@contextlib.contextmanager
+def compiled(scope: str | None) -> Iterator[CompileTime]:
+    """While it lasts, M5's decoder runs what the compiler made; None: its own kernels.
+
+    Args:
+        scope: one of `SCOPES`.
+    """
+    if scope is not None:
+        torch._dynamo.reset()  # whatever was compiled for another shape or scope
+    time = CompileTime(before=calculate_time_spent()["total_wall_time"])
+    with contextlib.ExitStack() as stack:
+        if scope == "twins":
+            for name, twin in TWINS.items():
+                stack.enter_context(patch.object(decoder, name, torch.compile(twin)))
+        elif scope == "decoder":
+            stack.enter_context(patch.object(FusedDecoder, "forward", compiled_forward()))
+        yield time
+        time.stop()
+
+
+def rope_kv_write_pure(
+    qkv: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    num_q_heads: int,
+    positions: torch.Tensor | None = None,
+    cos_sin: torch.Tensor | None = None,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    epsilon: float = 1e-6,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """`rope_kv_write` for a compiler: new queries, and no question to the host.
+
+    Padding, whose slot is -1, writes once more what the first token writes, which is never padding
+    in a step that somebody is in.
+    """
+    num_kv_heads, head_dim = key_cache.shape[2:]
+    heads = qkv.unflatten(1, (-1, head_dim))
+    query, key, value = heads.split((num_q_heads, num_kv_heads, num_kv_heads), dim=1)
+    key = norm_and_rotate_torch(key, positions, cos_sin, k_norm, epsilon)
+    is_padding = slot_mapping < 0
+    slots = torch.where(is_padding, slot_mapping[:1], slot_mapping)
+    blocks, offsets = slots // key_cache.shape[1], slots % key_cache.shape[1]
+    for cache, new in ((key_cache, key), (value_cache, value)):
+        cache[blocks, offsets] = torch.where(is_padding[:, None, None], new[:1], new)
+    return norm_and_rotate_torch(query, positions, cos_sin, q_norm, epsilon)
+
+
+TWINS: dict[str, Callable[..., torch.Tensor]] = {
+    "rms_norm": rms_norm_torch,
+    "add_rms_norm": add_rms_norm_torch,
+    "rope_kv_write": rope_kv_write_pure,
+    "silu_mul": silu_mul_torch,
+}
+"""By the launcher's name: what is compiled in its place."""
+
+
+def compiled_forward() -> Callable[..., torch.Tensor]:
+    """`FusedDecoder.forward`, compiled from one attention to the next."""
+    enter, between = torch.compile(_enter), torch.compile(_between)
+    leave = torch.compile(_leave)
+
+    def forward(
+        self: FusedDecoder, input_ids: torch.Tensor, metadata: AttentionMetadata, caches: KVCaches
+    ) -> torch.Tensor:
+        c = self.config
+        rest = (metadata.slot_mapping, metadata.positions, self.cos_sin)
+        sizes = (c.num_q_heads, c.rms_norm_eps)
+        residual, query = enter(
+            input_ids, self.embedding, self.layers[0], *caches[0], *rest, *sizes
+        )
+        for index, (layer, window) in enumerate(zip(self.layers, c.windows, strict=True)):
+            attended = attend(query, *caches[index], metadata, window=window)
+            if index + 1 < len(self.layers):
+                residual, query = between(
+                    attended, residual, layer, self.layers[index + 1], *caches[index + 1],
+                    *rest, *sizes,
+                )  # fmt: skip
+        return leave(attended, residual, layer, self.final_norm, c.rms_norm_eps)
+
+    return forward
+
+
+def _enter(
+    input_ids: torch.Tensor, embedding: torch.Tensor, layer: LayerWeights, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """From token ids to the first layer's queries; and the residual stream."""
+    residual = F.embedding(input_ids, embedding)
+    hidden = rms_norm_torch(residual, layer.input_norm, rest[-1])
+    return residual, _queries(hidden, layer, *rest)
+
+
+def _between(
+    attended: torch.Tensor,
+    residual: torch.Tensor,
+    layer: LayerWeights,
+    next_layer: LayerWeights,
+    *rest: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """From what a layer's attention found to the next layer's queries."""
+    residual = _after_attention(attended, residual, layer, rest[-1])
+    hidden = rms_norm_torch(residual, next_layer.input_norm, rest[-1])
+    return residual, _queries(hidden, next_layer, *rest)
+
+
+def _leave(
+    attended: torch.Tensor,
+    residual: torch.Tensor,
+    layer: LayerWeights,
+    norm: torch.Tensor,
+    epsilon: float,
+) -> torch.Tensor:
+    """From the last attention to the hidden states that the LM head takes."""
+    return rms_norm_torch(_after_attention(attended, residual, layer, epsilon), norm, epsilon)
+
+
+def _after_attention(
+    attended: torch.Tensor, residual: torch.Tensor, layer: LayerWeights, epsilon: float
+) -> torch.Tensor:
+    """The residual stream at the end of a layer."""
+    residual = residual + F.linear(attended.flatten(1), layer.output, layer.output_bias)
+    hidden = rms_norm_torch(residual, layer.post_norm, epsilon)
+    gate_up = F.linear(hidden, layer.gate_up, layer.gate_up_bias)
+    return residual + F.linear(silu_mul_torch(gate_up), layer.down, layer.down_bias)
+
+
+def _queries(
+    hidden: torch.Tensor,
+    layer: LayerWeights,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    num_q_heads: int,
+    epsilon: float,
+) -> torch.Tensor:
+    """A layer's queries; its new keys and values are written."""
+    qkv = F.linear(hidden, layer.qkv, layer.qkv_bias)
+    return rope_kv_write_pure(
+        qkv, key_cache, value_cache, slot_mapping, num_q_heads, positions, cos_sin,
+        layer.q_norm, layer.k_norm, epsilon,
+    )  # fmt: skip
