@@ -4,7 +4,7 @@
     submit, abort, report  -- orders -->     between two steps
     deliver(list)          <-- progress --   at most once a step, for all requests together
 
-Only the engine's thread touches the engine, so that nobody waits for a lock while it steps.
+Only the engine's thread touches the engine, so that no thread waits for a lock while it steps.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 
 from milestone_llm.engine.engine import BaseEngine
 from milestone_llm.engine.outputs import CompletionOutput, RequestOutput
+from milestone_llm.threads import ThreadWatch
 from milestone_llm.trace.tracer import Tracer
 
 from .engine_client import (
@@ -73,6 +74,7 @@ class EngineLoop:
         self._is_stopped = False
         self._sink: StepSink | None = None
         self._own_tracer = Tracer(keeps_records=False)
+        self._threads = ThreadWatch(engine.model.device.type, log.warning)
 
     # -- from any thread ---------------------------------------------------------------------
 
@@ -139,7 +141,7 @@ class EngineLoop:
         answer.set_result([EngineReport(stats, self._metrics)])
 
     def _watch(self, sink: StepSink | None) -> None:
-        """Trace the engine for as long as somebody watches, or the trace was asked for anyway."""
+        """Trace the engine while a page is open, or if a trace was asked for."""
         engine = self._engine
         if isinstance(engine.tracer, Tracer) and self._sink in engine.tracer.sinks:
             engine.tracer.sinks.remove(self._sink)
@@ -187,6 +189,7 @@ class EngineLoop:
         if self._engine.counts["steps"] > counts["steps"]:
             self._num_failures = 0
             self._metrics.note_step(seconds, counts, self._engine.counts)
+            self._threads.note_step(seconds, len(outputs))
         self._pass_on(outputs)
 
     def _pass_on(self, outputs: list[RequestOutput]) -> None:
