@@ -78,7 +78,7 @@ class BlockManager:
     def describe(self, num_tokens: int) -> str:
         """How much is wanted and how much there is, for people."""
         wanted = self.num_blocks_for(num_tokens)
-        return f"{num_tokens} tokens need {wanted} blocks, {self.pool.num_free} are free"
+        return f"blocks needed {wanted}, free {self.pool.num_free}"
 
     def allocate(self, request_id: str, num_tokens: int) -> None:
         """Give a request a table with room for its first `num_tokens` tokens."""

@@ -95,10 +95,10 @@ class Scheduler(BaseScheduler):
         """Why a request and its forks cannot join a step that has `budget` tokens left."""
         num_running = len(self.running) + sum(len(running.forks) for running in self.running)
         if num_running + len(request.forks) >= self.config.max_num_seqs:
-            return f"max_num_seqs={self.config.max_num_seqs}, {num_running} are running"
+            return f"max_num_seqs={self.config.max_num_seqs}, running: {num_running}"
         num_new_tokens = request.num_uncomputed_tokens
         if num_new_tokens > budget:
-            return f"it needs {num_new_tokens} tokens, the step has {budget} left"
+            return f"tokens needed: {num_new_tokens}, left in this step: {budget}"
         if not self.kv.can_allocate(request.num_tokens):
             return f"no KV memory: {self.kv.describe(request.num_tokens)}"
         return None

@@ -130,13 +130,13 @@ class Scheduler(BaseScheduler):
         """Why a request and its forks cannot join a step that has `budget` tokens left."""
         num_running = len(self.running) + sum(len(running.forks) for running in self.running)
         if num_running + len(request.forks) >= self.config.max_num_seqs:
-            return f"max_num_seqs={self.config.max_num_seqs}, {num_running} are running"
+            return f"max_num_seqs={self.config.max_num_seqs}, running: {num_running}"
         hit = PrefixHit([], request.num_computed_tokens)  # what was swapped out comes back
         if request.status is not RequestStatus.SWAPPED:
             hit = self.prefix_cache.find(request)
         num_new_tokens = request.num_tokens - hit.num_tokens
         if budget < (1 if self.config.enable_chunked_prefill else num_new_tokens):
-            return f"it needs {num_new_tokens} tokens, the step has {budget} left"
+            return f"tokens needed: {num_new_tokens}, left in this step: {budget}"
         if not self.prefix_cache.can_allocate(request, hit):
             return f"no KV memory: {self.kv.describe(request.num_tokens)}"
         return None

@@ -54,7 +54,7 @@ return m2_batching/scheduler.py::Scheduler.reason_to_wait, when request.request_
 r0 and r1 are in, and there is no third row. The other limits would say no as well: one token of the
 budget is left, and no region. There are as many regions as rows, so the test for memory never
 decides in M2; it does in M3, where memory is counted in blocks.
-p __return__ == 'max_num_seqs=2 requests are running'  # the reason to wait
+p __return__ == 'no row is left: max_num_seqs=2'  # the reason to wait
 p budget == 1  # tokens left: 9 - 3 - 5
 p self.kv.free_regions == []  # KV regions that nobody owns
 Try `p request`, `u`.
@@ -178,7 +178,7 @@ nine tokens, and a prompt is computed in one piece: it waits for a step in which
 runs. m4_prefix_chunked cuts prompts into chunks.
 p (len(self.running), self.config.max_num_seqs) == (1, 2)  # rows taken, rows there
 p self.kv.free_regions == [0]  # KV regions that nobody owns
-p __return__ == 'it needs 9 tokens, the step has 8 left'  # the reason to wait
+p __return__ == 'tokens needed: 9, left in this step: 8'  # the reason to wait
 Try `p request.num_uncomputed_tokens, budget`.
 
 # nobody overtakes

@@ -156,7 +156,7 @@ Try `pp __return__.preempted`.
 return m3_paged/scheduler.py::Scheduler.reason_to_wait
 In the next step r1 is asked again. It would need blocks for all that is known of it, prompt and
 output.
-p __return__ == 'no KV memory: 10 tokens need 3 blocks, 2 are free'  # why it cannot run yet
+p __return__ == 'no KV memory: blocks needed 3, free 2'  # why it cannot run yet
 Try `p budget` (tokens that the step has left).
 
 # r0 is done and leaves its blocks

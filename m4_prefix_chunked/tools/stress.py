@@ -31,6 +31,7 @@ from milestone_llm.cli import (
     try_to_write,
 )
 from milestone_llm.threads import ThreadWatch
+from milestone_llm.trace.text import plural
 
 if TYPE_CHECKING:
     from .stress_report import StressReport
@@ -148,7 +149,7 @@ def serve(traffic: Traffic, concurrency: int, report: StressReport) -> None:
                     report.add(output)
                     if output.finish_reason in ("stop", "length"):
                         traffic.finished(planned, output, step)
-            count = f"{report.num_ended} of {report.num_requests} requests"
+            count = f"{report.num_ended} of {plural(report.num_requests, 'request')}"
             bar.update(task, completed=report.num_ended, count=count)
             step += 1
     except AssertionError as error:

@@ -27,7 +27,9 @@ Tables = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Target:
-    """A ratio of two contestants' figures, and how large it may be (None: it is only shown)."""
+    """A ratio of two contestants' figures, and how large this project wants it at most (None: it is
+    only shown).
+    """
 
     meaning: str
     figure: str

@@ -16,6 +16,7 @@ import numpy as np
 from milestone_llm.cli import freeze_garbage, log_console, progress_bar
 from milestone_llm.threads import ThreadWatch
 from milestone_llm.trace.explore import Run
+from milestone_llm.trace.text import plural
 from milestone_llm.trace.tracer import Tracer
 
 from .workloads import WorkItem, serve
@@ -98,9 +99,10 @@ def engine_contestant(
         after = engine.stats()
         counts = {
             name: after[name] - before[name]
-            for name in ("steps", "rows", "prefill_tokens", "decode_tokens", "padding_tokens")
+            for name in before
+            if name in ("steps", "rows") or name.endswith("_tokens")
         }
-        useful = counts["prefill_tokens"] + counts["decode_tokens"]
+        computed = counts["prefill_tokens"] + counts["decode_tokens"]
         return RunResult(
             seconds=seconds,
             token_ids=[output.token_ids for output in outputs],
@@ -109,7 +111,8 @@ def engine_contestant(
                 "steps": counts["steps"],
                 "rows_per_step": counts["rows"] / counts["steps"],
                 "tokens_per_step": sum(len(out.token_ids) for out in outputs) / counts["steps"],
-                "useful_share": useful / (useful + counts["padding_tokens"]),
+                "useful_share": (computed - counts["recomputed_tokens"])
+                / (computed + counts["padding_tokens"]),
                 "kv_watermark": after["kv"]["watermark"],
                 **(facts(outputs, engine.tracer.records) if facts else {}),
             },
@@ -195,7 +198,7 @@ def measure(
                 watch.note_step(now - last, num_new)
                 last = now
                 if now > next_update:  # a GPU's step is short
-                    bar.update(task, completed=num_tokens, count=f"{num_tokens:,} tokens")
+                    bar.update(task, completed=num_tokens, count=plural(num_tokens, "token"))
                     next_update = now + 0.2
 
             return contestant.run(work, progress)

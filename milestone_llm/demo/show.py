@@ -14,6 +14,7 @@ from rich.text import Text
 
 from milestone_llm.cli import console
 from milestone_llm.plots.timeline import draw_timeline
+from milestone_llm.plots.timeline_spans import useful_share
 from milestone_llm.trace.console import print_changes
 from milestone_llm.trace.explore import Run, write_page
 from milestone_llm.trace.records import StepRecord
@@ -130,8 +131,7 @@ def summary(runs: Sequence[DemoRun]) -> None:
 def _totals(run: DemoRun) -> dict[str, str]:
     records, metrics = run.records, [output.metrics for output in run.outputs]
     num_tokens = sum(len(c.token_ids) for output in run.outputs for c in output.outputs)
-    num_useful = sum(r.num_prefill_tokens + r.num_decode_tokens for r in records)
-    num_computed = num_useful + sum(r.num_padding_tokens for r in records)
+    useful = useful_share([record.to_dict() for record in records])
     seconds = max(m.finish_time or 0 for m in metrics) - min(m.arrival_time for m in metrics)
 
     def mean(times: Iterable[float | None]) -> str:
@@ -141,7 +141,7 @@ def _totals(run: DemoRun) -> dict[str, str]:
     return {
         "steps": f"{len(records):,}",
         "rows a step, on average": f"{statistics.fmean(len(r.batch) for r in records):.1f}",
-        "useful share of computed positions": f"{num_useful / num_computed:.1%}",
+        "useful share of computed positions": f"{useful:.1%}",
         "output tokens": f"{num_tokens:,}",
         "time": f"{seconds:.2f} s",
         "output tokens per second": f"{num_tokens / seconds:,.1f}",

@@ -22,6 +22,7 @@ from milestone_llm.models.checkpoint import LoadedModel, load_model, max_positio
 from milestone_llm.threads import ThreadWatch
 from milestone_llm.trace.console import ConsoleSink
 from milestone_llm.trace.records import StepRecord
+from milestone_llm.trace.text import plural
 
 
 @dataclass
@@ -102,6 +103,7 @@ class Work:
         """Serve the requests behind a progress bar, which makes room for a trace on the console."""
         run = DemoRun(label, engine, self.items, [])
         total = sum(item.params.max_tokens * item.params.n for item in self.items)
+        tokens = plural(total, "token")
         num_tokens, watch, last = 0, self.thread_watch, time.perf_counter()
         with progress_bar(is_hidden=run.prints_steps) as bar:
             task = bar.add_task(label, total=total, count="")
@@ -112,7 +114,7 @@ class Work:
                 now = time.perf_counter()
                 watch.note_step(now - last, len(changed))
                 last = now
-                bar.update(task, completed=num_tokens, count=f"{num_tokens} of {total} tokens")
+                bar.update(task, completed=num_tokens, count=f"{num_tokens} of {tokens}")
 
             run.outputs = serve(engine, self.items, chat=self.is_chat, on_step=on_step)
         return run

@@ -302,7 +302,7 @@ class BaseEngine(ABC):
         milestone = self.scheduler.stats()
         return {
             **counts,
-            "useful_share": useful / computed if computed else 1.0,
+            "useful_share": (useful - counts["recomputed_tokens"]) / computed if computed else 1.0,
             "waiting": len(self.scheduler.waiting),
             "running": len(self.scheduler.running),
             **milestone,

@@ -64,6 +64,8 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     """Tokens whose keys and values are in the cache, or will be after the steps launched so far."""
+    num_once_computed: int = 0
+    """Tokens that some step has computed. A preempted request computes them again, for nothing."""
     num_in_flight: int = 0
     """Tokens that launched steps are sampling for this request."""
     finish_reason: str | None = None
