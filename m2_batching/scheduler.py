@@ -1,8 +1,8 @@
-"""Iteration-level scheduling (Orca, OSDI '22, section 3.1): who runs is decided at every step.
+"""Iteration-level scheduling (Orca, OSDI '22, section 3.1): requests are chosen at every step.
 
 A step first gives each running request its next token, then admits waiting ones while regions, rows
 and the token budget last. A request that finishes leaves in the same step; the next step gives its
-place to somebody else. Prefill and decode rows share a step.
+place to another request. Prefill and decode rows share a step.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
                    slot 0 * 4 + 1 = 1          3 | .  .  .  . |  free
 
 A table grows by one block when its last is full: at most `block_size - 1` reserved slots hold
-nothing. Two tables may name the same block (a shared prompt); whoever wants to write into such a
+nothing. Two tables may name the same block (a shared prompt); a request that writes into such a
 block first gets a copy of it (copy-on-write).
 """
 
@@ -72,7 +72,7 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def can_allocate(self, num_tokens: int) -> bool:
-        """Whether a new table for `num_tokens` tokens fits into what is free."""
+        """Whether a new table for `num_tokens` tokens fits into the free blocks."""
         return self.num_blocks_for(num_tokens) <= self.pool.num_free
 
     def describe(self, num_tokens: int) -> str:

@@ -67,7 +67,7 @@ class Scheduler(BaseScheduler):
     def by_seniority(self) -> list[Request]:
         """Running requests; the last is the victim when memory runs out.
 
-        Senior is who was admitted earlier, or who has the lower (priority, arrival). A step serves
+        Senior is the request admitted earlier, or with the lower (priority, arrival). A step serves
         seniors first, so a victim has no row in it yet.
         """
         if self.config.policy == "priority":
@@ -152,7 +152,7 @@ class Scheduler(BaseScheduler):
         return paged_kv_usage(self.kv, self.running)
 
     def stats(self) -> dict[str, Any]:
-        """Preemptions, copies, and what blocks reserve beyond what they store."""
+        """Preemptions, copies, and places that are reserved but empty."""
         return kv_stats(self.kv, self.preempter, self.running)
 
     def check_invariants(self) -> None:

@@ -1,8 +1,8 @@
 """Scheduling with a prefix cache and with prompts computed in chunks (Sarathi-Serve, OSDI '24).
 
-A step has a budget of tokens. Decode rows take one each, so that nobody's next token waits for
-somebody's prompt; what is left goes to prompts in order, as large a chunk of each as fits. A chunk
-that does not reach the last known token samples nothing.
+A step has a budget of tokens. Decode rows take one each, so that no running request waits for the
+whole prompt of another; the rest goes to prompts in order, as large a chunk of each as fits. A
+chunk that does not reach the last known token samples nothing.
 
     budget 8   | d d d | P P P P P |     three decode rows, five tokens of a prompt of twelve
     budget 8   | d d d | P P P P P |
@@ -172,7 +172,7 @@ class Scheduler(BaseScheduler):
         self.preempter.free(request.request_id)
 
     def reset_memory(self) -> None:
-        """Give back all blocks and forget what they hold."""
+        """Give back all blocks and forget their content."""
         self.kv.reset()
         self.prefix_cache.reset_requests()
         self.preempter.reset()

@@ -1,4 +1,4 @@
-"""What a bug report needs, and what explains slowness: `python -m milestone_llm.doctor`
+"""Facts for a bug report, and what makes this machine slow: `python -m milestone_llm.doctor`
 
 Prints versions, devices, memory, load, and which parts an engine would use here and why not the
 others; and ends with what to do about what it found. Takes a few seconds.

@@ -116,7 +116,7 @@ def stress(args: argparse.Namespace, milestone: str) -> StressReport:
 
 
 def serve(traffic: Traffic, concurrency: int, report: StressReport) -> None:
-    """Serve all traffic. Who finds no free connection waits outside, in order of arrival.
+    """Serve all traffic. A client that finds no free connection waits outside, in order of arrival.
 
     An invariant that does not hold ends the run; the report says in which step.
     """

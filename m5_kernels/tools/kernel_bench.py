@@ -1,4 +1,4 @@
-"""`python -m m5_kernels.kernel_bench`: each kernel against what the GPU could do at best.
+"""`python -m m5_kernels.kernel_bench`: each kernel against the limit of the GPU.
 
 Kernels that move bytes are rated in GB/s, each input and output counted once, against the
 fastest read and copy measured in the same run; prefill in TFLOP/s of causal attention against a

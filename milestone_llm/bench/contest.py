@@ -1,4 +1,4 @@
-"""A contest: contestants at the same work, what is shown of them, and all of it as plain data.
+"""A contest: contestants at the same work, their figures, and all of it as plain data.
 
 A scenario of a milestone makes one or more of these; everything else is the same for all benches.
 """

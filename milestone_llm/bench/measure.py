@@ -71,7 +71,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Contestant:
-    """Somebody who can do the work: the engine, or what it is compared with."""
+    """A contestant that can do the work: the engine, or a baseline."""
 
     name: str
     run: Callable[[Sequence[WorkItem], Progress], RunResult]
@@ -174,7 +174,8 @@ def measure(
 ) -> dict[str, list[RunResult]]:
     """Run everybody once a round, so that whatever else the machine does hits all of them.
 
-    Every second round goes backwards: nobody always runs on the machine that another has heated.
+    Every second round goes backwards: no contestant always runs on a machine that another has
+    heated.
 
     Returns:
         Per contestant one result a round.

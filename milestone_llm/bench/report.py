@@ -1,4 +1,4 @@
-"""What a benchmark says in the end: a heading, tables for 80 columns, remarks; or Markdown."""
+"""The report of a benchmark: a heading, tables for 80 columns, remarks; or Markdown."""
 
 from __future__ import annotations
 

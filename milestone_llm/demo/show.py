@@ -151,7 +151,7 @@ def _totals(run: DemoRun) -> dict[str, str]:
 
 
 def profile(profiler: cProfile.Profile) -> None:
-    """The 20 functions that took most time themselves (tottime), without what they called."""
+    """The 20 functions that took most time themselves (tottime), without their callees."""
     headline("The 20 costliest functions")
     text = io.StringIO()
     pstats.Stats(profiler, stream=text).strip_dirs().sort_stats("tottime").print_stats(20)

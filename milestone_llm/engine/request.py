@@ -49,7 +49,7 @@ class SampledToken:
 class Request:
     """One request inside the engine.
 
-    `arrival` numbers requests in the order of their coming: it decides who is first.
+    `arrival` numbers requests as they come: the lower number is first.
     """
 
     request_id: str
@@ -77,7 +77,7 @@ class Request:
     index: int = 0
     """Which completion of its prompt this is."""
     reader: Reader | None = None
-    """Who gets the outputs: a call of `generate` or `stream`; None: whoever calls `step`."""
+    """The reader of the outputs: a call of `generate` or `stream`; None: the caller of `step`."""
 
     is_counted: bool = False
     """Whether the engine has noted that it ended."""

@@ -75,14 +75,14 @@ def serve_parser(
     add_options(parser, "model")
     add("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 lets others in")
     add("--port", type=int, default=8000, help="0: one that is free")
-    about = "ask for one of these keys; what is cached for one is not found by another"
+    about = "ask for one of these keys; a prompt cached for one key is not found by another"
     add("--api-key", nargs="+", default=[], metavar="KEY", help=about)
     about = "requests that may wait for a row; more are answered 429"
     add("--max-queued", type=positive, default=256, metavar="N", help=about)
     add("--max-body-bytes", type=positive, default=8 * 2**20, metavar="N", help="of a request")
     about = "for how long requests under way may go on after SIGTERM or Ctrl-C"
     add("--drain-seconds", type=float, default=30.0, metavar="S", help=about)
-    about = "show steps as they happen at /; whoever has a key sees everybody's there"
+    about = "show steps as they happen at /; every client with a key sees all steps there"
     add("--page", action=argparse.BooleanOptionalAction, default=True, help=about)
     add_options(parser, "threads")
     about = "so many engines behind a router, on Ray Serve"

@@ -1,4 +1,5 @@
-"""Between HTTP and the engine: who is let in, who gets what, and when all have to go.
+"""Between HTTP and the engine: which requests are let in, which client gets which tokens, and the
+end.
 
 Everything here runs in HTTP's thread, but for `Desk.deliver`.
 """
@@ -25,10 +26,10 @@ few."""
 
 
 class Call:
-    """One HTTP request: what it asked of the engine, and what has come of it.
+    """One HTTP request: its requests to the engine, and their outputs.
 
-    A choice is a completion, numbered over all prompts as in the answer. Whoever opens a call has
-    to close it, whatever happens.
+    A choice is a completion, numbered over all prompts as in the answer. The code that opens a call
+    has to close it, whatever happens.
     """
 
     def __init__(self, desk: Desk, num_choices: int) -> None:
@@ -103,7 +104,7 @@ class Call:
         self._news.set()
 
     def close(self) -> None:
-        """Nobody waits any more: what is unfinished ends."""
+        """The client has gone: unfinished requests are aborted."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._desk.forget(self)
@@ -115,7 +116,7 @@ class Call:
 
 
 class Desk:
-    """Lets requests in and hands out what the engine makes of them.
+    """Lets requests in and hands out their tokens.
 
     Args:
         max_choices: most completions, running or waiting, at one time.
@@ -214,7 +215,7 @@ class Desk:
     # -- closing -----------------------------------------------------------------------------
 
     def close(self, reason: str) -> None:
-        """Let nobody in any more. The first reason counts."""
+        """Let no more requests in. The first reason counts."""
         self.closed_because = self.closed_because or reason
 
     def fail_all(self, message: str) -> None:

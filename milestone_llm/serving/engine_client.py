@@ -36,7 +36,7 @@ class EngineInfo:
     num_kv_blocks: int
     """Of one engine."""
     tokenizer: Any
-    """The model's, or None. Whoever uses it beside the engine takes a copy."""
+    """The model's, or None. Code beside the engine's thread takes a copy."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,14 @@ class EngineReport:
     """What `/metrics` shows of an engine."""
 
     stats: dict[str, Any]
-    """`LLMEngine.stats()`, and how many of those who wait had been running."""
+    """`LLMEngine.stats()`, and how many of the waiting requests had been running."""
     metrics: EngineMetrics
     replica: str = ""
     """Which one it is, if there may be several."""
 
 
 class EngineClient(Protocol):
-    """Engines, as those see them who use them. `run` is the main thread's; the rest is HTTP's."""
+    """Engines, as HTTP sees them. `run` is the main thread's; the rest is HTTP's."""
 
     info: EngineInfo
     problem: str | None
@@ -122,7 +122,7 @@ class EngineClient(Protocol):
         """End a request, wherever it is; before the next step it has no memory any more."""
 
     def want_more(self) -> None:
-        """HTTP is done with what was delivered. Until this is said, news are kept and go out
+        """HTTP has handed out the last delivery. Until this is said, news are kept and go out
         together: a step's worth at a time, or that of several.
         """
 

@@ -4,7 +4,7 @@
     submit, abort, report  -- orders -->     between two steps
     deliver(list)          <-- progress --   at most once a step, for all requests together
 
-Only the engine's thread touches the engine, so that nobody waits for a lock while it steps.
+Only the engine's thread touches the engine, so that no thread waits for a lock while it steps.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class EngineLoop:
         answer.set_result([EngineReport(stats, self._metrics)])
 
     def _watch(self, sink: StepSink | None) -> None:
-        """Trace the engine for as long as somebody watches, or the trace was asked for anyway."""
+        """Trace the engine while a page is open, or if a trace was asked for."""
         engine = self._engine
         if isinstance(engine.tracer, Tracer) and self._sink in engine.tracer.sinks:
             engine.tracer.sinks.remove(self._sink)

@@ -129,7 +129,7 @@ class StepRecord:
     def to_dict(self, has_batch: bool = True) -> dict[str, Any]:
         """The record as plain data, in the order and with the names of the JSON lines.
 
-        Without its batch, where somebody else writes the rows.
+        Without its batch, for a caller that writes the rows itself.
         """
         data: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
         if has_batch:

@@ -1,4 +1,4 @@
-"""What a walkthrough prints: its map, its introduction, and a card at each stop.
+"""The output of a walkthrough: its map, its introduction, and a card at each stop.
 
 A card holds no time, address or absolute path and is never wider than 80 columns, so that the same
 engine prints the same card everywhere and a transcript can be checked for equality.

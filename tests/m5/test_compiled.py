@@ -1,0 +1,152 @@
+"""What `--compile` hands to the compiler computes what M5's kernels compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from m5_kernels import LLMEngine, SamplingParams, decoder
+from m5_kernels.bench import main
+from m5_kernels.decoder import FusedDecoder
+from m5_kernels.kernels.rope_kv_write import rope_kv_write_torch
+from m5_kernels.kernels.step_metadata import RowState, StepMetadata, expand_step_torch
+from m5_kernels.tools import compiled as compiled_file
+from m5_kernels.tools import mixed_steps, stress
+from m5_kernels.tools.compiled import SCOPES, compiled, rope_kv_write_pure
+from m5_kernels.tools.host_metadata import HostRequest, host_metadata
+from milestone_llm.models.tiny_models import build_tiny_model
+
+pytest_plugins = ["bench_helpers"]
+SMALL = ["--model", "tiny-qwen3", "--num-requests", "3", "--device", "cpu", "--no-check"]
+SMALL += ["--input-len", "3", "12", "--output-len", "2", "7"]
+
+
+@pytest.fixture
+def as_it_is(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """`torch.compile` gives a function back as it is; the names of those that it was given."""
+    names: list[str] = []
+
+    def compile_(function: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+        names.append(function.__name__)
+        return lambda *args, **options: function(*args, **options)
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    return names
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_what_is_compiled_gives_the_same_tokens(
+    family: str, scope: str, as_it_is: list[str]
+) -> None:
+    model = build_tiny_model(family, num_hidden_layers=3)
+    prompts = [[(7 * i + j * 3) % 190 + 3 for j in range(3 + 5 * i)] for i in range(4)]
+    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+
+    def tokens() -> list[list[int]]:
+        engine = LLMEngine(model, max_num_seqs=3, max_model_len=64, max_num_batched_tokens=16)
+        return [output.token_ids for output in engine.generate(prompts, params)]
+
+    before = decoder.rms_norm, FusedDecoder.forward
+    expected = tokens()
+    with compiled(scope):
+        assert (decoder.rms_norm, FusedDecoder.forward) != before
+        assert tokens() == expected
+    assert (decoder.rms_norm, FusedDecoder.forward) == before
+    assert ("_between" in as_it_is) == (scope == "decoder")
+
+
+def test_the_compiler_can_trace_the_rotation_in_one_piece() -> None:
+    trace = partial(torch.compile, backend="eager", fullgraph=True)
+    qkv, caches, rest = rope_inputs()
+    copies = [cache.clone() for cache in caches]
+    expected = rope_kv_write_pure(qkv, *caches, *rest)
+    torch.testing.assert_close(trace(rope_kv_write_pure)(qkv, *copies, *rest), expected)
+    torch.testing.assert_close(copies, caches)
+
+
+def rope_inputs() -> tuple[torch.Tensor, list[torch.Tensor], tuple[Any, ...]]:
+    """Five tokens, of which the last two are padding; caches of three blocks of four slots."""
+    torch.manual_seed(0)
+    slots = torch.tensor([5, 2, 11, -1, -1])
+    angles = torch.rand(9, 4)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
+    positions = torch.tensor([0, 3, 8, 0, 0], dtype=torch.int32)
+    caches = [torch.randn(3, 4, 2, 8) for _ in range(2)]
+    return torch.randn(5, 8 * 8), caches, (slots, 4, positions, cos_sin, None, None)
+
+
+def test_padding_is_written_nowhere() -> None:
+    qkv, caches, rest = rope_inputs()
+    expected = [cache.clone() for cache in caches]
+    query = rope_kv_write_torch(qkv.clone(), *expected, *rest)
+    torch.testing.assert_close(rope_kv_write_pure(qkv, *caches, *rest)[:3], query[:3])
+    torch.testing.assert_close(caches, expected)
+
+
+def test_the_host_makes_the_metadata_that_the_device_expands() -> None:
+    state = RowState.allocate(2, 64, 4, "cpu")
+    tables = [[7, 3, 9], [4, 1]]
+    for row, (table, length, prompt) in enumerate(zip(tables, (9, 5), (6, 2), strict=True)):
+        state.token_ids[row, :length] = torch.arange(length, dtype=torch.int32) + 10 * row
+        state.block_table[row, : len(table)] = torch.tensor(table, dtype=torch.int32)
+        state.num_computed_tokens[row] = length - 1
+        state.prompt_lens[row] = prompt
+    width = state.block_table.shape[1]
+    expected, made = (StepMetadata.allocate(2, 2, width, "cpu") for _ in range(2))
+    expand_step_torch(state, torch.tensor([0, 1], dtype=torch.int32), None, expected)
+    requests = [HostRequest(8, 9, 6, tables[0]), HostRequest(14, 5, 2, tables[1])]
+    num_bytes = host_metadata(requests, 4, made)()
+    assert {k: v.tolist() for k, v in vars(made).items()} == {
+        k: v.tolist() for k, v in vars(expected).items()
+    }
+    assert num_bytes == sum(tensor.nbytes for tensor in vars(made).values())
+
+
+def test_the_bench_measures_what_was_compiled(run_bench: Any, as_it_is: list[str]) -> None:
+    out, _, data, _ = run_bench(main, *SMALL, "--compile", "decoder", "twins")
+    assert data["same_tokens"] == {"compiled decoder": 3, "compiled twins": 3}
+    assert list(data["compile"]) == ["compiled decoder", "compiled twins"]
+    assert "compiled twins: 0 s in the compiler" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--compile", "twins", "--engines", "m4"], "add m5 to --engines"),
+        (["--compile", "twins"], "install g++ or clang"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_in_a_line(
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(compiled_file.shutil, "which", lambda name: None)
+    assert main([*SMALL, *arguments]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_mixed_steps_prints_a_line_for_each_prompt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["mixed_steps", "--rows", "2", "--context-len", "8", "--chunks", "4", "16"]
+    monkeypatch.setattr("sys.argv", arguments)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(mixed_steps, "NUM_STEPS", 1)
+    monkeypatch.setattr(mixed_steps, "NUM_PROMPTS", 1)
+    assert mixed_steps.main() == 0
+    out = capsys.readouterr().out
+    assert "2 requests decode, 8 tokens each" in out
+    assert [line.split()[0] for line in out.splitlines()[-2:]] == ["4", "16"]
+
+
+def test_the_stress_test_runs_over_m5(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--requests", "6", "--concurrency", "3", "--max-model-len", "64"]
+    assert stress.main([*options, "--out", str(tmp_path)]) == 0
+    assert "blocks lost   0" in capsys.readouterr().out
