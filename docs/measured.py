@@ -36,9 +36,10 @@ def as_table(data: dict[str, Any]) -> str:
 
     work, machine, engine = data["workload"], data["environment"], data["engine"]
     ranges = [f"{low}..{high}" for low, high in (work["input_len"], work["output_len"])]
+    requests = f"{work['num_requests']} request{'s' * (work['num_requests'] != 1)}"
     threads = f", threads: {machine['threads']}" if machine["device"] == "cpu" else ""
     return (
-        f"{work['num_requests']} requests of {ranges[0]} tokens in and "
+        f"{requests} of {ranges[0]} tokens in and "
         f"{ranges[1]} out ({work['output_tokens']:,} output tokens), "
         f"{data['model']} in {machine['dtype']}, at most {engine['max_num_seqs']} at a time, on "
         f"{machine['device']}{threads}; torch {machine['torch']}, "

@@ -8,11 +8,11 @@ prompt, and the next tokens of all rows come from one column.
     [7, 8, 9]         0 0 7 8 9       0 0 1 1 1        0 0 0 1 2
     [4, 5, 6, 7, 8]   4 5 6 7 8       1 1 1 1 1        0 1 2 3 4
 
-Two more tensors tell the model what is padding. `attention_mask` is 1 for a real token and 0 for a
-pad token. A pad token is not to be told by its id: a prompt may hold the pad id as a real token.
-`position_ids` numbers the tokens of each prompt from 0, wherever it begins in its row; pad tokens
-have position 0. Models with rotary positions forgive a shift of a whole row, since only distances
-count for them. Models with learned positions, such as GPT-2, do not.
+Two more tensors tell the model which columns are padding. `attention_mask` is 1 for a real token
+and 0 for a pad token. A pad token cannot be recognised by its id: a prompt may hold the pad id as a
+real token. `position_ids` numbers the tokens of each prompt from 0, wherever it begins in its row;
+pad tokens have position 0. Models with rotary positions forgive a shift of a whole row, since only
+distances count for them. Models with learned positions, such as GPT-2, do not.
 
 The test computes the next token of each prompt with your tensors, on two tiny models, and compares
 with the prompt alone.

@@ -1,4 +1,4 @@
-"""M2, tensors: requests of any lengths in one row of tokens, and who may see whom.
+"""M2, tensors: requests of any lengths in one row of tokens, and which token may see which.
 
 M2 computes a step as one flat batch: the new tokens of all its rows stand end to end, without any
 padding. Only attention looks across tokens, so only attention must know where a request begins. It

@@ -1,8 +1,8 @@
-"""M3: find a bug in an engine, from what it did.
+"""M3: find a bug in an engine from its trace.
 
 Somebody has changed M3. Its invariants still hold after every step (`check_invariants=True`): no
 block is lost, and none is free and owned at once. Every request gets as many tokens as it wants.
-But a user complains that one completion is not what it was yesterday. Run
+But a user complains that one completion has other tokens than yesterday. Run
 
     python exercises/m3_find_the_bug.py
 
@@ -57,7 +57,7 @@ def finding() -> Finding:
     """What you found.
 
     Hint: the page draws a ring around shared blocks. Two requests may share a block as long as
-    nobody writes into it. Write down the tables of the two completions of each prompt, step by
+    neither writes into it. Write down the tables of the two completions of each prompt, step by
     step, and the position at which each writes. The completions of one prompt behave otherwise than
     those of the other.
     """

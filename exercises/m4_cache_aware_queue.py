@@ -2,12 +2,12 @@
 
 `fcfs` admits in the order of arrival. When requests with two system prompts alternate and memory is
 short, each request evicts the prompt that the next one needs: the cache is full and of little use.
-Serve requests together that share what is cached. Conditions:
+Serve requests together that share cached blocks. Conditions:
 
 1. Of the waiting requests, the next is the one of which the cache saves most tokens
-   (`prefix_cache.find(request).num_tokens`); of equals, the one that came first. What is cached
-   changes with every step, so ask again each time.
-2. Nobody starves. A request is overtaken when a request that arrived later is popped while it
+   (`prefix_cache.find(request).num_tokens`); of equals, the one that came first. The cache changes
+   with every step, so ask again each time.
+2. No request starves. A request is overtaken when a request that arrived later is popped while it
    waits. A request that has been overtaken `patience` times is next, whatever is cached. Of several
    such requests, the one that came first.
 3. `peek` shows what the next `pop` gives.

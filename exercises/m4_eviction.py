@@ -5,13 +5,13 @@ recently used (LRU). That is right for most traffic. But long documents that are
 spoil it. Each fills the pool with blocks that nobody will ask for again, and the system prompt that
 every third request begins with is evicted, because it was last used a few documents ago.
 
-Design a pool that keeps what is worth keeping. Two conditions:
+Design a pool that keeps the useful blocks. Two conditions:
 
 1. Documents that come once do no harm: of the system prompts' tokens, the cache saves at least ten
    percentage points more than with LRU.
-2. Popularity fades. After a while another system prompt is in use, then another. What was popular
-   once must not hold its blocks for ever: with the last prompts the cache must still save as much
-   as LRU does, or more.
+2. Popularity fades. After a while another system prompt is in use, then another. A prompt that was
+   popular once must not hold its blocks for ever: with the last prompts the cache must still save
+   as much as LRU does, or more.
 
 What the pool gets to know (m4_prefix_chunked/caching_pool.py): `share(block)` is called when a
 request finds a block in the cache, `free(block)` when one gives it back, `remember(block, hash)`

@@ -1,4 +1,4 @@
-"""M5, tensors: what a step computes, worked out where nobody can look.
+"""M5, tensors: the metadata of a step, computed without reading a value from the GPU.
 
 M5 plans a step before the tokens of the step before have come back, and replays it as a CUDA graph.
 A graph is a fixed list of kernels with fixed shapes. So the host must not read a value from the GPU
@@ -15,8 +15,8 @@ token comes out:
     context_lens     [5,  3, 7]
 
 Write it with operations whose shapes are known beforehand. The test also runs it on tensors that
-have a shape and no values (`device="meta"`): whoever reads a value is caught. The engine does this
-in one kernel, m5_kernels/kernels/step_metadata.py.
+have a shape and no values (`device="meta"`): code that reads a value raises an error. The engine
+does this in one kernel, m5_kernels/kernels/step_metadata.py.
 
     python -m pytest tests/exercises/test_m5_expand_on_device.py
 """

@@ -1,15 +1,15 @@
 """Serving: tell a refused client when to come back.
 
-A server that is full answers 429 at once, with the header `Retry-After`: come again in so many
-seconds. The server of this project says 1, always (milestone_llm/serving/desk.py). Under a long
-overload that is bad advice: hundreds of clients knock every second, nearly all in vain. And it
-would be no better to say 60 to everybody: then all come back together, most are refused again, and
-until then the server has nothing to do.
+A server that is full answers 429 at once, with the header `Retry-After`: come again after this
+number of seconds. The server of this project says 1, always (milestone_llm/serving/desk.py). Under
+a long overload that is bad advice: hundreds of clients try again every second, nearly all in vain.
+And it would be no better to say 60 to everybody: then all come back together, most are refused
+again, and until then the server has nothing to do.
 
-Design the advice. You are told when a request is done, and asked when a client is refused. Three
+Design the advice. `finished` is called when a request is done, `seconds` when one is refused. Three
 conditions, on a server that gets in ten seconds what takes it minutes:
 
-1. Few knock in vain: at most 3 refusals for each request served.
+1. Few attempts are in vain: at most 3 refusals for each request served.
 2. The server does not idle: all are served in at most 1.1 times the time that the work takes.
 3. `Retry-After` is a whole number of seconds, at least 1 and at most 600.
 

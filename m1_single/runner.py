@@ -4,7 +4,7 @@ prompts, left-padded so that every row ends in the same column        decode ste
 r0  . . . . . a b c                                                   | d e <eos> - -
 r1  . . f g h i j k                                                   | l m n     o p
 r2  q r s t u v w x                                                   | y z ...
-    '.' is masked out by attention_mask            '-' is a finished row, computed for nobody
+    '.' is masked out by attention_mask            '-' is a finished row, computed in vain
 """
 
 from __future__ import annotations

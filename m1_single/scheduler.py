@@ -55,7 +55,7 @@ class Scheduler(BaseScheduler):
         if self.batch_width:
             return f"the batch of {num_rows} runs until its last request is done"
         if num_rows >= self.config.max_num_seqs:
-            return f"max_num_seqs={self.config.max_num_seqs} requests are in the batch"
+            return f"no row is left: max_num_seqs={self.config.max_num_seqs}"
         longest = max(row.num_tokens for row in [*self.batch, request])
         num_tokens = (num_rows + 1) * longest
         if self.batch and num_tokens > self.config.max_num_batched_tokens:

@@ -86,7 +86,7 @@ class AttentionMetadata:
         return 2 * len(self.decode_regions) >= self.num_regions_in_use
 
     def decode_mask(self, sliding_window: int | None) -> torch.Tensor | None:
-        """Who may see what: `[num_regions or num_decode_rows, 1, 1, max_context]`, bool.
+        """Which token may see which: `[num_regions or num_decode_rows, 1, 1, max_context]`, bool.
 
         None where everybody may see all: a request alone, or some that are equally long.
         """
@@ -125,7 +125,7 @@ def region_attention(
     Args:
         query: `[1, num_heads, num_tokens, head_dim]`.
         key: `[1, num_kv_heads, num_tokens, head_dim]`, not repeated for GQA; `value` likewise.
-        attention_mask: None, always: the metadata says who sees whom.
+        attention_mask: None, always: the metadata says which token sees which.
 
     Returns:
         `[1, num_tokens, num_heads, head_dim]`, and no attention weights.

@@ -1,4 +1,4 @@
-"""Who owns which KV region (layout SLOT). Pure bookkeeping, no tensors.
+"""Which request owns which KV region (layout SLOT). Pure bookkeeping, no tensors.
 
 region 0  |a a a a a a a a . . . . . . . . . . . .|   request a: 8 tokens stored,
 region 1  |b b b . . . . . . . . . . . . . . . . .|   max_model_len reserved

@@ -37,7 +37,7 @@ class ModelRunner:
         return launched.wait()
 
     def reset(self) -> None:
-        """Nothing to do: whoever gets a region next finds zeros behind its own tokens."""
+        """Nothing to do: the next owner of a region finds zeros behind its own tokens."""
 
 
 def decode_rows_first(plan: StepPlan) -> list[ScheduledRequest]:

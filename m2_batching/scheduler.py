@@ -1,8 +1,8 @@
-"""Iteration-level scheduling (Orca, OSDI '22, section 3.1): who runs is decided at every step.
+"""Iteration-level scheduling (Orca, OSDI '22, section 3.1): requests are chosen at every step.
 
 A step first gives each running request its next token, then admits waiting ones while regions, rows
 and the token budget last. A request that finishes leaves in the same step; the next step gives its
-place to somebody else. Prefill and decode rows share a step.
+place to another request. Prefill and decode rows share a step.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Scheduler(BaseScheduler):
     def reason_to_wait(self, request: Request, budget: int) -> str | None:
         """Why a request cannot join a step that has `budget` tokens left; None if it can."""
         if len(self.running) >= self.config.max_num_seqs:
-            return f"max_num_seqs={self.config.max_num_seqs} requests are running"
+            return f"no row is left: max_num_seqs={self.config.max_num_seqs}"
         num_new_tokens = request.num_uncomputed_tokens
         # One that is computed again after an interruption may be longer than a step: it goes alone.
         if num_new_tokens > budget and self.running:
-            return f"it needs {num_new_tokens} tokens, the step has {budget} left"
+            return f"tokens needed: {num_new_tokens}, left in this step: {budget}"
         if not self.kv.can_allocate():
             return f"no KV memory: {self.kv.describe()}"
         return None

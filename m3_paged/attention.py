@@ -118,7 +118,7 @@ def _decode_groups(rows: list[ScheduledRequest], cache: BlockCache) -> list[Deco
 
     one group                 two groups
     a |# # # # # # # # #|     a |# # # # # # # # #|      '#' a block of the row
-    b |# # # # # # # # .|     b |# # # # # # # # .|      '.' block 0, copied for nobody
+    b |# # # # # # # # .|     b |# # # # # # # # .|      '.' block 0, copied in vain
     c |# # # . . . . . .|     c |# # #|
     d |# # . . . . . . .|     d |# # .|
     """
@@ -161,7 +161,7 @@ def paged_attention(
     Args:
         query: `[1, num_heads, num_tokens, head_dim]`.
         key: `[1, num_kv_heads, num_tokens, head_dim]`, not repeated for GQA; `value` likewise.
-        attention_mask: None, always: the metadata says who sees whom.
+        attention_mask: None, always: the metadata says which token sees which.
 
     Returns:
         `[1, num_tokens, num_heads, head_dim]`, and no attention weights.

@@ -1,7 +1,8 @@
 """What do blocks buy? `python -m m3_paged.bench`
 
-The same requests on the same KV memory, in slots of max_model_len tokens (m2_batching) and in
-blocks (m3_paged): how many run at a time, how fast they are served, and how much memory lies idle.
+The same requests on the same KV memory, in slots (m2_batching) of max_model_len tokens and of the
+longest request, and in blocks (m3_paged): how many run at a time, how fast they are served, and how
+much memory lies idle.
 
   --equal-concurrency          memory for all, so that both run the same requests at a time: what
                                reading KV through block tables costs
@@ -32,6 +33,11 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(scenario="layouts", num_requests=32, max_model_len=1024, rounds=3)
     add = parser.add_argument_group("layouts").add_argument
     add("--layout", choices=("slot", "block", "both"), default="both", help="who is measured")
+    about = (
+        "tokens of a slot, one engine each (default: max_model_len, and the longest request, which "
+        "nobody knows beforehand)"
+    )
+    add("--slot-len", type=positive, nargs="+", metavar="N", help=about)
     about = "KV memory of either layout (default: 4 slots, 4 * max_model_len)"
     add("--kv-cache-tokens", type=positive, metavar="N", help=about)
     add("--equal-concurrency", action="store_true", help="memory and rows for all, in both layouts")

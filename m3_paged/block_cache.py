@@ -91,7 +91,7 @@ class BlockCache:
                 tensor.index_fill_(0, blocks, 0)
 
     def move_blocks(self, plan: StepPlan) -> None:
-        """Swap out, swap in and copy, in this order: what a plan asks for before its forward."""
+        """Swap out, swap in and copy, in this order: a plan's moves, before its forward pass."""
         _move(self.keys + self.values, self.host_keys + self.host_values, plan.swap_outs)
         _move(self.host_keys + self.host_values, self.keys + self.values, plan.swap_ins)
         _move(self.keys + self.values, self.keys + self.values, plan.copies)

@@ -7,7 +7,7 @@
                    slot 0 * 4 + 1 = 1          3 | .  .  .  . |  free
 
 A table grows by one block when its last is full: at most `block_size - 1` reserved slots hold
-nothing. Two tables may name the same block (a shared prompt); whoever wants to write into such a
+nothing. Two tables may name the same block (a shared prompt); a request that writes into such a
 block first gets a copy of it (copy-on-write).
 """
 
@@ -72,13 +72,13 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def can_allocate(self, num_tokens: int) -> bool:
-        """Whether a new table for `num_tokens` tokens fits into what is free."""
+        """Whether a new table for `num_tokens` tokens fits into the free blocks."""
         return self.num_blocks_for(num_tokens) <= self.pool.num_free
 
     def describe(self, num_tokens: int) -> str:
         """How much is wanted and how much there is, for people."""
         wanted = self.num_blocks_for(num_tokens)
-        return f"{num_tokens} tokens need {wanted} blocks, {self.pool.num_free} are free"
+        return f"blocks needed {wanted}, free {self.pool.num_free}"
 
     def allocate(self, request_id: str, num_tokens: int) -> None:
         """Give a request a table with room for its first `num_tokens` tokens."""
@@ -126,7 +126,8 @@ class BlockManager:
         table = self.block_tables.pop(request_id)
         for block in reversed(table):
             self.pool.free(block)
-        self.events.append(KVEvent("free", request_id, table))
+        held = [block for block in table if self.pool.ref_counts[block]]
+        self.events.append(KVEvent("free", request_id, table, held))
 
     def reset(self) -> None:
         """Drop all tables, in whatever state the books are."""

@@ -1,4 +1,4 @@
-"""The physical KV blocks: who is free, and how many tables hold each. No tensors, no requests."""
+"""The physical KV blocks: which are free, how many tables hold each. No tensors, no requests."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ is at the steps that matter. To see more:
   --preemption swap            blocks move to host memory and back instead of being recomputed
   --n 3                        three completions a prompt: its blocks are shared until written into
   --block-size 1 or 64         no waste, or much
-  --kv-cache-tokens 2048       room for all: nobody is preempted
+  --kv-cache-tokens 2048       room for all: no request is preempted
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def paged_kv_usage(kv: BlockManager, running: Sequence[Request], cached: int = 0
 
 
 def stored_tokens(kv: BlockManager, running: Sequence[Request]) -> int:
-    """Tokens stored in used blocks; what a shared block holds counts once."""
+    """Tokens stored in used blocks; the tokens of a shared block count once."""
     full: set[int] = set()
     partly: dict[int, int] = {}
     for request in running:
@@ -42,7 +42,7 @@ def stored_tokens(kv: BlockManager, running: Sequence[Request]) -> int:
 
 
 def kv_stats(kv: BlockManager, preempter: Preempter, running: Sequence[Request]) -> dict[str, Any]:
-    """Preemptions, copies, and what blocks reserve beyond what they store."""
+    """Preemptions, copies, and places that are reserved but empty."""
     usage = paged_kv_usage(kv, running)
     return {
         "preemptions": preempter.num_preemptions,

@@ -1,4 +1,4 @@
-"""What becomes of a running request's KV when others need the memory (PagedAttention, section 4.5).
+"""Drops or swaps a running request's KV when others need the memory (PagedAttention, section 4.5).
 
     recompute   the blocks are dropped; prompt and output are computed again later
     swap        the blocks are copied to host memory, and back when there is room again

@@ -37,4 +37,4 @@ class ModelRunner:
         return launched.wait()
 
     def reset(self) -> None:
-        """Nothing to do: whoever gets a block next clears what it does not write itself."""
+        """Nothing to do: the next owner of a block clears the places that it does not write."""

@@ -67,7 +67,7 @@ class Scheduler(BaseScheduler):
     def by_seniority(self) -> list[Request]:
         """Running requests; the last is the victim when memory runs out.
 
-        Senior is who was admitted earlier, or who has the lower (priority, arrival). A step serves
+        Senior is the request admitted earlier, or with the lower (priority, arrival). A step serves
         seniors first, so a victim has no row in it yet.
         """
         if self.config.policy == "priority":
@@ -95,10 +95,10 @@ class Scheduler(BaseScheduler):
         """Why a request and its forks cannot join a step that has `budget` tokens left."""
         num_running = len(self.running) + sum(len(running.forks) for running in self.running)
         if num_running + len(request.forks) >= self.config.max_num_seqs:
-            return f"max_num_seqs={self.config.max_num_seqs}, {num_running} are running"
+            return f"max_num_seqs={self.config.max_num_seqs}, running: {num_running}"
         num_new_tokens = request.num_uncomputed_tokens
         if num_new_tokens > budget:
-            return f"it needs {num_new_tokens} tokens, the step has {budget} left"
+            return f"tokens needed: {num_new_tokens}, left in this step: {budget}"
         if not self.kv.can_allocate(request.num_tokens):
             return f"no KV memory: {self.kv.describe(request.num_tokens)}"
         return None
@@ -152,7 +152,7 @@ class Scheduler(BaseScheduler):
         return paged_kv_usage(self.kv, self.running)
 
     def stats(self) -> dict[str, Any]:
-        """Preemptions, copies, and what blocks reserve beyond what they store."""
+        """Preemptions, copies, and places that are reserved but empty."""
         return kv_stats(self.kv, self.preempter, self.running)
 
     def check_invariants(self) -> None:

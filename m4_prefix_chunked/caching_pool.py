@@ -28,7 +28,7 @@ class CachingBlockPool:
         self.reset()
 
     def reset(self) -> None:
-        """All blocks are free, lowest first, and what they hold is forgotten."""
+        """All blocks are free, lowest first, and their content is forgotten."""
         self.free_blocks = OrderedDict.fromkeys(range(self.num_blocks))
         """Free blocks, longest free first; a dict, so that one can be taken from the middle."""
         self.ref_counts = [0] * self.num_blocks
@@ -48,7 +48,7 @@ class CachingBlockPool:
         return self.num_blocks - self.num_free
 
     def allocate(self) -> int:
-        """Take the block that has been free the longest; what it cached is forgotten."""
+        """Take the block that has been free the longest; its content is forgotten."""
         block, _ = self.free_blocks.popitem(last=False)
         assert self.ref_counts[block] == 0, f"block {block} is free and has owners"
         if block in self.hash_of:

@@ -18,7 +18,7 @@ class EngineConfig(m3_paged.config.EngineConfig):
     long_prefill_token_threshold: int = 0
     """Most prompt tokens of one request in a step; 0: as many as the budget has left."""
     prefill_policy: str = "mixed"
-    """"mixed": decode rows first, prefill rows take what is left of the budget. "prefill_first":
+    """"mixed": decode rows first, prefill rows take the rest of the budget. "prefill_first":
     a step with prefill rows has no others, so that arrivals stall every decode."""
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class EngineConfig(m3_paged.config.EngineConfig):
             )
 
     def check_step_budget(self) -> None:
-        """With chunked prefill any budget will do: who does not fit waits a step."""
+        """With chunked prefill any budget will do: a row that does not fit waits a step."""
         if not self.enable_chunked_prefill:
             super().check_step_budget()
 

@@ -113,7 +113,7 @@ class PrefixCache:
         self.num_findable[request.request_id] = max(first, num_full)
 
     def forget_blocks(self, request: Request) -> None:
-        """Nobody is to find the blocks of a request that went wrong; their owners keep them."""
+        """The blocks of a request that went wrong must not be found; their owners keep them."""
         for block in self.kv.block_tables[request.request_id]:
             if block in self.pool.hash_of:
                 self.pool.forget(block)

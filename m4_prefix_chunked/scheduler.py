@@ -1,8 +1,8 @@
 """Scheduling with a prefix cache and with prompts computed in chunks (Sarathi-Serve, OSDI '24).
 
-A step has a budget of tokens. Decode rows take one each, so that nobody's next token waits for
-somebody's prompt; what is left goes to prompts in order, as large a chunk of each as fits. A chunk
-that does not reach the last known token samples nothing.
+A step has a budget of tokens. Decode rows take one each, so that no running request waits for the
+whole prompt of another; the rest goes to prompts in order, as large a chunk of each as fits. A
+chunk that does not reach the last known token samples nothing.
 
     budget 8   | d d d | P P P P P |     three decode rows, five tokens of a prompt of twelve
     budget 8   | d d d | P P P P P |
@@ -130,13 +130,13 @@ class Scheduler(BaseScheduler):
         """Why a request and its forks cannot join a step that has `budget` tokens left."""
         num_running = len(self.running) + sum(len(running.forks) for running in self.running)
         if num_running + len(request.forks) >= self.config.max_num_seqs:
-            return f"max_num_seqs={self.config.max_num_seqs}, {num_running} are running"
+            return f"max_num_seqs={self.config.max_num_seqs}, running: {num_running}"
         hit = PrefixHit([], request.num_computed_tokens)  # what was swapped out comes back
         if request.status is not RequestStatus.SWAPPED:
             hit = self.prefix_cache.find(request)
         num_new_tokens = request.num_tokens - hit.num_tokens
         if budget < (1 if self.config.enable_chunked_prefill else num_new_tokens):
-            return f"it needs {num_new_tokens} tokens, the step has {budget} left"
+            return f"tokens needed: {num_new_tokens}, left in this step: {budget}"
         if not self.prefix_cache.can_allocate(request, hit):
             return f"no KV memory: {self.kv.describe(request.num_tokens)}"
         return None
@@ -172,7 +172,7 @@ class Scheduler(BaseScheduler):
         self.preempter.free(request.request_id)
 
     def reset_memory(self) -> None:
-        """Give back all blocks and forget what they hold."""
+        """Give back all blocks and forget their content."""
         self.kv.reset()
         self.prefix_cache.reset_requests()
         self.preempter.reset()

@@ -25,8 +25,10 @@ from .tools.launch import SIZE_HELP, hush, start_ranks
 def engines(bench: Bench) -> None:
     """M5, and --engines, --without and --baseline, on the requests of --workload."""
     if bench.args.kernel:
-        from m5_kernels.tools.kernel_bench import measure_kernels
+        from m5_kernels.tools.gpu_command import require_gpu
+        from m5_kernels.tools.kernel_tables import measure_kernels
 
+        require_gpu()
         measure_kernels(bench.args.kernel)
     else:
         from m5_kernels.tools.bench_engines import compare_engines
@@ -69,6 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scenarios = {"workload": engines}
 
     def on_every_rank(args: argparse.Namespace) -> None:
+        if args.kernel:
+            from m5_kernels.tools.gpu_command import require_driver
+
+            require_driver()
         start_ranks("m5_kernels.bench", args.tensor_parallel_size, arguments)
         hush(args)
 

@@ -19,7 +19,7 @@ class DecodeGraphs:
     """Captures and replays `decode(num_rows, needs) -> tokens`.
 
     Args:
-        step_rows: the tensor from which the steps read who is in them, `[max_num_seqs]`.
+        step_rows: the tensor from which the steps read the rows' requests, `[max_num_seqs]`.
     """
 
     def __init__(

@@ -11,8 +11,8 @@ Weights are plain tensors, filled one by one from a checkpoint's, so that the me
 their parts are never on the GPU together. A model with a feature that is not computed here is
 refused by name (`decoder_config`).
 
-On several GPUs each has a part of every layer, and adds its part of the sums up with the others'
-after output and after down (`parallel`).
+On several GPUs each has a part of every layer, and the parts of the sums are added up after output
+and after down (`parallel`).
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class DeviceState:
         self.reset()
 
     def reset(self) -> None:
-        """Nobody is in the step, and no change is to be sent."""
+        """No request is in the step, and there is no change to send."""
         self.step_rows.fill_(-1)
         # What the device has been told of the step: by place, (row, new tokens, samples).
         self._step: list[tuple[int, int, int]] = [(-1, 0, 0)] * self.num_rows

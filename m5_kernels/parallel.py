@@ -95,7 +95,7 @@ class Shard:
 
 
 class Collectives:
-    """What the ranks of a decoder do together. With one rank it is nothing.
+    """The communication between the ranks of a decoder. With one rank it is nothing.
 
     Args:
         max_num_seqs: most rows of a decode step.

@@ -2,7 +2,7 @@
 
 What the host's sampler (`milestone_llm.engine.sampling`) does request by request is done here for
 all rows of a step at once, from `DeviceState`: penalties, the kernel that filters and draws, and
-log-probabilities for those who want them. So a step may be launched before the last one's tokens
+log-probabilities for rows that want them. So a step may be launched before the last one's tokens
 are known, whatever its requests ask for, and a decode step fits into a CUDA graph.
 """
 
@@ -21,7 +21,7 @@ from .kernels.sample import sample
 
 
 class Needs(NamedTuple):
-    """What somebody in a step asks for. What nobody does is not computed."""
+    """Which features the rows of a step use. Features that no row uses are not computed."""
 
     filters: bool = False
     """top-k, top-p or min-p."""
@@ -56,7 +56,7 @@ class Sampler:
 
         Args:
             logits: `[num_places, vocab_size]`.
-            rows: int32 `[num_places]`, row of state of each; -1 for nobody.
+            rows: int32 `[num_places]`, row of state of each; -1 for none.
             positions: int32 `[num_places]`, index of the output token.
 
         Returns:

@@ -82,7 +82,7 @@ class Watch:
                 connection.sendall(word)
 
     def close(self) -> None:
-        """End the connections; whoever has not been told why will end as well."""
+        """End the connections; ranks that did not get the reason end as well."""
         self._is_closed = True
         for connection in self._connections:
             with contextlib.suppress(OSError):

@@ -114,9 +114,12 @@ def config_fields(settings: Iterable[str]) -> dict[str, Any]:
 
 def try_to_write(path: Path) -> None:
     """Before the work and not after it, an OSError says that a file can't be written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    is_new = not path.exists()
-    path.open("a").close()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        path.open("a").close()
+    except OSError as error:
+        raise OSError(f"cannot write {path}: {error.strerror or error}") from None
     if is_new:
         path.unlink()
 
@@ -143,7 +146,7 @@ class DebuggableProgress(Progress):
         super().stop()
 
     def update(self, *args: Any, **fields: Any) -> None:
-        """Set the fields of a task, and show the bar again when nobody is debugging any more."""
+        """Set the fields of a task, and show the bar again when the debugger has gone on."""
         if self.is_suspended and sys.gettrace() is None:
             self.start()
         super().update(*args, **fields)
@@ -256,7 +259,7 @@ def _sigterm_raised() -> Iterator[None]:
 
 
 def freeze_garbage() -> None:
-    """Keep the garbage collector away from what is there by now: libraries, model, engine.
+    """Exclude the objects that exist now from garbage collection: libraries, model, engine.
 
     It would look through all of that now and then, which stops a fast engine for some 0.2 s. It
     concerns the whole process, so programs do it (bench, server), and no engine.

@@ -1,4 +1,4 @@
-"""What a bug report needs, and what explains slowness: `python -m milestone_llm.doctor`
+"""Facts for a bug report, and what makes this machine slow: `python -m milestone_llm.doctor`
 
 Prints versions, devices, memory, load, and which parts an engine would use here and why not the
 others; and ends with what to do about what it found. Takes a few seconds.
@@ -21,12 +21,11 @@ from pathlib import Path
 from rich.table import Table
 
 from milestone_llm.cli import Formatter, console
+from milestone_llm.threads import in_the_way, product_times
 
 Rows = Iterator[tuple[str, str]]
 
 PACKAGES = ("milestone-llm", "torch", "triton", "transformers", "gguf", "rich", "matplotlib")
-MAX_SPREAD = 2.0
-"""Slowest over typical time of equal work, beyond which somebody else uses the cores."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,26 +69,25 @@ def _machine(advice: list[str]) -> Rows:
     num_cores = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else num_cores
     num_threads = torch.get_num_threads()
+    cores = f"{usable} core{'s' * (usable > 1)}"
     text = f"{usable} usable, torch takes {num_threads} thread{'s' * (num_threads > 1)}"
     if hasattr(os, "getloadavg"):
         load = os.getloadavg()[0]
         text += f", load {load:.1f} in the last minute"
         if load > usable:
-            text_of_load = f"{load:.1f} processes want {usable} cores."
-            advice.append(f"{text_of_load} Wait, or take fewer threads: --threads 1.")
+            advice.append(f"{load:.1f} processes want {cores}. Wait, or take --threads 1.")
     yield "CPU cores", text
     if num_threads > usable:
-        advice.append(f"torch takes {num_threads} threads on {usable} cores: --threads {usable}.")
-    typical, slowest = _matrix_product_ms()
-    yield (
-        "matrix product",
-        f"1024 x 1024 in {typical:.1f} ms, the slowest of 20 in {slowest:.1f} ms",
-    )
-    if slowest > MAX_SPREAD * typical:
-        advice.append(
-            f"Equal work took {slowest / typical:.1f} times as long now and then: the cores are "
-            "shared. Threads that wait for each other make it worse: --threads 1."
+        advice.append(f"torch takes {num_threads} threads on {cores}: --threads {usable}.")
+    yield "matrix product", f"1024 x 1024 in {_matrix_product_ms():.1f} ms"
+    if num_threads > 1:
+        many, one = product_times()
+        yield (
+            "small products",
+            f"ten in {many:.1f} ms with {num_threads} threads, in {one:.1f} ms with one",
         )
+        if threads_wait := in_the_way(many, one):
+            advice.append(threads_wait)
     with_memory = _free_memory()
     if with_memory is not None:
         yield "memory", f"{with_memory[0]:.1f} of {with_memory[1]:.1f} GiB free"
@@ -97,8 +95,8 @@ def _machine(advice: list[str]) -> Rows:
             advice.append("Less than 2 GiB of memory are free; SmolLM2 in float32 takes one.")
 
 
-def _matrix_product_ms() -> tuple[float, float]:
-    """Median and longest time of 20 products, in milliseconds."""
+def _matrix_product_ms() -> float:
+    """Median time of 20 products, in milliseconds."""
     import torch
 
     matrix, times = torch.rand(1024, 1024), []
@@ -106,7 +104,7 @@ def _matrix_product_ms() -> tuple[float, float]:
         start = time.perf_counter()
         matrix @ matrix
         times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times[3:]), max(times[3:])
+    return statistics.median(times[3:])
 
 
 def _free_memory() -> tuple[float, float] | None:

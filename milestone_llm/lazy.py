@@ -8,7 +8,7 @@ from typing import Any
 
 
 def lazy(package: str, **module_of: str) -> Callable[[str], Any]:
-    """A `__getattr__` for `package`: each name comes from its module when somebody asks for it.
+    """A `__getattr__` for `package`: each name comes from its module when it is first used.
 
     An engine imports torch and transformers, which takes seconds that `--help` does not need.
     """

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -71,10 +72,10 @@ def save_tiny_model(folder: Path) -> Path:
 class RunningServer:
     """A server process and ways to talk to it."""
 
-    def __init__(self, process: Any, log: Path) -> None:
+    def __init__(self, process: Any, log: Path, patience: float) -> None:
         self.process = process
         self.log = log
-        ready = wait_for(lambda: process.exitcode is not None or self._announcement())
+        ready = wait_for(lambda: process.exitcode is not None or self._announcement(), patience)
         assert process.exitcode is None, f"the server did not start ({ready}): {log.read_text()}"
         announcement = self._announcement()
         assert announcement is not None
@@ -139,9 +140,8 @@ class RunningServer:
 
     def engine_pid(self) -> int:
         """Of its engine's process."""
-        pid = self.process.pid
-        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return int(child)
+        (pid,) = descendants(self.process.pid)
+        return pid
 
     def end(self) -> int:
         """SIGTERM, and the exit code."""
@@ -180,17 +180,33 @@ def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], str]:
     return int(first.split()[1]), headers, body.decode()
 
 
-def wait_for(look: Callable[[], Any]) -> Any:
+def wait_for(look: Callable[[], Any], patience: float = PATIENCE) -> Any:
     """Look until there is something to see."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + patience
     while time.monotonic() < end:
         if seen := look():
             return seen
         time.sleep(0.005)
-    raise AssertionError(f"nothing came in {PATIENCE} s")
+    raise AssertionError(f"nothing came in {patience} s")
 
 
 # --- processes -----------------------------------------------------------------------------------
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and it is no corpse."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Command lines of processes that a process has started, and these again, by pid."""
+    found = {}
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[process.pid] = " ".join(process.cmdline())
+    return found
 
 
 @functools.cache
@@ -217,6 +233,7 @@ def serve(
     step_seconds: float = 0.0,
     write_seconds: float | None = None,
     debugged: Path | None = None,
+    patience: float = PATIENCE,
 ) -> Iterator[RunningServer]:
     """A server of a milestone, ended when the block is left.
 
@@ -228,6 +245,7 @@ def serve(
         write_seconds: instead of the server's `WRITE_SECONDS`.
         debugged: a pipe to read a debugger's commands from; a breakpoint is then at the top of the
             scheduler's `schedule`.
+        patience: seconds in which it has to be there.
     """
     log.touch()
     arguments = ["--model", str(model), "--port", "0", "--device", "cpu", "--threads", "1"]
@@ -237,7 +255,7 @@ def serve(
     )
     process.start()
     try:
-        yield RunningServer(process, log)
+        yield RunningServer(process, log, patience)
     finally:
         if process.exitcode is None:
             process.kill()

@@ -24,17 +24,18 @@ def test_a_busy_machine_is_noticed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (900.0, 1.0, 1.0), raising=False)
-    monkeypatch.setattr(doctor, "_matrix_product_ms", lambda: (10.0, 50.0))
+    monkeypatch.setattr(doctor, "product_times", lambda: (50.0, 10.0))
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     printed = words(capsys)
     assert "900.0 processes want" in printed
-    assert "5.0 times as long" in printed
+    assert "ten in 50.0 ms with 2 threads, in 10.0 ms with one" in printed
+    assert "5.0 times as long as one" in printed
 
 
 def test_a_quiet_machine_has_nothing_to_be_done(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0), raising=False)
-    monkeypatch.setattr(doctor, "_matrix_product_ms", lambda: (10.0, 11.0))
     monkeypatch.setattr(doctor, "_free_memory", lambda: (9.0, 16.0))
     monkeypatch.setattr(doctor, "_engine", lambda advice: iter(()))
     monkeypatch.setattr(doctor, "_version", lambda package: "1.0")

@@ -96,4 +96,11 @@ show(
     f"{fused:,.0f} tok/s",
     "m5_nano.json",
 )
-show("one GPU is too small", "tensor parallelism", "-", "-", "not in M5 yet")
+text = (RECORDS / "m5_two_gpus.md").read_text()
+for conflict, options in (
+    ("one GPU for Qwen3-8B", "--rounds"),
+    ("the same, one request", "--single"),
+):
+    run = re.search(rf"--model random-qwen3-8b {options}.*?```", text, re.S)[0]
+    two, one = re.findall(r"^ m5_kernels(?:, one rank)?  +([\d,]+\.\d)", run, re.M)[:2]
+    show(conflict, "tensor parallelism", f"{one} tok/s", f"{two} tok/s", "m5_two_gpus.md")

@@ -62,8 +62,6 @@ NEEDS = [
     ("tensor parallelism", "fused kernels"),
 ]
 """Arrows go from what is needed to what needs it."""
-PLANNED = {"tensor parallelism"}
-"""Drawn with a broken line: not in M5 yet."""
 WIDTH, HEIGHT, COLUMN, LANE = 1.84, 0.74, 2.3, 1.15
 
 
@@ -89,7 +87,6 @@ def draw() -> Figure:
         look = {"facecolor": "white", "edgecolor": "#08519c", "linewidth": 1.4, "zorder": 3}
         corner = (x - WIDTH / 2, y - HEIGHT / 2)
         boxes[name] = FancyBboxPatch(corner, WIDTH, HEIGHT, boxstyle="round,pad=0.02", **look)
-        boxes[name].set_linestyle("--" if name in PLANNED else "-")
         axes.add_patch(boxes[name])
         axes.text(
             x, y + 0.21, name, ha="center", va="center", fontsize=9.5, fontweight="bold", zorder=4

@@ -32,7 +32,7 @@ router.add("r0")
 router.choose([number.to_bytes(32, "big") for number in range(50_000)], 1)
 name_bytes = router.stats()["bytes"] / 50_000
 num_names = KV_BYTES / TOKEN_BYTES / BLOCK_SIZE
-page = Metrics("model").page({})
+page = Metrics("model").page(None)
 num_series = sum(not line.startswith(b"#") for line in page.splitlines())
 
 print(

@@ -13,7 +13,7 @@ Three requests come to an engine that computes two at a time (max_num_seqs=2). T
 3, 5 and 4 tokens, and they want 2, 5 and 2 tokens of output. The model is a tiny llama with
 random weights: what it says is noise, how it is served is not.
 
-Watch two numbers: how many positions are computed for nobody, and how long r2 waits while the
+Watch two numbers: how many positions are computed in vain, and how long r2 waits while the
 row of r0 has nothing left to do.
 
 # three prompts come in
@@ -39,7 +39,7 @@ Try `w` (who called us), `ll` (the whole step).
 # a batch is formed
 return m1_single/scheduler.py::Scheduler._form_batch
 Requests join while there is a free row and the padded batch fits in one step. Then the door closes:
-nobody joins until the last row is done. r2 came at the same time as the others and waits.
+no request joins until the last row is done. r2 came at the same time as the others and waits.
 p [r.request_id for r in self.batch] == ['r0', 'r1']  # rows of the static batch
 p [r.request_id for r in self.waiting] == ['r2']  # left outside
 p max(r.num_tokens for r in self.batch) == 5  # the longest prompt: all rows will be this wide
@@ -121,7 +121,7 @@ Try `p self.batch[0].output_token_ids`.
 # a finished row pads the batch
 return m1_single/scheduler.py::Scheduler.schedule, when hits == 3
 The third step plans two rows for one token. The row of r0 is labelled padding: it computes a
-position that nobody will read, and samples nothing. This is the second waste, and it grows with the
+position that is never read, and samples nothing. This is the second waste, and it grows with the
 difference in output lengths.
 p [(row.request.request_id, row.phase) for row in __return__.rows]
   == [('r0', 'padding'), ('r1', 'decode')]  # the rows of the step
@@ -140,7 +140,7 @@ Try `p input_ids`, `p plan.rows[0].request.token_ids`.
 
 # the last row is done
 return m1_single/scheduler.py::Scheduler.free_memory, when not self.running
-r1 has its fifth token. Only now, with nobody left running, is the whole batch given back, and r2
+r1 has its fifth token. Only now, when no request runs, the whole batch is given back, and r2
 may come in: the row of r0 was idle for three steps.
 p request.request_id == 'r1'  # who is done
 p self.batch == []  # no row is taken

@@ -7,7 +7,7 @@ from milestone_llm.engine.sampling_params import SamplingParams
 from milestone_llm.walkthrough.guide import read_guide
 
 GUIDE = read_guide(
-    """M2: who runs is decided at every step
+    """M2: requests are chosen at every step
 
 The three requests of M1's walkthrough come again, to an engine with two rows (max_num_seqs=2):
 prompts of 3, 5 and 4 tokens, outputs of 2, 5 and 2. There they took seven steps and 23 positions,
@@ -54,7 +54,7 @@ return m2_batching/scheduler.py::Scheduler.reason_to_wait, when request.request_
 r0 and r1 are in, and there is no third row. The other limits would say no as well: one token of the
 budget is left, and no region. There are as many regions as rows, so the test for memory never
 decides in M2; it does in M3, where memory is counted in blocks.
-p __return__ == 'max_num_seqs=2 requests are running'  # the reason to wait
+p __return__ == 'no row is left: max_num_seqs=2'  # the reason to wait
 p budget == 1  # tokens left: 9 - 3 - 5
 p self.kv.free_regions == []  # KV regions that nobody owns
 Try `p request`, `u`.
@@ -93,7 +93,7 @@ Try `w` (from launch() through transformers to here), `ll`.
 # r0 leaves in the step that finishes it
 return m2_batching/scheduler.py::Scheduler.free_memory
 The second step has decoded both rows, and r0 has its two tokens. It leaves in the same step, and
-its region is free. Nothing is erased: what r0 stored is there until somebody else writes over it.
+its region is free. Nothing is erased: the KV of r0 stays there until another request overwrites it.
 p (request.request_id, request.finish_reason) == ('r0', 'length')  # who is done, and why
 p [r.request_id for r in self.running] == ['r1']  # who goes on
 p self.kv.free_regions == [0]  # KV regions that nobody owns
@@ -174,11 +174,11 @@ Try `w` (from add_request(), called between two steps, to here).
 return m2_batching/scheduler.py::Scheduler.reason_to_wait,
   when request.request_id == 'r3' and len(self.running) == 1
 The fourth step had no row free. In the fifth there is a row and a region, but r1 takes one of
-nine tokens, and a prompt is computed in one piece: it waits for a step in which nobody else runs.
-m4_prefix_chunked cuts prompts into chunks.
+nine tokens, and a prompt is computed in one piece: it waits for a step in which no other request
+runs. m4_prefix_chunked cuts prompts into chunks.
 p (len(self.running), self.config.max_num_seqs) == (1, 2)  # rows taken, rows there
 p self.kv.free_regions == [0]  # KV regions that nobody owns
-p __return__ == 'it needs 9 tokens, the step has 8 left'  # the reason to wait
+p __return__ == 'tokens needed: 9, left in this step: 8'  # the reason to wait
 Try `p request.num_uncomputed_tokens, budget`.
 
 # nobody overtakes

@@ -11,6 +11,7 @@ from milestone_llm.bench.command import Bench
 from milestone_llm.bench.contest import Contest, Tables
 from milestone_llm.bench.measure import Figures, engine_contestant
 from milestone_llm.bench.report import THROUGHPUT
+from milestone_llm.bench.workloads import WorkItem
 from milestone_llm.trace.kv_figures import KVFigures
 from milestone_llm.trace.text import plural
 
@@ -40,7 +41,9 @@ def compare_layouts(bench: Bench) -> None:
     """
     args = bench.args
     items = bench.make_work()
-    num_slots, num_seqs, num_tokens = shares(args, bench.limits(items)["max_num_seqs"])
+    num_seqs = bench.limits(items)["max_num_seqs"]
+    num_tokens = kv_tokens(args, num_seqs)
+    slots_in(num_tokens, args.max_model_len, num_seqs)  # or blocks hold none either
     max_num_batched_tokens = max(args.max_num_batched_tokens, args.max_model_len)
     limits = {"max_num_batched_tokens": max_num_batched_tokens}
     engines, about = {}, {}
@@ -60,32 +63,55 @@ def compare_layouts(bench: Bench) -> None:
             f"max_model_len={args.max_model_len}, {args.preemption}"
         )
     if args.layout != "block":
-        engines["slot"] = bench.engine(items, "m2_batching", max_num_seqs=num_slots, **limits)
-        about["slot"] = (
-            f"m2_batching, {plural(num_slots, 'slot')} of max_model_len={args.max_model_len}: "
-            f"{num_slots * args.max_model_len:,} tokens of KV"
-        )
+        for length in slot_lengths(args, items):
+            name = "slot" if length == args.max_model_len else f"slot, {length}"
+            num_slots = slots_in(num_tokens, length, num_seqs)
+            engines[name] = bench.engine(
+                items, "m2_batching", max_num_seqs=num_slots, max_model_len=length, **limits
+            )
+            about[name] = (
+                f"m2_batching, {plural(num_slots, 'slot')} of max_model_len={length}: "
+                f"{num_slots * length:,} tokens of KV"
+            )
     contestants = [engine_contestant(engines[name], name, kv_facts) for name in engines]
     bench.run(Contest(args.workload, items, contestants, TABLES, remarks, about=about))
 
 
-def shares(args: argparse.Namespace, max_num_seqs: int) -> tuple[int, int, int]:
-    """How many slots, rows of blocks and tokens of KV memory there are.
+def slot_lengths(args: argparse.Namespace, items: Sequence[WorkItem]) -> list[int]:
+    """Tokens of a slot, one engine each.
 
     Raises:
-        ValueError: the memory holds not even one request of `max_model_len`.
+        ValueError: a request is longer.
     """
-    num_tokens = args.kv_cache_tokens or 4 * args.max_model_len
     if args.equal_concurrency:
-        blocks_a_request = -(-args.max_model_len // args.block_size)
-        num_tokens = max_num_seqs * blocks_a_request * args.block_size
-    num_slots = min(num_tokens // args.max_model_len, max_num_seqs)
+        return [args.max_model_len]
+    longest = max(len(item.prompt) + item.params.max_tokens for item in items)
+    lengths = args.slot_len or [args.max_model_len, longest]
+    if min(lengths) < longest:
+        raise ValueError(f"--slot-len {min(lengths)}: the longest request has {longest} tokens")
+    return list(dict.fromkeys(lengths))
+
+
+def kv_tokens(args: argparse.Namespace, max_num_seqs: int) -> int:
+    """Tokens of KV memory, the same for all."""
+    if args.equal_concurrency:
+        return int(max_num_seqs * -(-args.max_model_len // args.block_size) * args.block_size)
+    return int(args.kv_cache_tokens or 4 * args.max_model_len)
+
+
+def slots_in(num_tokens: int, length: int, max_num_seqs: int) -> int:
+    """How many slots of `length` tokens there are.
+
+    Raises:
+        ValueError: not even one.
+    """
+    num_slots = min(num_tokens // length, max_num_seqs)
     if num_slots < 1:
         raise ValueError(
-            f"{num_tokens} tokens of KV memory hold no request of max_model_len="
-            f"{args.max_model_len}: raise --kv-cache-tokens or lower --max-model-len"
+            f"{num_tokens} tokens of KV memory hold no request of max_model_len={length}: raise "
+            "--kv-cache-tokens or lower --max-model-len"
         )
-    return num_slots, max_num_seqs, num_tokens
+    return num_slots
 
 
 def kv_facts(outputs: Sequence[Any], records: Sequence[Any]) -> Figures:
@@ -99,12 +125,13 @@ def remarks(data: dict[str, Any]) -> list[str]:
     """What the comparison shows."""
     lines = []
     medians = {name: own["median"] for name, own in data["contestants"].items()}
-    if len(medians) == 2:
-        ratio = medians["block"]["max_concurrent"] / medians["slot"]["max_concurrent"]
-        speedup = data["speedups"]["slot"]
+    for name in list(medians)[1:] if "block" in medians else []:
+        ratio = medians["block"]["max_concurrent"] / medians[name]["max_concurrent"]
+        speedup = data["speedups"][name]
+        length = data["engines"][name]["max_model_len"]
         lines.append(
             f"blocks serve {ratio:.2f}x the requests at a time and {speedup['median']:.2f}x the "
-            f"tokens a second of slots ({min(speedup['rounds']):.2f}x to "
+            f"tokens a second of slots of {length} ({min(speedup['rounds']):.2f}x to "
             f"{max(speedup['rounds']):.2f}x by round)"
         )
     if "block" in medians:

@@ -1,4 +1,4 @@
-"""The demo's maps of the block pool, and what the pool went through."""
+"""The demo's maps of the block pool, and a summary of the run."""
 
 from __future__ import annotations
 

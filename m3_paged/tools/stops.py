@@ -17,12 +17,13 @@ tokens, or 3 and 4 blocks: two more than there are.
 When both are done, a third prompt asks for two completions (n=2). At last the first two come
 again, to an engine with preemption='swap'.
 
-Watch the block tables: who gets which block, who must give his back, and which are shared.
+Watch the block tables: which request gets which block, which one must give its blocks back, and
+which blocks are shared.
 
 # the pool
 return m3_paged/block_manager.py::BlockManager.__init__
 All KV memory is cut into blocks, and a list says which are free. Nobody's memory is set aside: a
-block belongs to whoever asks first. The manager counts blocks and knows no tensors.
+block belongs to the request that asks first. The manager counts blocks and knows no tensors.
 p (pool.num_blocks, block_size) == (5, 4)  # blocks, and tokens in each
 p list(pool.free_blocks) == [0, 1, 2, 3, 4]  # all are free
 Try `u` (the scheduler, which builds it), `l`.
@@ -112,9 +113,9 @@ Try `u`, `p self.by_seniority()[-1].request_id` (who will have to go).
 
 # a preemption, and its reason
 call m3_paged/preemption.py::Preempter.preempt
-Somebody must give blocks back, and it is who was admitted last. r1 has 9 tokens in the cache, two
-of its output among them. A request that came first is never stopped for one that came later, so the
-first always gets on.
+A request must give its blocks back: the one that was admitted last. r1 has 9 tokens in the cache,
+two of its output among them. A request that came first is never stopped for one that came later, so
+the first always gets on.
 p victim.request_id == 'r1'  # who has to go
 p reason == 'no free block for r0'  # why
 p self.host.pool.num_blocks == 0  # host memory to swap to: none, so its KV will be dropped
@@ -142,7 +143,8 @@ Try `ll`.
 
 # the step goes on without it
 return m3_paged/scheduler.py::Scheduler.schedule
-r0 has its block and runs. Though two blocks are free, nobody is admitted in a step that preempted:
+r0 has its block and runs. Though two blocks are free, no request is admitted in a step that
+preempted:
 memory is short, and a newcomer would be the next to go.
 p [(r.request.request_id, r.phase, r.start, r.num_new_tokens) for r in __return__.rows]
   == [('r0', 'decode', 8, 1)]  # rows of the step
@@ -154,7 +156,7 @@ Try `pp __return__.preempted`.
 return m3_paged/scheduler.py::Scheduler.reason_to_wait
 In the next step r1 is asked again. It would need blocks for all that is known of it, prompt and
 output.
-p __return__ == 'no KV memory: 10 tokens need 3 blocks, 2 are free'  # why it cannot run yet
+p __return__ == 'no KV memory: blocks needed 3, free 2'  # why it cannot run yet
 Try `p budget` (tokens that the step has left).
 
 # r0 is done and leaves its blocks
@@ -166,7 +168,8 @@ Try `p list(self.kv.pool.free_blocks)`.
 
 # r1 is resumed
 return m3_paged/scheduler.py::Scheduler._admit, when plan.resumed
-r1 gets other blocks than before, in another order, and nobody minds: the table says where they are.
+r1 gets other blocks than before, in another order. That makes no difference: the table says where
+they are.
 Its ten tokens are computed in one row, as if all were a prompt. Nine of them had been computed
 before: that is what a preemption costs.
 p [r.request_id for r in plan.resumed] == ['r1']  # resumed in this step
@@ -177,7 +180,7 @@ Try `p request.token_ids`.
 
 # nobody lost a token
 return milestone_llm/engine/engine.py::BaseEngine.generate
-Both have all they wanted. The tokens of r1 are those that it would have got alone, for the same
+Both have all they wanted. The tokens of r1 are those that it would have got alone, because the same
 tokens give the same KV, and a sampled token depends on its seed and position only.
 p [len(output.token_ids) for output in __return__] == [5, 7]  # tokens each
 p [output.metrics.num_preemptions for output in __return__]
@@ -234,7 +237,7 @@ Try `pp self.stats()`, `pp self.tracer.records[-2].to_dict()`.
 # the same preemption, with host memory
 return m3_paged/preemption.py::Preempter.preempt, when self.host.pool.num_blocks
 Another engine, the same two requests, and preemption='swap': r1 has to go in the same step. But its
-KV is to be copied to blocks in host memory, and what is computed of it stays computed.
+KV is copied to blocks in host memory, so it need not be computed again.
 p victim.status.value == 'swapped'  # its status
 p (victim.num_computed_tokens, victim.num_tokens) == (9, 10)  # computed, known
 p plan.swap_outs == [(2, 0), (3, 1), (4, 2)]  # copies to make: (device block, host block)

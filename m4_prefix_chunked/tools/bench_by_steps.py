@@ -19,12 +19,14 @@ from milestone_llm.bench.measure import (
 )
 from milestone_llm.bench.workloads import WorkItem
 from milestone_llm.engine.outputs import RequestOutput
+from milestone_llm.threads import ThreadWatch
 
 
 def measure_by_steps(
     contestants: Sequence[Contestant], items: Sequence[WorkItem], rounds: int
 ) -> dict[str, list[RunResult]]:
     """`bench.measure.measure`, with turns at every step."""
+    ThreadWatch(contestants[0].engine.model.device.type)
     _round(0, contestants, short_work(items))
     results: dict[str, list[RunResult]] = {each.name: [] for each in contestants}
     for number in range(1, rounds + 1):

@@ -15,6 +15,7 @@ from milestone_llm.engine.request import Request
 from milestone_llm.engine.sampling_params import SamplingParams
 from milestone_llm.models.checkpoint import LoadedModel
 from milestone_llm.trace.records import StepRecord
+from milestone_llm.trace.text import plural
 
 from .demo_texts import QUESTIONS, SYSTEM_PROMPT, chat_prompt
 from .prefix_tree import PrefixTree, print_prefix_tree
@@ -77,7 +78,7 @@ class TreeKeeper:
 def print_counts(counts: dict[str, Any]) -> None:
     """What the cache counted."""
     console.print(
-        f"\nprefix cache: {counts['hits']} of {counts['queries']} requests hit, "
+        f"\nprefix cache: {counts['hits']} of {plural(counts['queries'], 'request')} hit, "
         f"{counts['saved_tokens']:,} of {counts['queried_tokens']:,} prompt tokens saved "
         f"({counts['hit_rate']:.1%}), {counts['evictions']} evictions"
     )

@@ -1,4 +1,4 @@
-"""The pauses between one token and the next: what a user sees stutter."""
+"""The pauses between one token and the next, as a user sees them."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Node:
 
 @dataclass
 class PrefixTree:
-    """What a prefix cache holds, as far as the given requests lead to it. Counts are blocks."""
+    """The content of a prefix cache, as far as the given requests lead to it. Counts are blocks."""
 
     roots: list[Node]
     block_size: int

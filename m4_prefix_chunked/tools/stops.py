@@ -16,13 +16,13 @@ r0 comes alone and pays for them. When it is done, r1 and r2 come; r2 is nothing
 tokens. While both decode, r3 comes with 18 tokens that nobody has seen: too many for one step, and
 more blocks than were never used. r4 then goes on with the conversation of r0.
 
-Watch which tokens are computed, and what becomes of blocks that nobody owns.
+Watch which tokens are computed, and what happens to blocks that no request owns.
 
 # another scheduler, M3's runner
 call milestone_llm/engine/loop.py::StepLoop._step
 The loop is M1's, the runner and the block tables are M3's. Finding what is in the cache and cutting
 prompts into chunks are decisions: no tensor code changes for them. The prefix cache stands beside
-the block tables, over a pool of blocks that remembers what they hold.
+the block tables, over a pool of blocks that remembers their content.
 p type(self.scheduler).__module__ == 'm4_prefix_chunked.scheduler'  # who plans
 p type(self.runner).__module__ == 'm3_paged.runner'  # who launches
 p type(self.scheduler.kv).__module__ == 'm3_paged.block_manager'  # who keeps the block tables
@@ -42,8 +42,8 @@ Try `ll`, `u` (_hash(), which computes each hash once).
 # nothing is known of r0
 return m4_prefix_chunked/prefix_cache.py::PrefixCache.find
 Before r0 is admitted the scheduler asks for the longest cached prefix, block by block from the
-first. The walk ends at the first block that nobody has: what comes after it cannot be known either,
-since its name contains this one's.
+first. The walk ends at the first block that is not there: what comes after it cannot be known
+either, since its name contains this one's.
 p request.num_tokens == 11  # known tokens of r0
 p self.pool.block_of == {}  # names of cached blocks
 p (__return__.blocks, __return__.num_tokens) == ([], 0)  # blocks found, tokens saved
@@ -85,8 +85,8 @@ Try `p sorted(self.kv.pool.hash_of)`, `u`, `u` (update()).
 
 # r1 finds two blocks
 return m4_prefix_chunked/prefix_cache.py::PrefixCache.find, when request.request_id == 'r1'
-r1 begins with the same eight tokens. Two lookups find blocks 0 and 1, though nobody owns them; the
-third block is not full, so there is nothing to look up.
+r1 begins with the same eight tokens. Two lookups find blocks 0 and 1, though no request owns them;
+the third block is not full, so there is nothing to look up.
 p request.num_tokens == 10  # known tokens of r1
 p (__return__.blocks, __return__.num_tokens) == ([0, 1], 8)  # blocks found, tokens saved
 Try `p [name.hex()[:8] for name in self.hashes['r1']]` (the names are those of r0).
@@ -112,8 +112,8 @@ Try `ll`, `p self.pending`.
 
 # nobody writes into a shared block
 return m4_prefix_chunked/prefix_cache.py::PrefixCache.allocate, when request.request_id == 'r2'
-The last token of r2 lies in block 1, which r1 holds too. To compute it is to write it, and whoever
-writes into a shared block gets a copy first: M3's copy-on-write, as it is.
+The last token of r2 lies in block 1, which r1 holds too. To compute it is to write it, and a
+request that writes into a shared block gets a copy first: M3's copy-on-write, as it is.
 p __return__ == [(1, 5)]  # copies to make: (from, to)
 p self.kv.block_tables == {'r1': [0, 1, 4], 'r2': [0, 5]}  # block tables
 p self.pool.ref_counts[:6] == [2, 1, 0, 0, 1, 1]  # tables that hold blocks 0 to 5
@@ -132,7 +132,7 @@ Try `pp __return__.rows`.
 # decode rows come first
 return m4_prefix_chunked/scheduler.py::Scheduler._decode, when self.waiting and plan.rows
 Two steps later r3 waits with 18 tokens. The decode rows of r1 and r2 take one token each of the
-twelve, whoever waits; what is left goes to prompts.
+twelve, whoever waits; the rest goes to prompts.
 p [row.request.request_id for row in plan.rows] == ['r1', 'r2']  # rows of the step
 p [r.request_id for r in self.waiting] == ['r3']  # who waits
 p __return__ == 10  # tokens left: 12 - 2
@@ -198,7 +198,7 @@ Try `ll`, `p self.kv.block_tables`.
 
 # the bill
 return milestone_llm/engine/engine.py::BaseEngine.stats
-Of 62 prompt tokens 23 were saved and 39 computed, and nobody's output is different for it. The hit
+Of 62 prompt tokens 23 were saved and 39 computed, and no output is different. The hit
 rate counts tokens: the share of those looked for that were found. The second eviction was for r4:
 block 4, which r1 had filled while decoding.
 p __return__['prefix_cache']

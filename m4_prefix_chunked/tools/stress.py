@@ -30,6 +30,8 @@ from milestone_llm.cli import (
     run_command,
     try_to_write,
 )
+from milestone_llm.threads import ThreadWatch
+from milestone_llm.trace.text import plural
 
 if TYPE_CHECKING:
     from .stress_report import StressReport
@@ -114,7 +116,7 @@ def stress(args: argparse.Namespace, milestone: str) -> StressReport:
 
 
 def serve(traffic: Traffic, concurrency: int, report: StressReport) -> None:
-    """Serve all traffic. Who finds no free connection waits outside, in order of arrival.
+    """Serve all traffic. A client that finds no free connection waits outside, in order of arrival.
 
     An invariant that does not hold ends the run; the report says in which step.
     """
@@ -122,7 +124,7 @@ def serve(traffic: Traffic, concurrency: int, report: StressReport) -> None:
     inside: dict[str, PlannedRequest] = {}
     aborts: dict[str, int] = {}
     engine, step = report.engine, 0
-    bar = progress_bar()
+    bar, watch = progress_bar(), ThreadWatch(engine.model.device.type)
     task = bar.add_task("stress", total=report.num_requests, count="")
     try:
         bar.start()
@@ -139,6 +141,7 @@ def serve(traffic: Traffic, concurrency: int, report: StressReport) -> None:
                 start = time.perf_counter()
                 changed += engine.step()
                 report.sample(start)
+                watch.note_step(time.perf_counter() - start, len(changed))
             for output in changed:
                 if output.finished and output.request_id in inside:
                     planned = inside.pop(output.request_id)
@@ -146,7 +149,7 @@ def serve(traffic: Traffic, concurrency: int, report: StressReport) -> None:
                     report.add(output)
                     if output.finish_reason in ("stop", "length"):
                         traffic.finished(planned, output, step)
-            count = f"{report.num_ended} of {report.num_requests} requests"
+            count = f"{report.num_ended} of {plural(report.num_requests, 'request')}"
             bar.update(task, completed=report.num_ended, count=count)
             step += 1
     except AssertionError as error:

@@ -1,4 +1,4 @@
-"""What a stress run tells in the end: speed, evenness, memory, and blocks that came back."""
+"""The report of a stress run: speed, evenness, memory, and blocks that came back."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class MemoryTrend(NamedTuple):
 
 @dataclass
 class StressReport:
-    """Collects while the traffic runs; `close` looks at what is left in the engine."""
+    """Collects while the traffic runs; `close` checks that the engine holds nothing any more."""
 
     engine: Any
     num_requests: int

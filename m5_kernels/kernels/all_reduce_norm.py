@@ -1,4 +1,4 @@
-"""One-shot all-reduce, fused with what follows it: add to the residual, RMSNorm.
+"""One-shot all-reduce, fused with the norm that follows it: add to the residual, RMSNorm.
 
     rank 0   part --> box of rank 0, box of rank 1      every rank writes its part of a row into
     rank 1   part --> box of rank 0, box of rank 1      a box that each rank keeps for it,

@@ -12,8 +12,8 @@ into equal shares, one per program, wherever the cuts fall:
 
 A sequence inside one share is written at once. A sequence that was cut is left as partial sums
 with their log-sum-exp (at most two per program: its first and its last sequence), and the last
-of its programs to arrive merges them, always in program order, so that the result doesn't depend
-on who came last. Shares come from `context_lens` inside the kernel: the grid is fixed, which
+of its programs to arrive merges them, always in program order, so that the result doesn't depend on
+the order of arrival. Shares come from `context_lens` inside the kernel: the grid is fixed, which
 is what a CUDA graph needs, and any mix of lengths is balanced. Each KV head has its own set of
 programs; the query heads that share it are the rows of one matrix product, so KV is read once.
 
@@ -45,7 +45,7 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class DecodeWorkspace:
-    """What the programs of one launch tell each other. Kernels on one stream can share it.
+    """Data that the programs of one launch exchange. Kernels on one stream can share it.
 
     partial_output: fp32 `[2 * num_programs, group_pad, head_dim_pad]`; partial_lse: fp32
     `[2 * num_programs, group_pad]`, in log2; arrivals: int32 `[max_num_seqs * num_kv_heads]`, zero

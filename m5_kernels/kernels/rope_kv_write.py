@@ -50,7 +50,7 @@ def rope_kv_write(
     slot_mapping: int64 `[num_tokens]`, block * block_size + offset; -1 stores nothing.
     positions: int `[num_tokens]`, with cos_sin: fp32 `[max_positions, head_dim]`, a position's
     cosines, then its sines; both None: no rotation.
-    q_norm, k_norm: `[head_dim]` RMSNorm weights, or both None; epsilon is theirs.
+    q_norm, k_norm: `[head_dim]` RMSNorm weights, or both None; epsilon is that of these norms.
     pdl: start before the previous kernel ends, which wrote only qkv of all this.
     Returns the queries, a view `[num_tokens, num_q_heads, head_dim]` of qkv.
     """

@@ -88,6 +88,8 @@ def compare_engines(bench: Bench) -> None:
         for part in "+".join(args.without).split("+"):
             if part in KERNELS:
                 console.print(f"--without {part} changes nothing on a CPU")
+            elif part == "graphs":
+                console.print("--without graphs: a CPU has none, so this is --without pipelining")
 
     earlier: Results = {}
     by_compiler: dict[str, Any] = {}

@@ -29,7 +29,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 """What `--without` can switch off by a field of the configuration."""
 KERNELS = ("add-norm", "rope-kv", "silu-mul", "skinny-linear", "pdl")
-"""What it can switch off in the decoder: kernels, for PyTorch's own, and their early start."""
+"""The parts of the decoder that it can switch off: kernels, for PyTorch's own; early start."""
 
 
 @contextlib.contextmanager

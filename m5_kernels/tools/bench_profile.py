@@ -41,7 +41,7 @@ class StepProfile:
     kernels: list[tuple[str, float, float]]
     """Name, launches a step, microseconds a step; the costliest first."""
     busy_us: float
-    """Time in which the device computed; what is missing to `profiled_wall_us` are gaps."""
+    """Time in which the device computed; the rest of `profiled_wall_us` is gaps."""
     profiled_wall_us: float
 
 

@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from milestone_llm.cli import add_options, run_command
-
 L2_BYTES = 256 * 2**20  # several times the largest L2 cache: inputs that rotate over this miss it
 MAX_ERROR = 1e-2  # of bf16 operands against fp32 ones
 FiveTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def gpu_command(parser: argparse.ArgumentParser, body: Callable[[argparse.Namespace], None]) -> int:
-    """An instrument's command line, which ends with one line without a GPU; the exit status."""
-    add_options(parser, "threads")
-
-    def run(args: argparse.Namespace) -> None:
-        require_gpu()
-        body(args)
-
-    return run_command(run, parser.parse_args())
-
-
-def require_gpu() -> None:
-    """Raise ValueError where there is none."""
-    if not torch.cuda.is_available():
-        raise ValueError("this measures kernels on a GPU, and torch sees none here")
 
 
 def median_us(

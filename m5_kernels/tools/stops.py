@@ -19,7 +19,7 @@ On a GPU, Python needs up to a millisecond to plan a step and to take in its tok
 waited for that, it would be idle for a good part of each step. So step n+1 is planned and
 launched while step n runs, though its tokens are not known yet.
 
-Watch num_in_flight, which counts tokens on their way, and what becomes of r1's last row.
+Watch num_in_flight, which counts tokens on their way, and what happens to r1's last row.
 
 # nothing under way
 call milestone_llm/engine/loop.py::StepLoop._step, when self.milestone == 'm5_kernels'
@@ -56,9 +56,9 @@ Try `ll`, `p residual.shape`.
 
 # the step is launched
 return milestone_llm/engine/loop.py::StepLoop._launch
-On a GPU the kernels are queued by now, and nobody has waited: the runner gave back a promise of
-tokens. So that the next step can be planned, this one counts as computed, and each request counts a
-token in flight. The plan needs to know how many tokens there are, never which.
+On a GPU the kernels are queued by now, and the host has not waited: the runner gave back a promise
+of tokens. So that the next step can be planned, this one counts as computed, and each request
+counts a token in flight. The plan needs to know how many tokens there are, never which.
 p len(self.in_flight) == 1  # steps that were launched and not settled
 p [(r.num_computed_tokens, r.num_tokens) for r in self.scheduler.running]
   == [(3, 4), (5, 6)]  # computed tokens, and all: those in flight are counted
@@ -76,9 +76,9 @@ Try `p self._loop.in_flight[0].plan`.
 
 # the second step feeds tokens that the host has never seen
 return m5_kernels/runner.py::FusedRunner._send, when hits == 2
-Each row is to compute one token. The host does not have it yet; the device does, for the last
-kernel of a step appends what was sampled to the row. Hardly anything is sent: the rows of the step,
-and a block where one was added.
+Each row is to compute one token. The host does not have it yet; the device does, because the last
+kernel of a step appends the sampled tokens to the rows. Hardly anything is sent: the rows of the
+step, and a block where one was added.
 p [len(row.request.token_ids) - row.start for row in rows] == [0, 0]  # of it, what the host knows
 p [bool(state.rows.token_ids[i, row.start]) for (i, _, _), row in zip(step, rows)]
   == [True, True]  # does the device have it? Before, there were zeros
@@ -118,7 +118,7 @@ Try `u` (_settle()), `p [row.request.request_id for row in self.in_flight[0].pla
 # its row and its blocks can be used at once
 return m5_kernels/runner.py::FusedRunner._release_rows
 Somebody else may get them in the very next step, while the wasted row still writes its keys there.
-That is safe without any waiting: steps run one after another on the device, and whoever gets a
+That is safe without any waiting: steps run one after another on the device, and a new owner of a
 block writes a slot before reading it.
 p {name: index for name, (index, _) in self.rows.items()} == {'r0': 0}  # row of each request
 p self.free_rows == [1]  # rows for newcomers
@@ -126,8 +126,8 @@ Try `w`.
 
 # what the wasted row computed is dropped
 return milestone_llm/engine/scheduler.py::BaseScheduler.update, when plan.num_padding_tokens
-Step 2 is settled. A token came back for r1 too, and nobody wants it. Its row was computed for
-nobody, so from now on the plan calls it padding.
+Step 2 is settled. A token came back for r1 too, but r1 is finished. Its row was computed in vain,
+so from now on the plan calls it padding.
 p sorted(sampled) == ['r0', 'r1']  # who got a token from the device
 p [(row.request.request_id, row.phase) for row in plan.rows]
   == [('r0', 'decode'), ('r1', 'padding')]  # rows of the step

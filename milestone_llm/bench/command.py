@@ -62,7 +62,16 @@ def bench_command(
     options(parser)
     args = parser.parse_args(arguments)
     bench = Bench(milestone, args, dict(baselines or {}))
-    return run_command(lambda args: bench.main(scenarios[args.scenario]), args, before)
+
+    def all_before(args: argparse.Namespace) -> None:
+        before(args)
+        for path in (args.json, args.markdown, args.explore):
+            if path:
+                try_to_write(path)
+        if args.baseline and args.scenario != "workload":
+            raise ValueError(f"--baseline goes with a workload, not with {args.scenario}")
+
+    return run_command(lambda args: bench.main(scenarios[args.scenario]), args, all_before)
 
 
 class Bench:
@@ -78,11 +87,6 @@ class Bench:
 
     def main(self, scenario: Scenario) -> None:
         """Run a scenario and write what it has measured."""
-        for path in (self.args.json, self.args.markdown, self.args.explore):
-            if path:
-                try_to_write(path)
-        if self.args.baseline and self.args.scenario != "workload":
-            raise ValueError(f"--baseline goes with a workload, not with {self.args.scenario}")
         try:
             scenario(self)
         finally:  # what was measured before an error is kept

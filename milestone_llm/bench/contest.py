@@ -1,4 +1,4 @@
-"""A contest: contestants at the same work, what is shown of them, and all of it as plain data.
+"""A contest: contestants at the same work, their figures, and all of it as plain data.
 
 A scenario of a milestone makes one or more of these; everything else is the same for all benches.
 """
@@ -27,7 +27,9 @@ Tables = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Target:
-    """A ratio of two contestants' figures, and how large it may be (None: it is only shown)."""
+    """A ratio of two contestants' figures, and how large this project wants it at most (None: it is
+    only shown).
+    """
 
     meaning: str
     figure: str

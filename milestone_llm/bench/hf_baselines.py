@@ -1,4 +1,4 @@
-"""What the engines are measured against: Hugging Face's `generate` and its continuous batching.
+"""The baselines of the benches: Hugging Face's `generate` and its continuous batching.
 
 Fair to both sides: the same model object, the same prompts and output lengths, EOS ignored, an
 attention mask always passed, the same sampling, and tokens counted as they reach the host.
@@ -59,7 +59,7 @@ def hf_continuous(engine: Any) -> Contestant:
     """HF's continuous batching under the engine's limits: rows and tokens a step, tokens of KV.
 
     `generate_batch` gives all requests one output length. This is what it does inside, with each
-    request's own: no token is computed for nobody. Attention stays SDPA.
+    request's own: no token is computed in vain. Attention stays SDPA.
     """
     config = engine.config
     kv_tokens = config.max_num_seqs * (engine.max_model_len + PAGE_SIZE)

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from milestone_llm.cli import freeze_garbage, log_console, progress_bar
+from milestone_llm.threads import ThreadWatch
 from milestone_llm.trace.explore import Run
+from milestone_llm.trace.text import plural
 from milestone_llm.trace.tracer import Tracer
 
 from .workloads import WorkItem, serve
@@ -69,7 +71,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Contestant:
-    """Somebody who can do the work: the engine, or what it is compared with."""
+    """A contestant that can do the work: the engine, or a baseline."""
 
     name: str
     run: Callable[[Sequence[WorkItem], Progress], RunResult]
@@ -97,9 +99,10 @@ def engine_contestant(
         after = engine.stats()
         counts = {
             name: after[name] - before[name]
-            for name in ("steps", "rows", "prefill_tokens", "decode_tokens", "padding_tokens")
+            for name in before
+            if name in ("steps", "rows") or name.endswith("_tokens")
         }
-        useful = counts["prefill_tokens"] + counts["decode_tokens"]
+        computed = counts["prefill_tokens"] + counts["decode_tokens"]
         return RunResult(
             seconds=seconds,
             token_ids=[output.token_ids for output in outputs],
@@ -108,7 +111,8 @@ def engine_contestant(
                 "steps": counts["steps"],
                 "rows_per_step": counts["rows"] / counts["steps"],
                 "tokens_per_step": sum(len(out.token_ids) for out in outputs) / counts["steps"],
-                "useful_share": useful / (useful + counts["padding_tokens"]),
+                "useful_share": (computed - counts["recomputed_tokens"])
+                / (computed + counts["padding_tokens"]),
                 "kv_watermark": after["kv"]["watermark"],
                 **(facts(outputs, engine.tracer.records) if facts else {}),
             },
@@ -170,25 +174,31 @@ def measure(
 ) -> dict[str, list[RunResult]]:
     """Run everybody once a round, so that whatever else the machine does hits all of them.
 
-    Every second round goes backwards: nobody always runs on the machine that another has heated.
+    Every second round goes backwards: no contestant always runs on a machine that another has
+    heated.
 
     Returns:
         Per contestant one result a round.
     """
     results: dict[str, list[RunResult]] = {contestant.name: [] for contestant in contestants}
+    engines = [each.engine for each in contestants if each.engine is not None]
+    watch = ThreadWatch(engines[0].model.device.type if engines else "")
     with progress_bar(is_hidden=not has_bar) as bar:
         task = bar.add_task("", count="")
 
         def run(contestant: Contestant, work: Sequence[WorkItem], what: str) -> RunResult:
             total = sum(item.params.max_tokens for item in work)
             bar.reset(task, description=f"{what}  {contestant.name}", total=total, count="")
-            num_tokens, next_update = 0, 0.0
+            num_tokens, last, next_update = 0, time.perf_counter(), 0.0
 
             def progress(num_new: int) -> None:
-                nonlocal num_tokens, next_update
+                nonlocal num_tokens, last, next_update
                 num_tokens += num_new
-                if (now := time.perf_counter()) > next_update:  # a GPU's step is short
-                    bar.update(task, completed=num_tokens, count=f"{num_tokens:,} tokens")
+                now = time.perf_counter()
+                watch.note_step(now - last, num_new)
+                last = now
+                if now > next_update:  # a GPU's step is short
+                    bar.update(task, completed=num_tokens, count=plural(num_tokens, "token"))
                     next_update = now + 0.2
 
             return contestant.run(work, progress)

@@ -1,4 +1,4 @@
-"""What a benchmark says in the end: a heading, tables for 80 columns, remarks; or Markdown."""
+"""The report of a benchmark: a heading, tables for 80 columns, remarks; or Markdown."""
 
 from __future__ import annotations
 
@@ -165,8 +165,9 @@ def losses(data: Mapping[str, Any]) -> list[str]:
     lines = []
     if figures["useful_share"] < 0.95:
         lines.append(
-            f"{1 - figures['useful_share']:.0%} of the positions that {name} computed were "
-            "padding: prompts padded to the longest, and finished rows that wait for the last one"
+            f"{1 - figures['useful_share']:.0%} of the positions that {name} computed were no "
+            "useful work: padding of prompts, finished rows that wait for the last one, or tokens "
+            "computed again after a preemption"
         )
     for other in others:
         theirs, speedup = data["contestants"][other]["median"], data["speedups"][other]["median"]
@@ -198,7 +199,7 @@ def verdicts(data: Mapping[str, Any]) -> list[str]:
         )
         if target["at_most"] is not None:
             verdict = "met" if target["is_met"] else "MISSED"
-            line += f"; target at most {target['at_most']:g}x: {verdict}"
+            line += f"; our target, at most {target['at_most']:g}x: {verdict}"
         lines.append(line)
         is_steady = len(rounds) > 1 and min(rounds) > 1  # and not one slow round of the machine
         if target["ratio"] > 1.02 and is_steady and target["loses"]:

@@ -1,1 +1,1 @@
-"""What the demos of all milestones share: a command line, work for engines, and what is shown."""
+"""What the demos of all milestones share: a command line, work for engines, and the output."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -73,6 +72,3 @@ def _before(args: argparse.Namespace, pictures: Sequence[str], seconds: int) -> 
         try_to_write(path)
     if args.model == OPTIONS["model"]["default"]:
         log_console.print(f"About {seconds} s on two CPU cores.", style="dim")
-    is_busy = hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1)
-    if is_busy and log_console.is_terminal:
-        log_console.print("This machine is busy. If it is slow: --threads 1", style="dim")

@@ -14,7 +14,8 @@ from rich.text import Text
 
 from milestone_llm.cli import console
 from milestone_llm.plots.timeline import draw_timeline
-from milestone_llm.trace.console import ConsoleSink, print_changes
+from milestone_llm.plots.timeline_spans import useful_share
+from milestone_llm.trace.console import print_changes
 from milestone_llm.trace.explore import Run, write_page
 from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.text import plural
@@ -52,19 +53,14 @@ def steps(run: DemoRun) -> None:
     """The steps in which something happened, unless all have been shown."""
     if not run.prints_steps:
         headline(f"{run.label[:1].upper()}{run.label[1:]}, step by step")
-        print_changes(run.records, _sink(run))
+        print_changes(run.records, run.sink)
 
 
 def step(run: DemoRun, record: StepRecord, what: str) -> None:
     """One step, unless all have been shown."""
     headline(f"{what} (step {record.step})")
     if not run.prints_steps:
-        _sink(run)(record)
-
-
-def _sink(run: DemoRun) -> ConsoleSink:
-    tokenizer = run.engine.tokenizer
-    return ConsoleSink(console, decode=tokenizer and tokenizer.decode)
+        run.sink(record)
 
 
 def answers(run: DemoRun, prompts: Sequence[str] = ()) -> None:
@@ -96,11 +92,12 @@ def requests(runs: Sequence[DemoRun]) -> None:
     """
     headline("Requests, times in ms since each one's arrival")
     names = ["queue", "TTFT", "TPOT", "done"] if len(runs) == 1 else ["TTFT", "done"]
-    if len(runs) > 1 and sum(max(len(run.label), 6) + 9 for run in runs) > console.width - 25:
-        names = ["done"]  # numbers that would not fit go as a whole
     columns = ["request", "in", "out"]
     if has_hits := any(out.metrics.num_cached_tokens for out in runs[0].outputs):
         columns.append("saved")
+    space = console.width - 25 - 7 * has_hits
+    if len(runs) > 1 and sum(max(len(run.label), 6) + 9 for run in runs) > space:
+        names = ["done"]  # numbers that would not fit go as a whole
     for run in runs:  # several: with a line for their labels
         columns += [f"{run.label}\n{names[0]}", *names[1:]] if len(runs) > 1 else names
     if len(runs) > 1:
@@ -134,8 +131,7 @@ def summary(runs: Sequence[DemoRun]) -> None:
 def _totals(run: DemoRun) -> dict[str, str]:
     records, metrics = run.records, [output.metrics for output in run.outputs]
     num_tokens = sum(len(c.token_ids) for output in run.outputs for c in output.outputs)
-    num_useful = sum(r.num_prefill_tokens + r.num_decode_tokens for r in records)
-    num_computed = num_useful + sum(r.num_padding_tokens for r in records)
+    useful = useful_share([record.to_dict() for record in records])
     seconds = max(m.finish_time or 0 for m in metrics) - min(m.arrival_time for m in metrics)
 
     def mean(times: Iterable[float | None]) -> str:
@@ -145,7 +141,7 @@ def _totals(run: DemoRun) -> dict[str, str]:
     return {
         "steps": f"{len(records):,}",
         "rows a step, on average": f"{statistics.fmean(len(r.batch) for r in records):.1f}",
-        "useful share of computed positions": f"{num_useful / num_computed:.1%}",
+        "useful share of computed positions": f"{useful:.1%}",
         "output tokens": f"{num_tokens:,}",
         "time": f"{seconds:.2f} s",
         "output tokens per second": f"{num_tokens / seconds:,.1f}",

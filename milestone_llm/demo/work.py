@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import argparse
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from itertools import cycle
 from typing import Any
 
 from rich.console import Console
 
 from milestone_llm.bench.workloads import CLASSIC_LENGTHS, CLASSIC_PROMPTS, WorkItem, serve
-from milestone_llm.cli import progress_bar
+from milestone_llm.cli import console, progress_bar
 from milestone_llm.engine.inputs import encode_prompt
 from milestone_llm.engine.outputs import RequestOutput
 from milestone_llm.engine.sampling_params import SamplingParams
 from milestone_llm.models.checkpoint import LoadedModel, load_model, max_position
+from milestone_llm.threads import ThreadWatch
+from milestone_llm.trace.console import ConsoleSink
 from milestone_llm.trace.records import StepRecord
+from milestone_llm.trace.text import plural
 
 
 @dataclass
@@ -34,6 +39,12 @@ class DemoRun:
     def records(self) -> list[StepRecord]:
         """The trace."""
         return list(self.engine.tracer.records)
+
+    @cached_property
+    def sink(self) -> ConsoleSink:
+        """What prints steps of it: one for all, so that a request keeps its colour."""
+        tokenizer = self.engine.tokenizer
+        return ConsoleSink(console, decode=tokenizer and tokenizer.decode)
 
     @property
     def prints_steps(self) -> bool:
@@ -61,6 +72,11 @@ class Work:
         tokenizer = self.loaded.tokenizer
         return [len(encode_prompt(tokenizer, item.prompt, self.is_chat)) for item in self.items]
 
+    @cached_property
+    def thread_watch(self) -> ThreadWatch:
+        """Over all runs, so that it speaks once."""
+        return ThreadWatch(self.loaded.model.device.type)
+
     @property
     def longest(self) -> int:
         """Tokens of the longest request, at most what the model has positions for."""
@@ -87,14 +103,18 @@ class Work:
         """Serve the requests behind a progress bar, which makes room for a trace on the console."""
         run = DemoRun(label, engine, self.items, [])
         total = sum(item.params.max_tokens * item.params.n for item in self.items)
-        num_tokens = 0
+        tokens = plural(total, "token")
+        num_tokens, watch, last = 0, self.thread_watch, time.perf_counter()
         with progress_bar(is_hidden=run.prints_steps) as bar:
             task = bar.add_task(label, total=total, count="")
 
             def on_step(changed: list[RequestOutput]) -> None:
-                nonlocal num_tokens
+                nonlocal num_tokens, last
                 num_tokens += len(changed)
-                bar.update(task, completed=num_tokens, count=f"{num_tokens} of {total} tokens")
+                now = time.perf_counter()
+                watch.note_step(now - last, len(changed))
+                last = now
+                bar.update(task, completed=num_tokens, count=f"{num_tokens} of {tokens}")
 
             run.outputs = serve(engine, self.items, chat=self.is_chat, on_step=on_step)
         return run

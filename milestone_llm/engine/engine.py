@@ -1,7 +1,8 @@
 """The engine: requests in, `step()` by `step()`, outputs out. Written once, for all milestones.
 
 A milestone says which scheduler plans its steps and which runner carries them out; `loop` does the
-rest. Outputs of a request go to whoever brought it: a call of `generate` or `stream`, or `step`.
+rest. Outputs of a request go to the caller that added it: a call of `generate` or `stream`, or
+`step`.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ class BaseEngine(ABC):
     ) -> Iterator[RequestOutput]:
         """Like `generate`, but yield each request's output whenever it has grown.
 
-        Closing the iterator early aborts what is unfinished.
+        Closing the iterator early aborts the unfinished requests.
         """
         with self._intake.lock:
             requests = self._intake.make_all(prompts, sampling_params, chat)
@@ -272,7 +273,7 @@ class BaseEngine(ABC):
         return self._loop.counts
 
     def warm_up(self) -> None:
-        """Do what a first request would have to wait for. Counts and seeds do not notice.
+        """Do the work that a first request would have to wait for. Counts and seeds do not notice.
 
         Raises:
             RuntimeError: there are requests already.
@@ -301,7 +302,7 @@ class BaseEngine(ABC):
         milestone = self.scheduler.stats()
         return {
             **counts,
-            "useful_share": useful / computed if computed else 1.0,
+            "useful_share": (useful - counts["recomputed_tokens"]) / computed if computed else 1.0,
             "waiting": len(self.scheduler.waiting),
             "running": len(self.scheduler.running),
             **milestone,

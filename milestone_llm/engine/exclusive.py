@@ -1,4 +1,4 @@
-"""One thread at a time changes the engine, and what is interrupted begins anew."""
+"""One thread at a time changes the engine, and an interrupted change begins anew."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Exclusive:
     """Runs changes one after the other, whichever threads they come from.
 
     Args:
-        restart: called after anything was raised in a change, Ctrl-C included. It makes whole what
-            was left half done.
+        restart: called after anything was raised in a change, Ctrl-C included. It repairs a change
+            that was left half done.
     """
 
     def __init__(self, restart: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""From what a user passes to checked token ids. Bad input ends here, with number and limit."""
+"""From a user's prompt to checked token ids. Bad input ends here, with number and limit."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -39,3 +39,5 @@ class KVEvent:
     type: str
     request_id: str | None
     blocks: list[int]
+    held: list[int] = field(default_factory=list)
+    """Those of a `free` that are not free: other requests hold them still."""

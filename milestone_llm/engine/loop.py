@@ -76,7 +76,11 @@ class StepLoop:
         self.outbox = Outbox()
         self.in_flight: deque[StepInFlight] = deque()
         self.counts = dict.fromkeys(
-            ("steps", "rows", "prefill_tokens", "decode_tokens", "padding_tokens", "finished"), 0
+            (
+                *("steps", "rows", "prefill_tokens", "decode_tokens", "padding_tokens"),
+                *("recomputed_tokens", "finished"),
+            ),
+            0,
         )
         self._arrived: list[str] = []  # not recorded yet, for the trace; so is what follows
         self._ended: list[tuple[str, str]] = []  # (id, reason)
@@ -251,6 +255,11 @@ class StepLoop:
         counts["prefill_tokens"] += plan.num_tokens - num_decode_tokens
         counts["decode_tokens"] += num_decode_tokens
         counts["padding_tokens"] += plan.num_padding_tokens
+        for row in plan.rows:
+            if not row.is_padding:
+                request, again = row.request, min(row.end, row.request.num_once_computed)
+                counts["recomputed_tokens"] += max(0, again - row.start)
+                request.num_once_computed = max(row.end, request.num_once_computed)
         # What happens to KV memory once the next step has been planned belongs to that step.
         num_events = self.in_flight[0].num_events_before if self.in_flight else None
         events = self.scheduler.drain_events(num_events)

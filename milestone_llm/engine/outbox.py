@@ -1,7 +1,7 @@
-"""Outputs on their way to those who asked: the newest snapshot of each request, once.
+"""Outputs on their way to the callers: the newest snapshot of each request, once.
 
-Every output of every request goes through here. Who takes it out is decided when the request comes
-in: the call of `generate` or `stream` that brought it (a `Reader`), or whoever calls `step`.
+Every output of every request goes through here. The reader is decided when the request comes in:
+the call of `generate` or `stream` that brought it (a `Reader`), or the caller of `step`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Reader:
 
 
 class Outbox:
-    """The newest undelivered output of each request, by who is to get it.
+    """The newest undelivered output of each request, by its reader.
 
     Threads may put and take at once: each line that changes the books is one operation on one dict.
     """

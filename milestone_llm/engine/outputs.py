@@ -1,4 +1,4 @@
-"""What the user gets back of a request: snapshots that cost nothing until they are looked at."""
+"""The results of a request: snapshots that cost nothing until they are looked at."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Random numbers that need no state: Philox4x32-10, and the Gumbel noise made of it.
 
-An ordinary generator is a state that every draw moves on, so what a request gets depends on
-who drew before it. Philox is a function instead: number = philox(counter, key). With the request's
+An ordinary generator is a state that every draw moves on, so the numbers of a request depend on the
+draws before it. Philox is a function instead: number = philox(counter, key). With the request's
 seed as key and (vocabulary id, output position) as counter, a request draws the same noise in any
 batch, at any time, on a CPU or a GPU, and again when it is preempted and resumed.
 """

@@ -17,14 +17,13 @@ class ScheduledRequest:
     start: int
     num_new_tokens: int
     is_padding: bool = False
-    """A row computed for nobody: its request is finished."""
+    """A row computed in vain: its request is finished."""
     blocks: list[int] = field(default_factory=list)
     """Where the request's KV lives: its region in m2_batching, its block table from m3_paged on."""
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache saved this request (from m4_prefix_chunked on)."""
     sampling_requests: list[Request] = field(init=False)
-    """Who gets a token from this row's logits: its request, and what is forked from it. Nobody
-    unless the row reaches the last known token."""
+    """The row's request and its forks, if the row reaches the last known token; else none."""
     prompt_logprobs: dict[int, dict[int, Logprob]] = field(default_factory=dict)
     """Of prompt tokens, by their positions; filled by the runner if the request wants them."""
 
@@ -69,7 +68,7 @@ class Preemption:
 
 @dataclass
 class StepPlan:
-    """The rows of one step, and what the scheduler decided on the way there."""
+    """The rows of one step, and the scheduler's decisions on the way there."""
 
     rows: list[ScheduledRequest] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
@@ -78,7 +77,7 @@ class StepPlan:
     waiting_reasons: dict[str, str] = field(default_factory=dict)
     """Why requests at the head of the queue were left there, by request id."""
     num_padding_tokens: int = 0
-    """Positions computed for nobody: left padding and rows of finished requests."""
+    """Positions computed in vain: left padding and rows of finished requests."""
     is_launched: bool = False
     """Whether the requests already count the step's tokens as computed."""
 

@@ -1,4 +1,4 @@
-"""Where engine, scheduler, runner and those who watch meet."""
+"""The interfaces between engine, scheduler, runner and the trace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ModelRunner(Protocol):
 
 
 class QueueState(Protocol):
-    """What those who watch may ask of a scheduler, at the end of a step."""
+    """What the trace may ask of a scheduler, at the end of a step."""
 
     waiting: RequestQueue
     running: list[Request]

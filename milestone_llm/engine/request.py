@@ -49,7 +49,7 @@ class SampledToken:
 class Request:
     """One request inside the engine.
 
-    `arrival` numbers requests in the order of their coming: it decides who is first.
+    `arrival` numbers requests as they come: the lower number is first.
     """
 
     request_id: str
@@ -64,6 +64,8 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     """Tokens whose keys and values are in the cache, or will be after the steps launched so far."""
+    num_once_computed: int = 0
+    """Tokens that some step has computed. A preempted request computes them again, for nothing."""
     num_in_flight: int = 0
     """Tokens that launched steps are sampling for this request."""
     finish_reason: str | None = None
@@ -75,7 +77,7 @@ class Request:
     index: int = 0
     """Which completion of its prompt this is."""
     reader: Reader | None = None
-    """Who gets the outputs: a call of `generate` or `stream`; None: whoever calls `step`."""
+    """The reader of the outputs: a call of `generate` or `stream`; None: the caller of `step`."""
 
     is_counted: bool = False
     """Whether the engine has noted that it ended."""

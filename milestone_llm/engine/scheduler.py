@@ -1,7 +1,7 @@
 """What the schedulers of all milestones share: requests come, get tokens, and go.
 
-A milestone's scheduler is a file of its own that says who runs (`schedule`) and where KV lives
-(`free_memory`, `reset_memory`, `kv_usage`). Nothing here decides anything.
+A milestone's scheduler is a file of its own that says which requests run (`schedule`) and where KV
+lives (`free_memory`, `reset_memory`, `kv_usage`). Nothing here decides anything.
 """
 
 from __future__ import annotations
@@ -92,10 +92,11 @@ class BaseScheduler(ABC):
         plan.is_launched = True
 
     def update(self, plan: StepPlan, sampled: dict[str, SampledToken]) -> list[RequestOutput]:
-        """Take in what a step computed: append tokens, finish some requests.
+        """Take in the results of a step: append tokens, finish some requests.
 
         Args:
-            plan: the executed plan. A row whose request has finished meanwhile was for nobody: it
+            plan: the executed plan. A row whose request has finished meanwhile was computed in
+            vain: it
                 becomes padding.
             sampled: one token for each request that samples, by id.
 
@@ -170,7 +171,7 @@ class BaseScheduler(ABC):
         self._leave(request, status)
 
     def _leave(self, request: Request, status: RequestStatus) -> None:
-        """Take a finished request out of wherever it was, and give back what it held."""
+        """Take a finished request out of its queue, and free its memory."""
         leader = request.leader or request
         if status is RequestStatus.RUNNING:
             self.running.remove(request)

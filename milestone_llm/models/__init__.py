@@ -1,1 +1,1 @@
-"""Models: where they come from, and what they must be like to be served."""
+"""Models: where they come from, and which of them can be served."""

@@ -87,7 +87,8 @@ def load_model(
         dtype: "float32", "bfloat16", "float16" or a `torch.dtype`. None: float32 on a CPU
             and for tiny models, else bfloat16; a ready model keeps its own.
         device: None: CUDA where there is one; a ready model stays where it is.
-        weights: False for who reads a named model's weights themselves, in parts: the model has
+        weights: False for callers that read a named model's weights themselves, in parts: the model
+        has
             config and modules then, and parameters without elements. A tiny one is always whole.
 
     Raises:

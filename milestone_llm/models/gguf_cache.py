@@ -2,8 +2,8 @@
 
 Reading a GGUF file takes transformers half a minute, most of it for the tokenizer's tables, so the
 dequantised model is kept in the user's cache directory: float32, because then its tokens are
-exactly those of the GGUF file. A folder in the cache is complete or not there at all: it is
-written under another name by whoever holds the lock, and renamed when it is done.
+exactly those of the GGUF file. A folder in the cache is complete or not there at all: the process
+that holds the lock writes it under another name, and renames it when it is done.
 """
 
 from __future__ import annotations

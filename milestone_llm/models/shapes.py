@@ -1,6 +1,6 @@
 """Models of real size with random weights, to measure with: `random-qwen3-8b` and its like.
 
-Speed depends on shapes and not on what the weights say, so nothing needs to be downloaded. Use
+Speed depends on shapes and not on the values of weights, so nothing needs to be downloaded. Use
 `ignore_eos`: what they say has no meaning, nor an end.
 """
 

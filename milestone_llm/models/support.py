@@ -1,8 +1,8 @@
 """Which models an engine may serve: those that are known to be right, and nothing else.
 
 Known to be right is a causal language model whose only state is the keys and values of full or
-sliding-window attention, and whose positions mean the same whoever shares the batch. What a config
-says of that is read here. What it does not say is tried, on prompts of a few tokens: the logits of
+sliding-window attention, and whose positions mean the same in every batch. What a config
+says of that is read here. The rest is tried on prompts of a few tokens: the logits of
 a batch must be those of each prompt alone. M1 tries the padded batch that it runs; for M2 to M5,
 which put their own attention into the model, see `flat_probe`.
 """
@@ -33,8 +33,8 @@ _NUM_TOKENS = (11, 6)
 """Of the two prompts that are tried; the first is longer than the window of any tiny model."""
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3, torch.bfloat16: 0.2, torch.float16: 0.1}
-"""How far logits may be from the expected ones, relative to their length, for a dtype. What is
-wrong is wrong by the order of 1."""
+"""How far logits may be from the expected ones, relative to their length, for a dtype. Wrong ones:
+about 1."""
 
 
 def check_flat(model: PreTrainedModel) -> None:
@@ -107,7 +107,7 @@ def _refusals_name(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _check_config(model: PreTrainedModel) -> None:
-    """Raise `UnsupportedError` for what the class and the config of a model say."""
+    """Raise `UnsupportedError` for unsupported features in the class and the config of a model."""
     config = model.config
     text_config = config.get_text_config(decoder=True)
     classes = {kind.__name__ for kind in type(model).__mro__}

@@ -49,7 +49,8 @@ def print_block_map(state: BlockState, order: Sequence[str], console: Console) -
     colors = defaultdict(str, {name: request_color(index) for index, name in enumerate(order)})
     text = f"blocks   {len(state.holders):,} of {state.num_blocks:,} used, {state.num_free:,} free"
     text += f", {len(state.shared):,} shared" if state.shared else ""
-    text += f"; {state.num_stored_tokens:,} tokens in {state.num_reserved_tokens:,} places"
+    places = plural(state.num_reserved_tokens, "place")
+    text += f"; {plural(state.num_stored_tokens, 'token')} in {places}"
     width = console.width
     pool = _cells(state, colors, width, glyphs) or _letters(state, colors, width, glyphs)
     print_lines(console, Group(Text(text, "bold"), pool, *_sharing(state, glyphs)))

@@ -9,7 +9,6 @@ has a black frame.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,10 +24,9 @@ from matplotlib.patheffects import withStroke
 
 from milestone_llm.trace.colors import request_color
 from milestone_llm.trace.text import plural
-from milestone_llm.trace.tracer import read_jsonl
 
 from .block_history import BlockRun, BlockState, block_history, block_runs
-from .picture import run_command, set_titles, whole_numbers, write_picture
+from .picture import set_titles, whole_numbers, write_picture
 from .style import MARKS, mark_style
 from .timeline_spans import Record, arrival_order, request_marks
 
@@ -209,20 +207,3 @@ def _draw_marks(axes: Axes, records: Sequence[Record], room: Room) -> None:
                 annotation_clip=False,
             )
             free_from = mark.step + width / 2
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m m3_paged.kvmap", description=__doc__)
-    parser.add_argument("trace", metavar="trace.jsonl", help="written by trace=PATH")
-    parser.add_argument("-o", "--output", default="kvmap.png", help=".png or .svg")
-    parser.add_argument("--title", default="", help="default: the milestone")
-    run_command(
-        parser,
-        arguments,
-        lambda options: draw_kvmap(read_jsonl(options.trace), options.output, options.title),
-    )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,7 @@
-"""What every picture of a trace needs: a file to write to, titles, a command line."""
+"""What every picture of a trace needs: a file to write to, titles."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -49,20 +48,3 @@ def set_titles(axes: Axes, title: str, subtitle: str, above: int = 6) -> None:
 def whole_numbers(count: int | Literal["auto"] = "auto") -> MaxNLocator:
     """Ticks for steps, rows and blocks."""
     return MaxNLocator(nbins=count, integer=True, steps=[1, 2, 5, 10])
-
-
-def run_command(
-    parser: argparse.ArgumentParser,
-    arguments: list[str] | None,
-    draw: Callable[[argparse.Namespace], Path],
-) -> None:
-    """Draw what the command line asks for; bad input ends with code 2 and a line that says why."""
-    options = parser.parse_args(arguments)
-    try:
-        print(f"wrote {draw(options)}")
-    except OSError as error:
-        parser.error(f"{error.filename}: {error.strerror}")
-    except KeyError as error:
-        parser.error(f"a record has no field {error}")
-    except ValueError as error:
-        parser.error(str(error))

@@ -18,7 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from .picture import run_command, set_titles, write_picture
+from .command import picture_command
+from .picture import set_titles, write_picture
 
 Point = Mapping[str, Any]
 
@@ -110,7 +111,7 @@ def main(arguments: list[str] | None = None) -> None:
         data = json.loads(options.record.read_text(encoding="utf-8"))
         return draw_sweep(data, options.output)
 
-    run_command(parser, arguments, draw)
+    picture_command(parser, arguments, draw)
 
 
 if __name__ == "__main__":

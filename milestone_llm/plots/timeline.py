@@ -8,7 +8,6 @@ so that the milestones compare at a glance.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -21,9 +20,8 @@ from matplotlib.container import Container
 from matplotlib.figure import Figure
 
 from milestone_llm.trace.text import plural
-from milestone_llm.trace.tracer import read_jsonl
 
-from .picture import run_command, set_titles, whole_numbers, write_picture
+from .picture import set_titles, whole_numbers, write_picture
 from .timeline_panels import Extents, draw_batch, draw_kv, draw_requests
 from .timeline_spans import Record, arrival_order, check_one_run, kv_during_steps, useful_share
 
@@ -139,26 +137,3 @@ def _subtitle(records: Sequence[Record], label: str, seconds: float | None) -> s
     text = "" if milestone in label else f"{milestone}: "
     text += plural(len(records), "step") + (f" in {seconds:,.3g} s" if seconds else "")
     return f"{text}, {useful_share(records):.0%} of the computed positions useful"
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m m1_single.timeline", description=__doc__)
-    parser.add_argument("traces", nargs="+", metavar="trace.jsonl", help="written by trace=PATH")
-    parser.add_argument("-o", "--output", default="timeline.png", help=".png or .svg")
-    parser.add_argument("--labels", help="titles, separated by commas (default: the milestones)")
-    parser.add_argument("--by", choices=("step", "time"), default="step", help="what x counts")
-
-    def draw(options: argparse.Namespace) -> Path:
-        traces = [read_jsonl(path) for path in options.traces]
-        for records in traces:
-            check_one_run(records)
-        labels = [records[0]["milestone"] for records in traces]
-        labels = labels if options.labels is None else options.labels.split(",")
-        return draw_timeline(traces, labels, options.output, by=options.by)
-
-    run_command(parser, arguments, draw)
-
-
-if __name__ == "__main__":
-    main()

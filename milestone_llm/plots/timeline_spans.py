@@ -101,10 +101,25 @@ def request_marks(records: Sequence[Record]) -> list[Mark]:
 
 
 def useful_share(records: Sequence[Record]) -> float:
-    """Share of the computed token positions that were not padding, 0..1 (1 when none were)."""
-    useful = sum(record["num_prefill_tokens"] + record["num_decode_tokens"] for record in records)
-    padding = sum(record["num_padding_tokens"] for record in records)
-    return useful / (useful + padding) if useful + padding else 1.0
+    """Share of the computed token positions that were needed, 0..1 (1 when none were computed).
+
+    Padding is not, and neither is what a preempted request had computed before.
+    """
+    computed = useful = 0
+    once_computed: dict[str, int] = {}
+    for record in records:
+        computed += record["num_padding_tokens"]
+        for row in record["batch"]:
+            if row["phase"] != "padding":
+                name, start = row["request_id"], row["start"]
+                end = start + row["num_new_tokens"]
+                before = once_computed.get(name, 0)
+                computed += end - start
+                useful += end - min(end, max(start, before))
+                once_computed[name] = max(end, before)
+        for ended in record["finished"]:  # its name may come again
+            once_computed.pop(ended["request_id"], None)
+    return useful / computed if computed else 1.0
 
 
 def check_one_run(records: Sequence[Record]) -> None:

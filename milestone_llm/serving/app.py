@@ -90,8 +90,8 @@ class Service:
             raise ApiError(400, f"these are no token ids: {error}", param="tokens") from None
         return text
 
-    async def report(self) -> EngineReport | None:
-        """The engine's figures; None if it does not answer."""
+    async def reports(self) -> list[EngineReport] | None:
+        """The figures of each engine; None if they do not answer."""
         answer = asyncio.wrap_future(self.desk.engine.report())
         try:
             return await asyncio.wait_for(answer, REPORT_SECONDS)
@@ -185,13 +185,13 @@ def build_app(service: Service) -> FastAPI:
 
     @app.get("/health")
     async def health() -> Json:
-        if desk.closed_because is not None:
-            raise ApiError(503, f"not serving: {desk.closed_because}")
+        if problem := desk.closed_because or desk.engine.problem:
+            raise ApiError(503, f"not serving: {problem}")
         return {"status": "ok"}
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        page = desk.metrics.page(await service.report())
+        page = desk.metrics.page(await service.reports())
         return Response(page, media_type=CONTENT_TYPE_LATEST)
 
     @app.post("/tokenize")

@@ -1,6 +1,6 @@
 """What do clients get at which rate? `python -m milestone_llm.serving.bench --sweep`
 
-Requests come at random times (Poisson), so many a second on average, over HTTP. Each milestone's
+Requests come over HTTP at random times (Poisson), at a given average rate. Each milestone's
 server is started, measured, and ended; what follows -- goes to its command line, such as
 
     python -m milestone_llm.serving.bench --rate 1 2 4 -- --model tiny-llama --max-queued 64

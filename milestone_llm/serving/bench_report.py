@@ -1,4 +1,4 @@
-"""What the serving bench says of its runs: tables, remarks, records."""
+"""The report of the serving bench: tables, remarks, records."""
 
 from __future__ import annotations
 

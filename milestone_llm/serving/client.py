@@ -19,7 +19,7 @@ async def open_request(
         url: of the server, such as `http://127.0.0.1:8000`.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no server listens there.
     """
     content, place = json.dumps(body).encode(), urlsplit(url)
     head = f"POST {PATH} HTTP/1.1\r\nHost: {place.netloc}\r\nConnection: close\r\n"

@@ -7,16 +7,18 @@ import ast
 import contextlib
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import itertools
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from milestone_llm.cli import (
     Formatter,
     add_options,
+    config_fields,
     console,
     ended_in_one_line,
     freeze_garbage,
@@ -27,6 +29,9 @@ from milestone_llm.cli import (
 from .engine_client import EngineClient
 from .engine_process import EngineProcess
 from .engine_spec import EngineSpec
+
+if TYPE_CHECKING:
+    from .replicas import Replicas
 
 
 def serve_command(
@@ -70,16 +75,22 @@ def serve_parser(
     add_options(parser, "model")
     add("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 lets others in")
     add("--port", type=int, default=8000, help="0: one that is free")
-    about = "ask for one of these keys; what is cached for one is not found by another"
+    about = "ask for one of these keys; a prompt cached for one key is not found by another"
     add("--api-key", nargs="+", default=[], metavar="KEY", help=about)
     about = "requests that may wait for a row; more are answered 429"
     add("--max-queued", type=positive, default=256, metavar="N", help=about)
     add("--max-body-bytes", type=positive, default=8 * 2**20, metavar="N", help="of a request")
     about = "for how long requests under way may go on after SIGTERM or Ctrl-C"
     add("--drain-seconds", type=float, default=30.0, metavar="S", help=about)
-    about = "show steps as they happen at /; whoever has a key sees everybody's there"
+    about = "show steps as they happen at /; every client with a key sees all steps there"
     add("--page", action=argparse.BooleanOptionalAction, default=True, help=about)
     add_options(parser, "threads")
+    about = "so many engines behind a router, on Ray Serve"
+    add("--replicas", type=positive, metavar="N", help=about)
+    about = "of a running Ray cluster; without it, replicas are on this machine"
+    add("--ray-address", metavar="ADDRESS", help=about)
+    about = "of Ray Serve's AutoscalingConfig, such as max_replicas=4 target_ongoing_requests=16"
+    add("--autoscaling", nargs="+", default=[], metavar="FIELD=VALUE", help=about)
     about = "no process for the engine, so that breakpoint() works in it; Ctrl-C is Python's own"
     add("--debug", action="store_true", help=about)
     engine = parser.add_argument_group("the engine", "fields of its EngineConfig")
@@ -113,16 +124,18 @@ def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_bind(args.host, args.port))  # before a model is loaded
         engine: EngineClient
-        if args.debug:
+        if args.replicas or args.ray_address or args.autoscaling:
+            engine = stack.enter_context(_replicas(spec, args))
+        elif args.debug:
             stack.enter_context(model_libraries(spec.num_threads))
             from .engine_loop import EngineLoop
 
             engine = EngineLoop(spec.build())
         else:
-            engine = stack.enter_context(EngineProcess(spec))
+            process = engine = stack.enter_context(EngineProcess(spec))
             from . import server  # noqa: F401  meanwhile the model is loaded
 
-            engine.wait_until_ready()
+            process.wait_until_ready()
         from .server import Limits, Server
 
         freeze_garbage()
@@ -131,7 +144,7 @@ def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
             max_queued=args.max_queued,
             max_body_bytes=args.max_body_bytes,
             drain_seconds=args.drain_seconds,
-            has_page=args.page,
+            has_page=args.page and not args.replicas,
         )
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -139,12 +152,32 @@ def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
         def on_ready() -> None:
             name = engine.info.model_name
             console.print(f"{spec.milestone} serves {name} at {url}", soft_wrap=True)
-            if args.page:
+            if limits.has_page:
                 console.print(f"Watch its steps at {url}/", soft_wrap=True)
             sys.stdout.flush()
 
         is_alive = Server(engine, limits, handles_ctrl_c=not args.debug).run(listener, on_ready)
     return 0 if is_alive else 1
+
+
+def _replicas(spec: EngineSpec, args: argparse.Namespace) -> Replicas:
+    """Engines on Ray.
+
+    Raises:
+        ValueError: Ray is not installed, or the options do not go together.
+    """
+    if not args.replicas:
+        raise ValueError("--ray-address and --autoscaling need --replicas N, the least number")
+    for name in ("debug", "trace"):
+        if getattr(args, name):
+            raise ValueError(f"--{name} is for one engine: leave --replicas out")
+    if spec.fields.get("tensor_parallel_size", 1) > 1:
+        raise ValueError("--replicas of engines on several GPUs each are not supported")
+    if importlib.util.find_spec("ray") is None:
+        raise ValueError('--replicas needs Ray: pip install -c constraints.txt "ray[serve]"')
+    from .replicas import Replicas
+
+    return Replicas(spec, args.replicas, args.ray_address, config_fields(args.autoscaling))
 
 
 def _bind(host: str, port: int) -> socket.socket:

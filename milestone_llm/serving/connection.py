@@ -1,4 +1,4 @@
-"""One client's connection: uvicorn's, with an end for those who ask and do not read."""
+"""One client's connection: uvicorn's, with an end for clients that ask but do not read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 WRITE_SECONDS = 60.0
-"""For how long a client may leave unread what it was sent; then it is taken for gone."""
+"""For how long a client may leave unread what it was sent; then its connection is closed."""
 
 
 class HttpConnection(HttpToolsProtocol):

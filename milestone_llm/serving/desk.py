@@ -1,4 +1,5 @@
-"""Between HTTP and the engine: who is let in, who gets what, and when all have to go.
+"""Between HTTP and the engine: which requests are let in, which client gets which tokens, and the
+end.
 
 Everything here runs in HTTP's thread, but for `Desk.deliver`.
 """
@@ -18,16 +19,17 @@ from .errors import ApiError
 from .metrics import Metrics
 
 PACE = 10.0
-"""HTTP's thread and the engine's share one interpreter: what one takes, the other lacks. So tokens
-are handed out at most once in so many times the CPU time that it took to send the last ones: every
-step where few are streaming, several tokens in one frame where hundreds are."""
+"""Tokens are handed out at most once in so many times the CPU time that it took to send the last
+ones: every step where few are streaming, several tokens in one frame where hundreds are. What HTTP
+takes, the engine may lack: the interpreter where both are in one process, a core where there are
+few."""
 
 
 class Call:
-    """One HTTP request: what it asked of the engine, and what has come of it.
+    """One HTTP request: its requests to the engine, and their outputs.
 
-    A choice is a completion, numbered over all prompts as in the answer. Whoever opens a call has
-    to close it, whatever happens.
+    A choice is a completion, numbered over all prompts as in the answer. The code that opens a call
+    has to close it, whatever happens.
     """
 
     def __init__(self, desk: Desk, num_choices: int) -> None:
@@ -81,7 +83,7 @@ class Call:
         """Take in news of one of the requests."""
         place = self._places[progress.request_id]
         if progress.refusal is not None:
-            self.fail(ApiError(400, progress.refusal))
+            self.fail(ApiError(progress.status, progress.refusal))
         self.num_cached_tokens[place] = progress.num_cached_tokens
         if progress.prompt_logprobs is not None:
             self.prompt_logprobs[place] = progress.prompt_logprobs
@@ -102,7 +104,7 @@ class Call:
         self._news.set()
 
     def close(self) -> None:
-        """Nobody waits any more: what is unfinished ends."""
+        """The client has gone: unfinished requests are aborted."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._desk.forget(self)
@@ -114,7 +116,7 @@ class Call:
 
 
 class Desk:
-    """Lets requests in and hands out what the engine makes of them.
+    """Lets requests in and hands out their tokens.
 
     Args:
         max_choices: most completions, running or waiting, at one time.
@@ -213,7 +215,7 @@ class Desk:
     # -- closing -----------------------------------------------------------------------------
 
     def close(self, reason: str) -> None:
-        """Let nobody in any more. The first reason counts."""
+        """Let no more requests in. The first reason counts."""
         self.closed_because = self.closed_because or reason
 
     def fail_all(self, message: str) -> None:

@@ -32,8 +32,11 @@ class EngineInfo:
     model_name: str
     max_model_len: int
     max_num_seqs: int
+    """Most rows of a step, of all engines together."""
+    num_kv_blocks: int
+    """Of one engine."""
     tokenizer: Any
-    """The model's, or None. Whoever uses it beside the engine takes a copy."""
+    """The model's, or None. Code beside the engine's thread takes a copy."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,9 @@ class Progress:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     """With the first pieces, if they were asked for."""
     refusal: str | None = None
-    """Why the engine did not take the request."""
+    """Why nothing will come, or nothing more."""
+    status: int = 400
+    """Of HTTP, for a refusal."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +92,18 @@ class EngineReport:
     """What `/metrics` shows of an engine."""
 
     stats: dict[str, Any]
-    """`LLMEngine.stats()`, and how many of those who wait had been running."""
+    """`LLMEngine.stats()`, and how many of the waiting requests had been running."""
     metrics: EngineMetrics
+    replica: str = ""
+    """Which one it is, if there may be several."""
 
 
 class EngineClient(Protocol):
-    """An engine, as those see it who use it. `run` is the main thread's; the rest is HTTP's."""
+    """Engines, as HTTP sees them. `run` is the main thread's; the rest is HTTP's."""
 
     info: EngineInfo
+    problem: str | None
+    """Why nothing can be computed at present, though it may be later."""
 
     def run(self, deliver: Callable[[list[Progress]], None]) -> None:
         """Serve until `stop`.
@@ -113,12 +122,12 @@ class EngineClient(Protocol):
         """End a request, wherever it is; before the next step it has no memory any more."""
 
     def want_more(self) -> None:
-        """HTTP is done with what was delivered. Until this is said, news are kept and go out
+        """HTTP has handed out the last delivery. Until this is said, news are kept and go out
         together: a step's worth at a time, or that of several.
         """
 
-    def report(self) -> Future[EngineReport]:
-        """Ask for the figures; the answer comes between two steps."""
+    def report(self) -> Future[list[EngineReport]]:
+        """Ask for the figures of each engine; the answer comes between two steps."""
 
     def watch(self, sink: StepSink | None) -> None:
         """Give each step's record to `sink`, in the thread of `run`; None: to nobody any more."""

@@ -4,7 +4,7 @@
     submit, abort, report  -- orders -->     between two steps
     deliver(list)          <-- progress --   at most once a step, for all requests together
 
-Only the engine's thread touches the engine, so that nobody waits for a lock while it steps.
+Only the engine's thread touches the engine, so that no thread waits for a lock while it steps.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 
 from milestone_llm.engine.engine import BaseEngine
 from milestone_llm.engine.outputs import CompletionOutput, RequestOutput
+from milestone_llm.threads import ThreadWatch
 from milestone_llm.trace.tracer import Tracer
 
 from .engine_client import (
@@ -55,8 +56,13 @@ class EngineLoop:
 
     def __init__(self, engine: BaseEngine) -> None:
         self.info = EngineInfo(
-            engine.model_name, engine.max_model_len, engine.config.max_num_seqs, engine.tokenizer
+            engine.model_name,
+            engine.max_model_len,
+            engine.config.max_num_seqs,
+            engine.scheduler.kv_usage().total,
+            engine.tokenizer,
         )
+        self.problem: str | None = None
         self._engine = engine
         self._metrics = EngineMetrics()
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -68,6 +74,7 @@ class EngineLoop:
         self._is_stopped = False
         self._sink: StepSink | None = None
         self._own_tracer = Tracer(keeps_records=False)
+        self._threads = ThreadWatch(engine.model.device.type, log.warning)
 
     # -- from any thread ---------------------------------------------------------------------
 
@@ -84,9 +91,9 @@ class EngineLoop:
         """Let news out with the next step."""
         self._is_wanted = True
 
-    def report(self) -> Future[EngineReport]:
+    def report(self) -> Future[list[EngineReport]]:
         """The figures as they are between two steps."""
-        answer: Future[EngineReport] = Future()
+        answer: Future[list[EngineReport]] = Future()
         self._orders.put(partial(self._report, answer))
         return answer
 
@@ -125,16 +132,16 @@ class EngineLoop:
     def _stop(self) -> None:
         self._is_stopped = True
 
-    def _report(self, answer: Future[EngineReport]) -> None:
+    def _report(self, answer: Future[list[EngineReport]]) -> None:
         if not answer.set_running_or_notify_cancel():  # nobody waits for it any more
             return
         waiting = self._engine.scheduler.waiting
         preempted = sum(bool(each.metrics.num_preemptions) for each in waiting)
         stats = {**self._engine.stats(), "waiting_preempted": preempted}
-        answer.set_result(EngineReport(stats, self._metrics))
+        answer.set_result([EngineReport(stats, self._metrics)])
 
     def _watch(self, sink: StepSink | None) -> None:
-        """Trace the engine for as long as somebody watches, or the trace was asked for anyway."""
+        """Trace the engine while a page is open, or if a trace was asked for."""
         engine = self._engine
         if isinstance(engine.tracer, Tracer) and self._sink in engine.tracer.sinks:
             engine.tracer.sinks.remove(self._sink)
@@ -182,6 +189,7 @@ class EngineLoop:
         if self._engine.counts["steps"] > counts["steps"]:
             self._num_failures = 0
             self._metrics.note_step(seconds, counts, self._engine.counts)
+            self._threads.note_step(seconds, len(outputs))
         self._pass_on(outputs)
 
     def _pass_on(self, outputs: list[RequestOutput]) -> None:

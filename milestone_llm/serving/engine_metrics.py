@@ -1,7 +1,7 @@
-"""What is counted where the engine steps: plain numbers, which can be sent to whoever asks.
+"""The counts beside the engine: plain numbers, which can be sent to HTTP.
 
 At 26,000 tokens a second, a lock for each of them would be felt. They become Prometheus's metrics
-when somebody asks for them (`metrics.py`).
+when `/metrics` is read (`metrics.py`).
 """
 
 from __future__ import annotations

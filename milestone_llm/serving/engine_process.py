@@ -58,7 +58,8 @@ class EngineProcess:
         )
         self._process.start()
         inner.close()
-        self._answers: dict[int, Future[EngineReport]] = {}
+        self.problem: str | None = None
+        self._answers: dict[int, Future[list[EngineReport]]] = {}
         self._num_questions = 0
         self._sink: StepSink | None = None
         self._is_stopping = False
@@ -94,7 +95,7 @@ class EngineProcess:
         """Let news out with the next step."""
         self._order("want_more")
 
-    def report(self) -> Future[EngineReport]:
+    def report(self) -> Future[list[EngineReport]]:
         """The figures as they are between two steps."""
         self._num_questions += 1
         answer = self._answers[self._num_questions] = Future()
@@ -150,7 +151,7 @@ class EngineProcess:
             raise EngineDeadError(f"the engine is dead: its process {self._ending()}")
 
     def _ending(self) -> str:
-        self._process.join()
+        self._end()
         code: int = self._process.exitcode
         if code < 0:
             return f"was ended by {signal.Signals(-code).name}"
@@ -166,8 +167,11 @@ class EngineProcess:
         traceback: TracebackType | None,
     ) -> None:
         self._pipe.close()
-        if error is None:
-            self._process.join(STOP_SECONDS)
+        self._end(STOP_SECONDS if error is None else 0.0)
+
+    def _end(self, seconds: float = STOP_SECONDS) -> None:
+        """Wait for the process to end, and then no longer."""
+        self._process.join(seconds)
         self._process.kill()  # if it is there still
         self._process.join()
 
@@ -214,7 +218,7 @@ def _end_with_parent() -> None:
 def _take_orders(loop: EngineLoop, pipe: Connection) -> None:
     """Pass on what is ordered, for as long as orders come."""
 
-    def send_report(number: int, answer: Future[EngineReport]) -> None:
+    def send_report(number: int, answer: Future[list[EngineReport]]) -> None:
         _send(pipe, "report", number, answer.result())
 
     with contextlib.suppress(EOFError, OSError):

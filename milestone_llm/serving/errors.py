@@ -17,7 +17,7 @@ _TYPES = {
 
 
 class ApiError(HTTPException):
-    """What a client is told instead of an answer.
+    """The answer to a client when there is no other.
 
     Args:
         param: the field of the request that is to blame.

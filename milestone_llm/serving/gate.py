@@ -1,4 +1,4 @@
-"""What is refused before anybody reads it: strangers, crowds, bodies beyond the limit."""
+"""Requests that are refused unread: without a key, one too many, or with too large a body."""
 
 from __future__ import annotations
 

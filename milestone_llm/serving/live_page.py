@@ -1,4 +1,4 @@
-"""The explorer page of a running server: step records as they happen, while somebody watches."""
+"""The explorer page of a running server: step records as they happen, while a page is open."""
 
 from __future__ import annotations
 

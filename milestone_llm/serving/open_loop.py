@@ -1,7 +1,7 @@
 """Requests that come when they come, whether or not the server keeps up, and what became of them.
 
-A closed loop (so many clients, each waits for its answer before it asks again) can't show a queue
-that grows: a slow server is asked less. Users don't know of each other, and so their arrivals are
+A closed loop (a fixed number of clients, each waits for its answer) can't show a queue that grows:
+a slow server is asked less. Users don't know of each other, and so their arrivals are
 a Poisson process.
 """
 

@@ -25,8 +25,8 @@ BUSIER = 1.25
 """A replica is clearly busier when its outstanding tokens are above 1.25 times the mean of all
 replicas and one more prompt like this one: `outstanding > 1.25 * mean + num_tokens`.
 
-A quarter above the mean is what a queue varies by without any affinity, and twice that, 1.5, is
-what we allow at worst. The prompt itself is added because 1.25 times nothing is nothing: on idle
+A queue varies by a quarter above the mean without any affinity; we allow at worst twice that, 1.5.
+The prompt itself is added because 1.25 times nothing is nothing: on idle
 replicas two questions to one document may run side by side where the document is. Tokens count,
 not requests: they are what a replica computes and keeps in memory."""
 
@@ -42,7 +42,7 @@ class Replica:
     """Names of blocks that should be cached there, least recently used first."""
     rank: int = 0
     """The least comes first: outstanding tokens, and among equals who has most room in its cache.
-    One number, and kept up to date, for it is compared far more often than it changes."""
+    One number, and kept up to date, because it is compared far more often than it changes."""
     alone: tuple[Replica, ...] = ()
     """The replica, as the only holder of a block: most blocks have one, and share this tuple."""
 

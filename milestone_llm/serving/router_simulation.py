@@ -90,7 +90,7 @@ class Session:
 
 
 class Clients:
-    """What is asked, and when; the same for all who are asked.
+    """What is asked, and when; the same for all policies.
 
     Args:
         stride: name every `stride`-th block only.

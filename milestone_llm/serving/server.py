@@ -47,7 +47,7 @@ class Limits:
     drain_seconds: float = 30.0
     """For how long requests under way may go on after SIGTERM."""
     has_page: bool = True
-    """Whether the explorer page is at `/`: whoever has a key sees everybody's steps there."""
+    """Whether the explorer page is at `/`: every client with a key sees all steps there."""
 
 
 class Server:
@@ -139,7 +139,7 @@ class Server:
         self._end("the server is draining", self._limits.drain_seconds)
 
     def _end(self, reason: str, drain_seconds: float, linger_seconds: float = 0.0) -> None:
-        """Let nobody in, let those inside finish for so long, then end HTTP."""
+        """Let no more requests in, let those inside finish for a while, then end HTTP."""
 
         async def end() -> None:
             self._desk.close(reason)

@@ -179,7 +179,8 @@ class ConsoleSink:
         for _, happened in groupby(found, lambda each: (each.kind, each.reason)):
             group = list(happened)
             if group[0].blocks:
-                yield "kv", self._blocks(group, record.kv.unit)
+                tail = self._holders(group, record) if group[0].kind == "release" else ""
+                yield "kv", self._blocks(group, record.kv.unit, tail)
             else:
                 tail = f": {safe(group[0].reason, self.glyphs)}" if group[0].reason else ""
                 yield (
@@ -205,7 +206,7 @@ class ConsoleSink:
             )
             yield "time", Text(times, "dim")
 
-    def _blocks(self, group: list[Happening], unit: str) -> Words:
+    def _blocks(self, group: list[Happening], unit: str, tail: str) -> Words:
         """Events of one kind, one after the other: blocks, and whose they are."""
         words: list[str | Text] = []
         for each in group:
@@ -215,7 +216,15 @@ class ConsoleSink:
         count = plural(sum(len(each.blocks) for each in group), unit)
         if group[0].kind == "copy_on_write":
             count = plural(len(group), "copy")
-        return Words(words, self.glyphs, lead=f"{group[0].kind} {count}: ")
+        return Words(words, self.glyphs, f"{group[0].kind} {count}: ", tail)
+
+    def _holders(self, group: list[Happening], record: StepRecord) -> str:
+        """Who still has these blocks. Those who did not compute are not in a record."""
+        blocks = {block for each in group for block in each.blocks}
+        gone = {each.request_id for each in group}
+        rows = [row for row in record.batch if blocks.intersection(row.blocks or ())]
+        names = [safe(row.request_id, self.glyphs) for row in rows if row.request_id not in gone]
+        return f", still held by {' '.join(names) or 'others'}"
 
     def _names(self, names: list[str], lead: str = "", tail: str = "") -> Words:
         return Words([self._name(name) for name in names], self.glyphs, lead, tail)

@@ -1,8 +1,8 @@
 """A page that replays a run: `python -m milestone_llm.trace.explore run.jsonl -o run.html`
 
 One file that works from disk, without a network: a timeline with a cursor, and at the cursor the
-batch, the token budget, the queues with why somebody waits, and who owns which KV block. It also
-asks what the next step will be. Two traces stand side by side on one clock:
+batch, the token budget, the queues with why a request waits, and the owners of every KV block. It
+also asks what the next step will be. Two traces stand side by side on one clock:
 
   python -m milestone_llm.trace.explore m1.jsonl m2.jsonl -o both.html
   --tokenizer smollm2-135m       shows sampled tokens as text, too

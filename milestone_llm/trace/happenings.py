@@ -22,7 +22,10 @@ _CAUSES = {
 
 @dataclass(frozen=True)
 class Happening:
-    """`arrived`, one of `_CAUSES`, or the type of a KV event, which has blocks."""
+    """`arrived`, one of `_CAUSES`, or the type of a KV event, which has blocks.
+
+    `release` is a `free` of blocks that others hold still.
+    """
 
     kind: str
     request_id: str | None
@@ -46,6 +49,8 @@ def happenings(record: StepRecord) -> Iterator[Happening]:
                 yield fate
                 fates.remove(fate)
                 break
-        if event.blocks:
-            yield Happening(event.type, event.request_id, blocks=event.blocks)
+        own = [block for block in event.blocks if block not in event.held]
+        for kind, blocks in ((event.type, own), ("release", event.held)):
+            if blocks:
+                yield Happening(kind, event.request_id, blocks=blocks)
     yield from fates

@@ -1,4 +1,4 @@
-"""What a trace says about KV memory over a whole run: how full it was, and how much was wasted."""
+"""KV memory over a whole run, from a trace: how full it was, and how much was wasted."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@
                 send(line + "\\n")
 
 The engine puts a record into a queue and goes on: it never waits for a reader and writes no JSON.
-A reader that is too slow misses the oldest records, and is told how many.
+A reader that is too slow misses the oldest records, and gets their number.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LiveTrace:
                 reader.put(record)
 
     def subscribe(self) -> Subscription:
-        """A new reader. It is to be closed when nobody reads it any more."""
+        """A new reader. Close it when it is no longer read."""
         with self._lock:
             reader = Subscription(self, list(self._recent))
             self._readers.add(reader)
@@ -125,7 +125,7 @@ class Subscription:
             yield line
 
     def close(self) -> None:
-        """Read no more; whoever waits in `get` gets None."""
+        """Read no more; a waiting `get` returns None."""
         self._live.forget(self)
         with self._changed:
             self._is_closed = True

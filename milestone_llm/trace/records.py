@@ -129,7 +129,7 @@ class StepRecord:
     def to_dict(self, has_batch: bool = True) -> dict[str, Any]:
         """The record as plain data, in the order and with the names of the JSON lines.
 
-        Without its batch, where somebody else writes the rows.
+        Without its batch, for a caller that writes the rows itself.
         """
         data: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
         if has_batch:
@@ -144,7 +144,8 @@ def _ids(requests: Iterable[Request]) -> list[str]:
 
 
 def _plain(event: KVEvent | dict[str, Any]) -> dict[str, Any]:
-    return dict(event if isinstance(event, dict) else vars(event))
+    data = dict(event if isinstance(event, dict) else vars(event))
+    return data if data.get("held") else {k: v for k, v in data.items() if k != "held"}
 
 
 def batch_rows(plan: StepPlan, sampled: dict[str, SampledToken]) -> list[BatchRow]:

@@ -146,7 +146,7 @@ def size_bar(sizes: Sequence[int], width: int, glyphs: Glyphs) -> tuple[str, str
 
 def kv_text(kv: KVUsage, width: int, glyphs: Glyphs) -> list[str]:
     """How full the KV cache is: a bar with units (m1_single has no pool), then tokens."""
-    tokens = f"{kv.stored_tokens:,} tokens stored, {kv.reserved_tokens:,} reserved"
+    tokens = f"{plural(kv.stored_tokens, 'token')} stored, {kv.reserved_tokens:,} reserved"
     if kv.reserved_tokens:
         empty = max(0, kv.reserved_tokens - kv.stored_tokens) / kv.reserved_tokens
         tokens += f" ({empty:.1%} empty)"

@@ -1,4 +1,4 @@
-"""What a walkthrough prints: its map, its introduction, and a card at each stop.
+"""The output of a walkthrough: its map, its introduction, and a card at each stop.
 
 A card holds no time, address or absolute path and is never wider than 80 columns, so that the same
 engine prints the same card everywhere and a transcript can be checked for equality.
@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from .engine_map import engine_map
+from .engine_map import engine_map, listed, size, split
 from .guide import Guide, Stop
 
 WIDTH = 80
@@ -60,14 +60,11 @@ class CardPrinter:
             self.paragraph(paragraph)
         if not engine:
             return
-        folders = engine_map(engine)
-        counts = [count for files in folders.values() for count in files.values()]
-        self.paragraph(f"The engine, {sum(counts):,} lines in {len(counts)} files:")
-        for folder, files in folders.items():
-            listed = ", ".join(
-                f"{name}.py\N{NO-BREAK SPACE}{count}" for name, count in files.items()
-            )
-            self.line(f"{folder}/: {listed}", indent=2, hang=2)
+        core, around = split(engine_map(engine))
+        self.paragraph(f"The engine, {size(core)}:")
+        for text in listed(core, self._width):
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.line(f"Around it, {size(around)}: {', '.join(f'{name}/' for name in around)}.")
 
     def list_stops(self) -> None:
         """Print where the stops are."""

@@ -1,6 +1,6 @@
 '''A walkthrough's guide, written as text: a title, an introduction, and the stops in their order.
 
-    """M2: who runs is decided at every step
+    """M2: requests are chosen at every step
 
     Three requests come to an engine with two rows.
 

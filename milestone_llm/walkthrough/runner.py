@@ -41,7 +41,9 @@ def run_walkthrough(
     Returns:
         The exit code: 1 where an expected value differs or a stop is never reached, else 0.
     """
-    parser = argparse.ArgumentParser(description=guide.title)
+    spec = sys.modules["__main__"].__spec__  # None for a script
+    prog = f"python -m {spec.name}" if spec else None
+    parser = argparse.ArgumentParser(prog, description=guide.title)
     parser.add_argument("--auto", action="store_true", help="no prompt; fail on a difference")
     parser.add_argument("--list", action="store_true", help="list the stops and leave")
     options = parser.parse_args(argv)

@@ -17,8 +17,9 @@ import m2_batching
 import m3_paged
 import milestone_llm.trace
 from engine_helpers import greedy, make_engine, tiny_model
+from m1_single.tools.timeline import main
 from milestone_llm.engine.kv import KVEvent, KVUsage
-from milestone_llm.plots.timeline import draw_timeline, main, step_extents
+from milestone_llm.plots.timeline import draw_timeline, step_extents
 from milestone_llm.plots.timeline_spans import (
     Mark,
     Span,

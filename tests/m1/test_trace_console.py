@@ -76,6 +76,19 @@ def printed(record: StepRecord, width: int = 80, encoding: str = "utf-8", **opti
     return raw.getvalue().decode(encoding)
 
 
+def test_blocks_that_others_hold_still_are_released_and_not_free() -> None:
+    batch = [
+        row("r0", "decode", 41, 1, blocks=[0, 1, 2]),
+        row("r1", "decode", 30, 1, blocks=[0, 3]),
+    ]
+    events = [KVEvent("free", "r0", [0, 1, 2], held=[0])]
+    record = step(3, batch, events=events, kv=KVUsage("block", 64, 2, 4, 32, 31))
+    lines = [" ".join(line.split()) for line in printed(record).splitlines()]
+    assert "kv free 2 blocks: 1 2 (r0)" in lines
+    assert "kv release 1 block: 0 (r0), still held by r1" in lines
+    assert StepRecord.from_dict(record.to_dict()).events == record.events
+
+
 def test_a_step_reads_like_this_at_80_columns() -> None:
     assert (
         printed(full_step())

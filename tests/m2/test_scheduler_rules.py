@@ -175,7 +175,7 @@ def test_kv_usage_shows_what_a_region_reserves_and_what_it_stores():
     ("setting", "reason"),
     [
         ({"max_num_seqs": 1}, "max_num_seqs=1"),
-        ({"max_num_batched_tokens": 8}, "needs 8 tokens, the step has 7"),
+        ({"max_num_batched_tokens": 8}, "tokens needed: 8, left in this step: 7"),
     ],
 )
 def test_the_reason_to_wait_is_given_in_numbers(setting, reason):

@@ -11,7 +11,7 @@ from m3_paged.bench import main
 
 pytest_plugins = ["bench_helpers"]
 TINY = ["--model", "tiny-llama", "--num-prompts", "12", "--max-model-len", "128"]
-TINY += ["--max-input-len", "40", "--max-output-len", "30", "--device", "cpu"]
+TINY += ["--slot-len", "128", "--max-input-len", "40", "--max-output-len", "30", "--device", "cpu"]
 
 
 @pytest.fixture
@@ -39,6 +39,13 @@ def test_blocks_serve_more_requests_from_the_same_memory(bench: Any) -> None:
         "tiny-llama, float32",
     ):
         assert word in out
+
+
+def test_slots_are_measured_at_several_lengths_too(bench: Any) -> None:
+    data = bench("--rounds", "1", "--slot-len", "128", "72").data
+    assert list(data["contestants"]) == ["block", "slot", "slot, 72"]
+    assert data["contestants"]["slot, 72"]["median"]["max_concurrent"] == 4 * 128 // 72
+    assert sum("slots of 72" in remark for remark in data["remarks"]) == 1
 
 
 def test_markdown_has_the_tables(bench: Any) -> None:

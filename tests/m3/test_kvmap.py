@@ -16,7 +16,7 @@ import m1_single
 import m2_batching
 import m3_paged
 from m1_single import SamplingParams
-from milestone_llm.plots import kvmap
+from m3_paged.tools.kvmap import main
 from milestone_llm.plots.block_history import BlockState, block_history, block_runs
 from milestone_llm.plots.block_map import print_block_map
 from milestone_llm.plots.kvmap import draw_kvmap
@@ -230,7 +230,7 @@ def test_more_requests_than_colours(tmp_path: Path) -> None:
 def test_command_line_writes_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     source, target = tmp_path / "trace.jsonl", tmp_path / "map.png"
     source.write_text("".join(json.dumps(record) + "\n" for record in storm()))
-    kvmap.main([str(source), "-o", str(target), "--title", "a storm"])
+    main([str(source), "-o", str(target), "--title", "a storm"])
     assert capsys.readouterr().out == f"wrote {target}\n"
     assert target.read_bytes().startswith(PNG)
 
@@ -266,7 +266,7 @@ def test_bad_input_ends_with_one_line_and_exit_code_2(
     if content is not None:
         source.write_text(content)
     with pytest.raises(SystemExit) as end:
-        kvmap.main([str(source), "-o", str(tmp_path / output)])
+        main([str(source), "-o", str(tmp_path / output)])
     assert end.value.code == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / output).exists()

@@ -152,7 +152,7 @@ def test_nobody_overtakes_a_preempted_request_that_does_not_fit_yet():
         plan = step(scheduler, device)
         assert plan.admitted == plan.resumed == []
         assert scheduler.kv.can_allocate(d.num_tokens)
-    assert "3 blocks, 2 are free" in scheduler.reason_to_wait(b, budget=100)
+    assert "blocks needed 3, free 2" in scheduler.reason_to_wait(b, budget=100)
 
 
 def test_a_recomputation_waits_for_a_step_that_has_room_for_it():
@@ -165,7 +165,7 @@ def test_a_recomputation_waits_for_a_step_that_has_room_for_it():
     assert preempted_ids(step_until_preemption(scheduler, device)) == ["d"]
     assert [row.request.request_id for row in step(scheduler, device).rows] == ["a", "b"]
     assert scheduler.kv.can_allocate(5)
-    assert scheduler.reason_to_wait(requests[3], 6 - 2) == "it needs 5 tokens, the step has 4 left"
+    assert scheduler.reason_to_wait(requests[3], 6 - 2) == "tokens needed: 5, left in this step: 4"
     (row,) = step(scheduler, device).rows
     assert (row.request, row.start, row.num_new_tokens) == (requests[3], 0, 5)
 

@@ -9,6 +9,7 @@ import pytest
 import m3_paged
 from engine_helpers import greedy, make_engine, random_prompts, run_to_end
 from milestone_llm.engine.kv import KVEvent
+from milestone_llm.plots.timeline_spans import useful_share
 from paged_helpers import PagedDevice
 
 
@@ -200,6 +201,8 @@ def replay(event: KVEvent, tables: dict[str, list[int]]) -> None:
         tables[name][tables[name].index(source)] = copy
     elif event.type == "free":
         assert tables.pop(name) == blocks
+        others = {block for table in tables.values() for block in table}
+        assert event.held == [block for block in blocks if block in others]
     elif event.type == "swap_out":
         assert tables[name] == blocks
     else:
@@ -219,3 +222,15 @@ def test_every_request_is_in_exactly_one_queue(preemption):
         assert set(queues) == expected
         if record.preempted:
             assert not record.admitted + record.resumed
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_tokens_computed_again_are_no_useful_work(preemption):
+    """The engine counts them, and so do those who only have the trace."""
+    *_, engine = random_run(5, preemption)
+    stats = engine.stats()
+    assert stats["recomputed_tokens"] > 0  # not all fit into host memory either
+    computed = stats["prefill_tokens"] + stats["decode_tokens"]
+    assert stats["useful_share"] == (computed - stats["recomputed_tokens"]) / computed
+    records = [record.to_dict() for record in engine.tracer.records]
+    assert useful_share(records) == stats["useful_share"]

@@ -38,7 +38,12 @@ def test_shared_prompts_are_found_and_others_are_not(bench: Any) -> None:
     assert len({figures["steps"] for figures in medians}) == 1
     assert [target["at_most"] for target in shared["targets"]] == [0.25, None, None]
     assert nothing["targets"][0]["at_most"] == 1.02
-    for word in ("seed 0", f"torch {torch.__version__}", "tiny-llama, float32", "target at most"):
+    for word in (
+        "seed 0",
+        f"torch {torch.__version__}",
+        "tiny-llama, float32",
+        "our target, at most",
+    ):
         assert word in " ".join(out.split())
     assert table.count("| caching on |") == 2
 
@@ -78,9 +83,9 @@ def test_a_missed_target_and_a_loss_are_told() -> None:
         each["is_met"] = None if each["at_most"] is None else each["ratio"] <= each["at_most"]
     data = {"targets": [loss, gain, told], "same_tokens": {"off": 2}}
     assert verdicts({**data, "workload": {"num_requests": 3, "temperature": 0}}) == [
-        "time, on against off: 1.500x (1.400..1.600); target at most 1x: MISSED",
+        "time, on against off: 1.500x (1.400..1.600); our target, at most 1x: MISSED",
         "on loses there: it waits",
-        "time, on against off: 0.500x; target at most 1x: met",
+        "time, on against off: 0.500x; our target, at most 1x: met",
         "time, on against off: 1.010x",
         "token for token the same as off: 2 of 3 outputs",
     ]

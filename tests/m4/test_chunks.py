@@ -154,7 +154,7 @@ def test_who_does_not_fit_whole_waits_and_nobody_passes_it():
     life.add(a, b, c)
     lines = [spans(life.plan())]
     reason = life.scheduler.reason_to_wait(b, 8)
-    assert reason == "no KV memory: 13 tokens need 4 blocks, 3 are free"
+    assert reason == "no KV memory: blocks needed 4, free 3"
     lines += all_spans(life)
     assert lines[:4] == ["a[0:8]", "a[8:16]", "a[16:20]", "a[20:21]"]
     assert lines[-2:] == ["b[0:8]", "b[8:13] c[0:1]"]
@@ -163,7 +163,7 @@ def test_who_does_not_fit_whole_waits_and_nobody_passes_it():
 def test_a_reason_to_wait_is_told_when_the_step_is_used_up():
     life = uncached(8)
     reason = life.scheduler.reason_to_wait(of_length("a", 9), 0)
-    assert reason == "it needs 9 tokens, the step has 0 left"
+    assert reason == "tokens needed: 9, left in this step: 0"
     assert life.scheduler.reason_to_wait(of_length("a", 9), 1) is None
 
 

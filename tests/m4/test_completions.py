@@ -38,7 +38,7 @@ def test_forks_that_have_not_started_are_counted_as_seats():
     life.add(a, b, c)
     life.plan()
     assert [request.request_id for request in life.scheduler.running] == ["a"]
-    assert life.scheduler.reason_to_wait(b, 4) == "max_num_seqs=4, 3 are running"
+    assert life.scheduler.reason_to_wait(b, 4) == "max_num_seqs=4, running: 3"
     assert life.scheduler.reason_to_wait(c, 4) is None, "there is a seat, but b comes first"
     life.run()
     for leader in (a, b, c):

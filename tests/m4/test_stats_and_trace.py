@@ -208,6 +208,8 @@ def replay(event: KVEvent, tables: dict[str, list[int]]) -> None:
         table[table.index(source)] = copy
     elif event.type == "free":
         assert tables.pop(str(name)) == blocks
+        others = {block for table in tables.values() for block in table}
+        assert event.held == [block for block in blocks if block in others]
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])

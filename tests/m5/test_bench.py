@@ -49,6 +49,7 @@ def test_parts_can_be_switched_off_alone_and_together(bench: Any) -> None:
     assert data["without"] == ["pipelining", everything]
     assert "--without silu-mul changes nothing on a CPU" in out
     assert "--without pipelining changes" not in out
+    assert "--without graphs: a CPU has none" in out
 
 
 def test_switched_off_kernels_come_back() -> None:

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -13,6 +16,7 @@ from milestone_llm.plots.sweep import draw_sweep
 from milestone_llm.serving import timed
 from milestone_llm.serving.bench import main
 from milestone_llm.serving.open_loop import Outcome, figures, send_all
+from serving_helpers import descendants, is_running, wait_for
 
 EVENT = {"choices": [{"index": 0, "text": "a"}]}
 
@@ -212,6 +216,17 @@ def test_it_starts_and_ends_the_servers_itself(model_folder, tmp_path):
     assert main([*words, "--json", str(record), "--", *server]) == 0
     (point,) = json.loads(record.read_text())["points"]
     assert (point["server"], point["completed"], point["failed"]) == ("m2_batching", 4, 0)
+
+
+def test_sigterm_ends_its_server_too():
+    words = ["--milestones", "m2_batching", "--", "--model", "tiny-llama", "--device", "cpu"]
+    command = [sys.executable, "-m", "milestone_llm.serving.bench", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as bench:
+        # It, the server, and the server's engine; with the first comes a helper of Python's own.
+        started = wait_for(lambda: len(found := descendants(bench.pid)) >= 2 and found)
+        bench.terminate()
+        assert bench.wait(60) == 128 + signal.SIGTERM
+    wait_for(lambda: not any(map(is_running, started)))
 
 
 def test_a_server_that_does_not_start_is_an_error(capsys):

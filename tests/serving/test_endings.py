@@ -3,12 +3,11 @@
 import os
 import signal
 import socket
-from pathlib import Path
 
 import pytest
 
 import m1_single.serve
-from serving_helpers import POISON, read_answer, serve, wait_for
+from serving_helpers import POISON, is_running, read_answer, serve, wait_for
 
 M4 = "m4_prefix_chunked"
 STREAM = {"prompt": "a", "ignore_eos": True, "stream": True}
@@ -20,15 +19,6 @@ def health(server):
         return server.fetch("GET", "/health")
     except (OSError, IndexError) as error:
         return 0, str(error)
-
-
-def is_running(pid):
-    """Whether there is such a process, and it is no corpse."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_on_sigterm_those_inside_finish_and_nobody_else_is_let_in(model_folder, tmp_path):

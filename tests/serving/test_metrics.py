@@ -2,7 +2,9 @@
 
 import pytest
 
-from milestone_llm.serving.engine_metrics import Histogram
+from milestone_llm.serving.engine_client import EngineReport
+from milestone_llm.serving.engine_metrics import EngineMetrics, Histogram
+from milestone_llm.serving.metrics import Metrics
 from serving_helpers import wait_for
 
 VLLM_NAMES = {
@@ -78,6 +80,23 @@ def test_gauges_show_who_is_there_and_return_to_zero(slow):
         assert metrics['num_requests_waiting_by_reason{reason="capacity"}'] == 1
         assert 0 < metrics["kv_cache_usage_perc"] < 1
     slow.wait_until_idle()
+
+
+def test_with_several_engines_a_label_says_which():
+    metrics = Metrics("tiny")
+    reports = [
+        EngineReport({"running": place}, EngineMetrics(), replica=name)
+        for place, name in enumerate(("a", "b"))
+    ]
+    for report in reports:
+        report.metrics.num_generation_tokens = 7
+    page = metrics.page(reports).decode()
+    for name, number in (("a", 0.0), ("b", 1.0)):
+        labels = f'{{model_name="tiny",replica="{name}"}}'
+        assert f"milestone_llm:num_requests_running{labels} {number}\n" in page
+        assert f"milestone_llm:generation_tokens_total{labels} 7.0\n" in page
+    assert page.count("# TYPE milestone_llm:generation_tokens_total counter") == 1
+    assert metrics.page(None).decode() == page, "as they were when they last answered"
 
 
 def test_a_histogram_counts_up_to_and_including_each_bound():

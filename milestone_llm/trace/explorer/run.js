@@ -108,7 +108,10 @@ function happenings(record) {
       (fate) => fate.request_id === event.request_id && CAUSES[fate.kind].includes(event.type),
     );
     if (index >= 0) list.push(...fates.splice(index, 1));
-    if (event.blocks.length) list.push({ kind: event.type, request_id: event.request_id, blocks: event.blocks });
+    const held = event.held ?? []; // of a free: others have them still
+    const own = event.blocks.filter((block) => !held.includes(block));
+    for (const [kind, blocks] of [[event.type, own], ["release", held]])
+      if (blocks.length) list.push({ kind, request_id: event.request_id, blocks });
   }
   return list.concat(fates);
 }

@@ -1,0 +1,230 @@
+"""Several engines behind one HTTP server: replicas of a Ray Serve deployment.
+
+    HTTP's process                                    a Ray actor for each engine
+    Replicas   a task a request  -- generate -->      Replica: EngineLoop in a thread, a Desk before
+               deliver           <-- a stream --      it that hands out what has come since the last
+    PrefixRouter  which replica?
+
+Ray starts replicas, on one machine or several, replaces those that end, and adds and removes them
+as the queue grows and shrinks. Which of them gets a prompt is decided by `Router`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import ReplicaUnavailableError
+from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import LoggingConfig
+
+from .engine_client import (
+    EngineDeadError,
+    EngineInfo,
+    EngineReport,
+    EngineRequest,
+    Progress,
+    StepSink,
+)
+from .engine_spec import EngineSpec
+from .replica_actor import MAX_ONGOING, Replica
+from .replica_router import PrefixRouter, Routing
+
+NAME = "engines"
+"""Of the application and of its deployment."""
+LOOK_SECONDS = 0.5
+"""How often it is looked how many replicas run."""
+MAX_TRIES = 3
+"""Replicas that a request may lose before it is given up."""
+REPLICA_LOST = (RayActorError, ReplicaUnavailableError)
+DRAIN_SECONDS = 60.0
+"""For how long the requests of a replica that autoscaling takes away may go on."""
+DEFAULT_BLOCK_SIZE = 16
+QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
+
+log = logging.getLogger(__name__)
+
+
+class Replicas:
+    """An `EngineClient` that spreads requests over replicas. To be left with `with`.
+
+    Args:
+        num_replicas: how many engines, or at least, with autoscaling.
+        address: of a Ray cluster; None starts one on this machine.
+        autoscaling: fields of Ray Serve's AutoscalingConfig; empty for a fixed number.
+
+    Raises:
+        ValueError: the engine could not be built.
+    """
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        num_replicas: int,
+        address: str | None = None,
+        autoscaling: dict[str, Any] | None = None,
+    ) -> None:
+        self.problem: str | None = None
+        self.policy = "prefix"
+        """Of the `Router`; each has one of its own."""
+        self._deliver: Callable[[list[Progress]], None]
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._has_ended = threading.Event()
+        self._is_ray_ours = address is None
+        max_replicas = max(num_replicas, (autoscaling or {}).get("max_replicas", 0))
+        _start_ray(address, max_replicas)
+        self._handle = _deploy(spec, num_replicas, autoscaling or {})
+        self._generate = self._handle.options(method_name="generate", stream=True)
+        info: EngineInfo = self._handle.info.remote().result()
+        self.info = replace(info, max_num_seqs=info.max_num_seqs * max_replicas)
+
+    # -- for HTTP, in its event loop ---------------------------------------------------------
+
+    def submit(self, requests: list[EngineRequest]) -> None:
+        """Send each request to a replica, and follow what comes of it."""
+        for request in requests:
+            task = asyncio.get_running_loop().create_task(self._follow(request))
+            self._tasks[request.request_id] = task
+            task.add_done_callback(partial(self._forget, request.request_id))
+
+    def abort(self, request_id: str) -> None:
+        """End a request: its replica is told."""
+        if task := self._tasks.get(request_id):
+            task.cancel()
+
+    def want_more(self) -> None:
+        """Nothing to do: replicas hand out what they have at a pace of their own."""
+
+    def watch(self, sink: StepSink | None) -> None:
+        """Not supported: there would be several engines on one page."""
+
+    def report(self) -> Future[list[EngineReport]]:
+        """The figures of all replicas that run."""
+        answer: Future[list[EngineReport]] = Future()
+        self._asking = asyncio.get_running_loop().create_task(self._ask_all(answer))
+        return answer
+
+    async def _ask_all(self, answer: Future[list[EngineReport]]) -> None:
+        replies = await self._handle.broadcast("report").results_async(return_exceptions=True)
+        reports = [each for each in replies if isinstance(each, EngineReport)]
+        if answer.set_running_or_notify_cancel():  # else nobody waits for it any more
+            answer.set_result(reports)
+
+    async def _follow(self, request: EngineRequest) -> None:
+        """Pass on what a replica brings; ask another if it ends before it has brought anything."""
+        for num_tries in range(1, MAX_TRIES + 1):
+            has_begun = False
+            age = time.perf_counter() - request.arrival_time
+            routing = Routing(self.policy, self.info.num_kv_blocks)
+            stream = self._generate.remote(request, age, routing)
+            try:
+                async for progress in stream:
+                    has_begun = True
+                    self._deliver([progress])
+                return
+            except asyncio.CancelledError:
+                stream.cancel()
+                raise
+            except REPLICA_LOST:
+                if has_begun or num_tries == MAX_TRIES:
+                    text = "the replica that computed this request has ended"
+                    self._deliver([Progress(request.request_id, refusal=text, status=503)])
+                    return
+
+    def _forget(self, request_id: str, task: asyncio.Task[None]) -> None:
+        del self._tasks[request_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("A request failed", exc_info=error)
+            text = f"the request failed: {type(error).__name__}"
+            self._deliver([Progress(request_id, refusal=text, status=500)])
+
+    # -- in the main thread ------------------------------------------------------------------
+
+    def run(self, deliver: Callable[[list[Progress]], None]) -> None:
+        """Serve until `stop`.
+
+        Raises:
+            EngineDeadError: Ray has ended.
+        """
+        self._deliver = deliver
+        while not self._has_ended.wait(LOOK_SECONDS):
+            try:
+                status = serve.status().applications[NAME].deployments[NAME]
+            except Exception as error:
+                raise EngineDeadError(f"Ray does not answer any more: {error!r}") from error
+            is_running = status.replica_states.get("RUNNING", 0) > 0
+            self.problem = None if is_running else "no replica runs at present"
+
+    def stop(self) -> None:
+        """Let `run` return."""
+        self._has_ended.set()
+
+    def __enter__(self) -> Replicas:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self._is_ray_ours:
+            with contextlib.suppress(Exception):  # it may be Ray that has ended
+                serve.delete(NAME)
+        ray.shutdown()
+
+
+def _start_ray(address: str | None, max_replicas: int) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of it unasked
+    num_cpus = None if address else max(max_replicas, os.cpu_count() or 1)
+    ray.init(
+        address or "local",
+        num_cpus=num_cpus,
+        include_dashboard=None if address else False,
+        logging_level=logging.WARNING,
+    )
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    serve.start(proxy_location="Disabled", logging_config=QUIET)
+
+
+def _deploy(spec: EngineSpec, num_replicas: int, autoscaling: dict[str, Any]) -> DeploymentHandle:
+    """Start the replicas, and wait until they are ready.
+
+    Raises:
+        ValueError: an engine could not be built, or Ray takes no such setting.
+    """
+    has_gpus = ray.cluster_resources().get("GPU", 0) and spec.fields.get("device") != "cpu"
+    number: dict[str, Any] = {"num_replicas": num_replicas}
+    if autoscaling:
+        number = {"autoscaling_config": {"min_replicas": num_replicas, **autoscaling}}
+    block_size = spec.fields.get("block_size", DEFAULT_BLOCK_SIZE)
+    router = RequestRouterConfig(
+        request_router_class=PrefixRouter, request_router_kwargs={"block_size": block_size}
+    )
+    deployment = serve.deployment(
+        Replica,
+        name=NAME,
+        max_ongoing_requests=MAX_ONGOING,  # who waits, waits in the engine
+        ray_actor_options={"num_cpus": 1, "num_gpus": 1 if has_gpus else 0},
+        request_router_config=router,
+        max_constructor_retry_count=1,
+        logging_config=QUIET,
+        health_check_period_s=1.0,
+        graceful_shutdown_timeout_s=DRAIN_SECONDS,
+        **number,
+    )
+    try:
+        return serve.run(deployment.bind(spec), name=NAME, route_prefix=None)
+    except RuntimeError as error:
+        said = serve.status().applications[NAME].deployments[NAME].message
+        causes = re.findall(r"^\w*Error: (.*)$", said, flags=re.M) or [str(error)]
+        raise ValueError(f"the replicas did not start: {causes[-1]}") from None
