@@ -14,16 +14,19 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("-o", "--output", metavar="PATH.png", help="draw both timelines")
 options = parser.parse_args()
 
-print("                  steps  useful share  tokens a step")
+print("                  steps  useful share  tokens a step  positions  positions a step")
 traces = []
 for package in (m1_single, m2_batching):
     engine = package.LLMEngine("tiny-llama", device="cpu", max_num_seqs=8, trace="memory")
     outputs = serve(engine, mixed(engine.vocab_size))
     num_tokens = sum(len(output.token_ids) for output in outputs)
     num_steps = engine.stats()["steps"]
+    stats = engine.stats()
+    names = ("prefill_tokens", "decode_tokens", "padding_tokens")
+    positions = sum(stats[name] for name in names)
     print(
-        f"{engine.milestone:16}{num_steps:7}{engine.stats()['useful_share']:14.1%}"
-        f"{num_tokens / num_steps:15.2f}"
+        f"{engine.milestone:16}{num_steps:7}{stats['useful_share']:14.1%}"
+        f"{num_tokens / num_steps:15.2f}{positions:11,}{positions / num_steps:18.1f}"
     )
     traces.append([record.to_dict() for record in engine.tracer.records])
 if options.output:
