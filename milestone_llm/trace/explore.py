@@ -24,7 +24,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from milestone_llm.cli import Formatter, positive, run_command, try_to_write
+from milestone_llm.cli import (
+    Formatter,
+    ended_in_one_line,
+    model_libraries,
+    positive,
+    try_to_write,
+)
 
 from .chrome import write_chrome
 from .compact import Shortener
@@ -147,16 +153,18 @@ def read_run(path: str) -> list[StepRecord]:
 
 
 def explore(args: argparse.Namespace) -> None:
-    """Read traces, write the page or the file for Perfetto."""
+    """Read traces, write the page or the file for Perfetto. Only `--tokenizer` needs torch."""
+    _before(args)
     runs = [read_run(path) for path in args.traces]
     if args.format == "chrome":
         path = write_chrome(runs, args.output)
     else:
         decode = None
         if args.tokenizer:
-            from milestone_llm.models.checkpoint import load_model
+            with model_libraries(None):
+                from milestone_llm.models.checkpoint import load_model
 
-            tokenizer = load_model(args.tokenizer).tokenizer
+                tokenizer = load_model(args.tokenizer).tokenizer
             decode = tokenizer and tokenizer.decode
         labels = args.labels.split(",") if args.labels else [run[0].milestone for run in runs]
         if len(labels) != len(runs):
@@ -194,7 +202,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--tokenizer", metavar="MODEL", help="whose tokenizer makes text of sampled tokens")
     meaning = "the step's budget of tokens, where the trace does not give it away"
     add("--max-num-batched-tokens", type=positive, metavar="N", help=meaning)
-    return run_command(explore, parser.parse_args(arguments), _before)
+    args = parser.parse_args(arguments)
+    return ended_in_one_line(lambda: explore(args))
 
 
 if __name__ == "__main__":

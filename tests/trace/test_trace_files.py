@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,17 @@ def test_the_command_writes_one_file_with_everything_in_it(tmp_path, capsys):
     assert "<title>one and two</title>" in text
     assert "src=" not in text
     assert "http" not in text.replace('http-equiv="Content-Security-Policy"', "")
+
+
+def test_a_page_of_a_trace_needs_no_torch(tmp_path):
+    path = tmp_path / "run.jsonl"
+    traced(m3_paged, str(path))
+    program = (
+        "import sys; from milestone_llm.trace import explore\n"
+        f"assert explore.main([{str(path)!r}, '-o', {str(tmp_path / 'page.html')!r}]) == 0\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
 def test_the_page_takes_one_run_or_two():
