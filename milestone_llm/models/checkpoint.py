@@ -29,7 +29,7 @@ from .pretrained import (
     load_hollow_model,
     load_whole_model,
 )
-from .shapes import PREFIX, shape_config
+from .shapes import PREFIX, check_fits, shape_config
 from .tiny_models import TINY_FAMILIES, build_tiny_model
 
 __all__ = [
@@ -180,6 +180,8 @@ def _build_named(
         return build_tiny_model(source.removeprefix("tiny-"))
     if source.startswith(PREFIX) and not Path(source).is_dir():
         config = shape_config(source.removeprefix(PREFIX))
+        if device.type == "cpu":
+            check_fits(source, config, dtype)
         if has_weights:
             with torch.device(device):
                 return AutoModelForCausalLM.from_config(config, dtype=dtype)

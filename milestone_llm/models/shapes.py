@@ -6,9 +6,11 @@ Speed depends on shapes and not on the values of weights, so nothing needs to be
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-from transformers import AutoConfig, PretrainedConfig
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 PREFIX = "random-"
 
@@ -51,3 +53,20 @@ def shape_config(name: str) -> PretrainedConfig:
         known = ", ".join(PREFIX + each for each in SHAPES)
         raise ValueError(f"there is no model {PREFIX + name!r}; there are {known}")
     return AutoConfig.for_model(**SHAPES[name])
+
+
+def check_fits(name: str, config: PretrainedConfig, dtype: torch.dtype) -> None:
+    """Refuse a model that is larger than this machine's memory.
+
+    Raises:
+        ValueError: both numbers.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    needed = sum(weight.numel() for weight in model.parameters()) * dtype.itemsize
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise ValueError(
+            f"{name} has {needed / 2**30:.0f} GiB of weights, and this machine {there / 2**30:.0f} "
+            "GiB of memory: it is meant for a GPU"
+        )

@@ -1,0 +1,44 @@
+"""Models of real size with random weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from milestone_llm.models import shapes
+from milestone_llm.models.checkpoint import load_model
+from milestone_llm.models.pretrained import is_hollow
+
+
+def test_a_shape_has_the_config_of_the_model_it_is_named_after():
+    config = shapes.shape_config("qwen3-8b")
+    assert (config.num_hidden_layers, config.num_attention_heads, config.hidden_size) == (
+        36,
+        32,
+        4096,
+    )
+    assert not config.tie_word_embeddings
+    assert shapes.shape_config("qwen3-0.6b").tie_word_embeddings
+
+
+def test_an_unknown_shape_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match="'random-gpt5'; there are random-qwen3-0.6b, random-"):
+        load_model("random-gpt5", device="cpu")
+
+
+def test_a_model_larger_than_memory_is_refused_with_both_numbers(monkeypatch):
+    monkeypatch.setattr(shapes.os, "sysconf", lambda name: 2**15)  # 1 GiB
+    with pytest.raises(ValueError, match=r"has 2 GiB of weights, and this machine 1 GiB"):
+        load_model("random-qwen3-0.6b", device="cpu")
+
+
+def test_without_weights_there_are_config_and_modules(monkeypatch):
+    monkeypatch.setattr(shapes, "SHAPES", {"small": shapes._qwen3(64, 128, 2, 4)})
+    hollow = load_model("random-small", dtype="bfloat16", device="cpu", weights=False).model
+    whole = load_model("random-small", dtype="bfloat16", device="cpu").model
+    assert is_hollow(hollow)
+    assert not is_hollow(whole)
+    assert hollow.dtype == whole.dtype == torch.bfloat16
+    assert hollow.config.to_dict() == whole.config.to_dict()
+    names = [name for name, _ in hollow.named_parameters()]
+    assert names == [name for name, _ in whole.named_parameters()]
