@@ -22,7 +22,7 @@ def test_a_shape_has_the_config_of_the_model_it_is_named_after():
 
 
 def test_an_unknown_shape_is_refused_with_those_there_are():
-    with pytest.raises(ValueError, match="'random-gpt5'; there are random-qwen3-0.6b, random-"):
+    with pytest.raises(ValueError, match=r"'random-gpt5'; there are random-qwen3-0\.6b, random-"):
         load_model("random-gpt5", device="cpu")
 
 
