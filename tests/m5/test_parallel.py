@@ -104,7 +104,7 @@ def test_each_rank_has_its_own_part(families):
 
 
 def test_ranks_plan_and_sample_the_same_under_random_traffic(tmp_path):
-    steps = 10_000 if STORM else 300
+    steps = 10_000 if STORM else 150
     found = Started("random_steps", 2, tmp_path, num_steps=steps, seed=11).results()
     alone = json.loads(json.dumps(rank_programs.random_steps(0, 1, steps, seed=11)))
     assert found[0] == found[1] == alone
