@@ -13,8 +13,9 @@ from milestone_llm.models.checkpoint import locate
 from milestone_llm.models.pretrained import build_hollow_model, is_hollow
 from milestone_llm.models.shapes import PREFIX
 
-from .decoder import FusedDecoder, read_model, read_safetensors
+from .decoder import FusedDecoder
 from .decoder_config import DecoderConfig, rope_table
+from .decoder_weights import read_model, read_safetensors
 from .parallel import Shard
 
 

@@ -20,6 +20,8 @@ from m5_kernels import LLMEngine, SamplingParams
 from milestone_llm.bench.report import table
 from milestone_llm.cli import Formatter, add_options, console, freeze_garbage, positive, run_command
 
+from .gpu_command import require_driver
+
 NUM_STEPS = 11
 NUM_PROMPTS = 5
 
@@ -27,7 +29,7 @@ NUM_PROMPTS = 5
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of a decode step, by graph and without, and of each chunk alone and beside."""
     engine = LLMEngine(
-        args.model or ("random-qwen3-0.6b" if torch.cuda.is_available() else "tiny-qwen3"),
+        args.model or "random-qwen3-0.6b",
         max_num_seqs=args.rows + 1,
         max_model_len=max(args.context_len + 400, *(chunk + 8 for chunk in args.chunks)),
         max_num_batched_tokens=max(args.rows * args.context_len, max(args.chunks) + args.rows),
@@ -93,6 +95,18 @@ def run(args: argparse.Namespace) -> None:
     console.print(table("", headings, rows))
 
 
+def require_model_or_gpu(args: argparse.Namespace) -> None:
+    """Raise ValueError on a machine without a GPU where no small model is named."""
+    if args.model is None:
+        try:
+            require_driver()
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; on a CPU, name a small model and small numbers: "
+                "--model tiny-qwen3 --rows 2 --context-len 8 --chunks 4 16"
+            ) from None
+
+
 def main() -> int:
     """The command line. Returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -100,11 +114,11 @@ def main() -> int:
     )
     add = parser.add_argument
     add_options(parser, "threads")
-    add("--model", help="default: Qwen3-0.6B's shape with random weights; on a CPU tiny-qwen3")
+    add("--model", help="default: Qwen3-0.6B's shape with random weights, on a GPU")
     add("--rows", type=positive, default=128, help="requests that decode")
     add("--context-len", type=positive, default=600, help="tokens of each")
     add("--chunks", type=positive, nargs="+", default=[64, 256, 1024, 4096], help="prompt lengths")
-    return run_command(run, parser.parse_args())
+    return run_command(run, parser.parse_args(), require_model_or_gpu)
 
 
 if __name__ == "__main__":

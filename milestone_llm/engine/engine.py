@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from milestone_llm.models.checkpoint import (
@@ -31,6 +30,7 @@ from .protocols import ModelRunner, StepWatcher
 from .request import Request
 from .sampling_params import SamplingParams
 from .scheduler import BaseScheduler
+from .stats import engine_stats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -295,21 +295,4 @@ class BaseEngine(ABC):
 
     def stats(self) -> dict[str, Any]:
         """Counts since the engine was built, and the state of queues and KV memory now."""
-        counts = self._loop.counts
-        useful = counts["prefill_tokens"] + counts["decode_tokens"]
-        computed = useful + counts["padding_tokens"]
-        kv = self.scheduler.kv_usage()
-        milestone = self.scheduler.stats()
-        return {
-            **counts,
-            "useful_share": (useful - counts["recomputed_tokens"]) / computed if computed else 1.0,
-            "waiting": len(self.scheduler.waiting),
-            "running": len(self.scheduler.running),
-            **milestone,
-            "kv": {
-                **asdict(kv),
-                "free": kv.free,
-                "bytes_per_token": kv_bytes_per_token(self.model),
-                **milestone.get("kv", {}),
-            },
-        }
+        return engine_stats(self._loop.counts, self.scheduler, kv_bytes_per_token(self.model))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import random
 import sys
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -208,11 +209,13 @@ class Router:
     def _by_prefix(self, names: Sequence[bytes], num_tokens: int) -> Replica:
         """Of those that are not clearly busier, one with the longest beginning."""
         most = BUSIER * self._num_outstanding / len(self._order) + num_tokens
-        num_asked = 0
-        for holders in reversed(self._holders_along(names)):
-            if (
-                len(holders) > num_asked
-            ):  # who has a block has those before it: a longer list is new
+        # Who has a block has those before it (`_remember`): known blocks come first, and a holder
+        # is looked at once, at the deepest of its blocks.
+        holders_of, num_asked = self._holders, 0
+        num_known = bisect_left(names, True, key=lambda name: name not in holders_of)
+        for place in reversed(range(num_known)):
+            holders = holders_of[names[place]]
+            if len(holders) > num_asked:
                 num_asked = len(holders)
                 replica = min(holders, key=attrgetter("rank"))
                 if replica.num_outstanding <= most:
@@ -226,16 +229,6 @@ class Router:
         return self._random.choice(self._order)
 
     # -- books -------------------------------------------------------------------------------
-
-    def _holders_along(self, names: Sequence[bytes]) -> list[tuple[Replica, ...]]:
-        """Who has each block of a prompt, up to the first that nobody has."""
-        found, holders_of = [], self._holders.get
-        for block_hash in names:
-            holders = holders_of(block_hash)
-            if holders is None:
-                break
-            found.append(holders)
-        return found
 
     def _remember(self, replica: Replica, names: Sequence[bytes]) -> None:
         """The prompt's blocks will be cached on the replica, and older ones may have to go.

@@ -15,7 +15,7 @@ from m5_kernels.decoder import FusedDecoder
 from m5_kernels.kernels.rope_kv_write import rope_kv_write_torch
 from m5_kernels.kernels.step_metadata import RowState, StepMetadata, expand_step_torch
 from m5_kernels.tools import compiled as compiled_file
-from m5_kernels.tools import mixed_steps, stress
+from m5_kernels.tools import gpu_command, mixed_steps, stress
 from m5_kernels.tools.compiled import SCOPES, compiled, rope_kv_write_pure
 from m5_kernels.tools.host_metadata import HostRequest, host_metadata
 from milestone_llm.models.tiny_models import build_tiny_model
@@ -135,15 +135,28 @@ def test_what_cannot_be_compiled_is_refused_in_a_line(
 def test_mixed_steps_prints_a_line_for_each_prompt(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["mixed_steps", "--rows", "2", "--context-len", "8", "--chunks", "4", "16"]
-    monkeypatch.setattr("sys.argv", arguments)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    options = "--model tiny-qwen3 --rows 2 --context-len 8 --chunks 4 16"
+    monkeypatch.setattr("sys.argv", ["mixed_steps", *options.split()])
     monkeypatch.setattr(mixed_steps, "NUM_STEPS", 1)
     monkeypatch.setattr(mixed_steps, "NUM_PROMPTS", 1)
     assert mixed_steps.main() == 0
     out = capsys.readouterr().out
     assert "2 requests decode, 8 tokens each" in out
     assert [line.split()[0] for line in out.splitlines()[-2:]] == ["4", "16"]
+
+
+def test_mixed_steps_without_a_gpu_says_what_to_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["mixed_steps"])
+    monkeypatch.setattr(gpu_command.ctypes, "CDLL", no_library)
+    assert mixed_steps.main() == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "there is none here; on a CPU, name a small model" in message
+
+
+def no_library(name: str) -> None:
+    raise OSError(f"{name}: cannot open shared object file")
 
 
 def test_the_stress_test_runs_over_m5(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

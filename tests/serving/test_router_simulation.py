@@ -7,16 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from milestone_llm.serving.router_simulation import (
-    ALL_CACHES,
-    ONE_CACHE,
-    Cache,
-    Clients,
-    Session,
-    SimulatedReplica,
-    main,
-    simulate,
-)
+from milestone_llm.serving.router_simulation import ALL_CACHES, ONE_CACHE, main, simulate
+from milestone_llm.serving.simulated_clients import Clients, Prompt
+from milestone_llm.serving.simulated_replicas import Cache, SimulatedReplica
 
 
 def args_of(**fields: int) -> argparse.Namespace:
@@ -24,59 +17,64 @@ def args_of(**fields: int) -> argparse.Namespace:
     return argparse.Namespace(**{**defaults, **fields})
 
 
-def asked(num_prompts: int, stride: int = 1, seed: int = 0) -> list[tuple]:
-    clients = Clients(4, stride, seed)
-    return [
-        (now, session.number, session.num_prompt, session.num_answer, tuple(session.names))
-        for now, session in clients.prompts(num_prompts)
-    ]
+def asked(num_prompts: int, stride: int | None = 1, seed: int = 0) -> list[Prompt]:
+    return list(Clients(4, num_prompts, stride, seed).prompts())
 
 
-def session_of(*parts: tuple[int, int]) -> Session:
-    num_prompt = sum(num_tokens for _, num_tokens in parts)
-    return Session(1, list(parts), [], [], num_prompt, num_answer=0)
+def prompt_of(session: int, num_own: int, now: float = 0.0, num_answer: int = 0) -> Prompt:
+    return Prompt(now, session, 7, 40, 40 + num_own, num_answer, [])
 
 
 def test_clients_ask_in_order_of_time_and_the_same_for_the_same_seed():
     prompts = asked(500)
     assert prompts == asked(500) != asked(500, seed=1)
-    assert all(one[0] <= other[0] for one, other in pairwise(prompts))
+    assert all(one.now <= other.now for one, other in pairwise(prompts))
 
 
 def test_clients_ask_as_often_as_is_said():
-    seconds = asked(5_000)[-1][0]  # fewer at first, when all sessions are in their first turn
+    seconds = asked(5_000)[-1].now  # fewer at first, when all sessions are in their first turn
     assert seconds == pytest.approx(5_000 / (4 * 6), rel=0.2)
 
 
 def test_a_turn_begins_with_all_of_the_turn_before():
-    last: dict[int, tuple] = {}
-    for _, number, num_prompt, _, names in asked(500):
-        assert len(names) == num_prompt // 16
-        if number in last:
-            assert names[: len(last[number])] == last[number]
-        last[number] = names
-    assert len({names[0] for names in last.values()}) < len(last)  # system prompts are shared
-    assert len(set(last.values())) == len(last)
+    last: dict[int, Prompt] = {}
+    for prompt in asked(500):
+        assert len(prompt.names) == prompt.num_prompt // 16
+        if before := last.get(prompt.session):
+            assert prompt.names[: len(before.names)] == before.names
+            assert prompt.system == before.system
+            assert 16 <= prompt.num_prompt - before.num_prompt - before.num_answer <= 256
+            assert prompt.now > before.now + before.num_answer * 0.01
+        else:
+            assert 16 <= prompt.num_prompt - prompt.num_system <= 256
+        last[prompt.session] = prompt
+    assert len({prompt.names[0] for prompt in last.values()}) < len(last)  # they are shared
+    assert len({tuple(prompt.names) for prompt in last.values()}) == len(last)
 
 
 def test_a_stride_names_fewer_blocks():
-    assert [len(names) // 8 for *_, names in asked(50)] == [len(n) for *_, n in asked(50, 8)]
+    lengths = [len(prompt.names) for prompt in asked(50)]
+    assert [len(prompt.names) for prompt in asked(50, 8)] == [length // 8 for length in lengths]
+    assert not any(prompt.names for prompt in asked(50, None))
 
 
-def test_a_cache_finds_a_beginning_and_evicts_the_oldest_end():
-    cache = Cache(100)
-    assert cache.take(session_of((1, 40), (2, 30))) == 0
-    assert cache.take(session_of((1, 40), (2, 30), (3, 10))) == 70
-    assert cache.take(session_of((1, 40), (4, 30))) == 40  # 110 tokens: the third part goes
-    assert cache.take(session_of((1, 40), (2, 30), (3, 10))) == 70
+def test_a_cache_finds_a_beginning_and_evicts_the_oldest_session():
+    cache = Cache(120)
+    assert cache.take(prompt_of(1, 30)) == 0
+    assert cache.take(prompt_of(1, 40, num_answer=10)) == 70
+    assert cache.take(prompt_of(2, 30)) == 40  # 40 + 50 + 30 tokens: full
+    assert cache.take(prompt_of(1, 60)) == 90  # 130: the second goes
+    assert cache.take(prompt_of(2, 10)) == 40
+    assert cache.take(prompt_of(2, 60)) == 50  # the first goes
+    assert cache.take(prompt_of(1, 5)) == 40
 
 
 def test_a_replica_computes_what_is_not_cached_one_after_the_other():
     replica = SimulatedReplica(10_000)
-    session = session_of((1, 2_000))
-    session.num_answer = 100  # 0.02 s of work, but no faster than 1 s
-    assert replica.serve(5.0, session) == (0, 5.1, pytest.approx(6.1))
-    assert replica.serve(5.0, session) == (2_000, pytest.approx(5.12), pytest.approx(6.12))
+    prompt = prompt_of(1, 1_960, now=5.0, num_answer=100)  # 0.02 s of work, but 1 s at least
+    assert replica.serve(prompt) == (0, 5.1, pytest.approx(6.1))
+    later = prompt_of(1, 2_160, now=5.0, num_answer=100)  # 100 tokens are new: 0.005 s
+    assert replica.serve(later) == (2_100, pytest.approx(5.125), pytest.approx(6.125))
 
 
 def test_the_router_finds_nearly_what_all_caches_in_one_engine_would():
