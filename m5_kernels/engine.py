@@ -51,6 +51,7 @@ class LLMEngine(BaseEngine):
 
     milestone = "m5_kernels"
     config_class = EngineConfig
+    warm_up_sizes = (1, 17)  # steps with prompts have kernels for up to 16 requests, and for more
     open_trace = staticmethod(Tracer.from_option)
     config: EngineConfig
     scheduler: Scheduler

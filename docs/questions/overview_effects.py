@@ -2,7 +2,6 @@
 
 import json
 import re
-import statistics
 from pathlib import Path
 
 import torch
@@ -36,13 +35,11 @@ cached, all_again = (generate(model, list(range(NUM_PROMPT)), has)[1] for has in
 name = f"{NUM_NEW} tokens, one by one"
 show(name, "KV cache", f"{all_again} positions", f"{cached} positions", "counted here")
 
-rows = [line.split("|") for line in (RECORDS / "m3_cpu.md").read_text().splitlines()]
-layouts = {}
-for layout in ("slot", "block"):
-    own = [row for row in rows if len(row) > 18 and row[2].strip() == layout]
-    layouts[layout] = statistics.median(float(row[5]) for row in own), own[0][18].strip()
-for index, kind in enumerate(("{:.1f} tok/s", "{} of it empty")):
-    figures = [kind.format(layout[index]) for layout in layouts.values()]
+lines = (RECORDS / "m3_cpu.md").read_text().splitlines()
+rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+slot, block = ([row for row in rows if row[:1] == [layout]] for layout in ("slot", "block"))
+for table, column, kind in ((0, 1, "{} tok/s"), (1, 3, "{} of it empty")):
+    figures = [kind.format(layout[table][column]) for layout in (slot, block)]
     show("KV for the longest case", "blocks", *figures, "m3_cpu.md")
 
 text = (RECORDS / "m4_prefix.md").read_text()

@@ -81,6 +81,14 @@ def next_power_of_2(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
+def lanes_for(num_seqs: int) -> int:
+    """Lanes of a program that looks at all sequences of a step: 16, 256 or a power of two above.
+
+    A kernel is compiled for each number, which takes a second in which every request waits.
+    """
+    return 16 if num_seqs <= 16 else max(256, next_power_of_2(num_seqs))
+
+
 def ceil_div(numerator: int, denominator: int) -> int:
     """The quotient, rounded up."""
     return -(-numerator // denominator)

@@ -157,7 +157,7 @@ def flash_decode(
     return output
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs"])
 def _flash_decode_kernel(
     query, key_cache, value_cache, block_table, context_lens, output,
     partial_output, partial_lse, arrivals,

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import torch
 
-from .backend import next_power_of_2, runs_triton, tl, triton
+from .backend import lanes_for, next_power_of_2, runs_triton, tl, triton
 from .tiles import PrefillTile, prefill_tile
 
 LOG2_E = 1.4426950408889634
@@ -83,7 +83,7 @@ def paged_prefill(
         key_cache.stride(0), key_cache.stride(1), key_cache.stride(2),
         block_table.stride(0),
         output.stride(0), output.stride(1),
-        NUM_SEQS_PAD=next_power_of_2(num_seqs),
+        NUM_SEQS_PAD=lanes_for(num_seqs),
         GROUP=group,
         QUERY_TOKENS=query_tokens,
         ROWS=tile_rows,
@@ -99,7 +99,11 @@ def paged_prefill(
     return output
 
 
-@triton.jit
+# The tables begin wherever the decode rows end: one kernel for all alignments, and all lengths.
+@triton.jit(
+    do_not_specialize=["num_seqs"],
+    do_not_specialize_on_alignment=["block_table", "context_lens", "query_start_loc"],
+)
 def _paged_prefill_kernel(
     query, key_cache, value_cache, block_table, context_lens, query_start_loc, output,
     num_seqs, score_scale, window,

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .backend import ceil_div, next_power_of_2, runs_triton, tl, triton
+from .backend import ceil_div, lanes_for, next_power_of_2, runs_triton, tl, triton
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def expand_step(
     if not runs_triton(row_ids):
         return expand_step_torch(state, row_ids, num_new_tokens, output)
     num_seqs, num_tokens = len(row_ids), len(output.input_ids)
-    block = 128
+    lanes, block = (next_power_of_2 if num_new_tokens is None else lanes_for)(num_seqs), 128
     _expand_step_kernel[(max(num_seqs, ceil_div(num_tokens, block)),)](
         state.token_ids, state.block_table, state.num_computed_tokens, state.prompt_lens,
         row_ids, num_new_tokens,
@@ -119,7 +119,7 @@ def expand_step(
         output.context_lens, output.query_start_loc, output.output_positions, output.block_table,
         num_seqs, num_tokens,
         state.token_ids.stride(0), state.block_table.stride(0), output.block_table.stride(0),
-        NUM_SEQS_PAD=next_power_of_2(num_seqs),
+        NUM_SEQS_PAD=lanes,
         BLOCK_SIZE=state.block_size,
         BLOCK=block,
         IS_DECODE=num_new_tokens is None,
@@ -127,7 +127,7 @@ def expand_step(
     return None
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs", "num_tokens"])
 def _expand_step_kernel(
     token_ids, block_table, num_computed_tokens, prompt_lens,
     row_ids, num_new_tokens,
@@ -213,7 +213,7 @@ def append_sampled(
     return None
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs"])
 def _append_sampled_kernel(
     token_ids, num_computed_tokens, row_ids, num_new_tokens, sampled,
     num_seqs, token_stride, max_model_len,

@@ -56,6 +56,8 @@ class BaseEngine(ABC):
 
     milestone: ClassVar[str]
     config_class: ClassVar[type[EngineConfig]]
+    warm_up_sizes: ClassVar[Sequence[int]] = (1,)
+    """How many requests `warm_up` computes at one time."""
 
     def __init__(
         self,
@@ -287,7 +289,8 @@ class BaseEngine(ABC):
             prompt = [0] * min(2, self.max_model_len - 1)
             # With prompt_logprobs it asks nothing of a prefix cache, which counts its queries.
             params = SamplingParams(max_tokens=2, ignore_eos=True, prompt_logprobs=0)
-            self.generate([prompt], params)
+            for size in self.warm_up_sizes:
+                self.generate([prompt] * min(size, self.config.max_num_seqs), params)
         finally:
             self.tracer = tracer
             self.counts.update(counts)

@@ -36,6 +36,10 @@ from .engine_metrics import EngineMetrics
 
 log = logging.getLogger(__name__)
 
+PACE = 20.0
+"""News go out at most once in so many times the CPU time that it took to tell the last ones: every
+step where few are streaming, those of several steps together where hundreds are. The engine waits
+while its news are told."""
 MAX_FAILURES = 3
 """Steps that fail one after the other before the engine is given up."""
 
@@ -68,6 +72,8 @@ class EngineLoop:
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._deliver: Callable[[list[Progress]], None]
         self._is_wanted = True
+        self._next_news = 0.0
+        """Time (`perf_counter`) before which nothing is told, unless the engine idles."""
         self._underway: dict[str, _Underway] = {}
         self._news: dict[str, RequestOutput] = {}
         self._num_failures = 0
@@ -193,7 +199,7 @@ class EngineLoop:
         self._pass_on(outputs)
 
     def _pass_on(self, outputs: list[RequestOutput]) -> None:
-        """Count what came, and tell of it when HTTP is ready. The newest snapshot says it all."""
+        """Count what came, and tell of it when it is time. The newest snapshot says it all."""
         for output in outputs:
             underway = self._underway.get(output.request_id)
             if underway is None:  # aborted since
@@ -204,14 +210,17 @@ class EngineLoop:
                 self._metrics.note_end(output, request.arrival_time)
             if output.finished or request.is_streamed:
                 self._news[output.request_id] = output
-        if self._is_wanted:
+        if self._is_wanted and time.perf_counter() >= self._next_news:
             self._flush()
 
     def _flush(self) -> None:
         news, self._news = self._news, {}
         if news:
+            start = time.thread_time()
             self._is_wanted = False
             self._deliver([self._progress(output) for output in news.values()])
+            spent = time.thread_time() - start
+            self._next_news = time.perf_counter() + (PACE - 1) * spent
 
     def _progress(self, output: RequestOutput) -> Progress:
         """What is new of a request."""

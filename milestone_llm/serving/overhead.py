@@ -78,6 +78,7 @@ def measure(args: argparse.Namespace) -> None:
                 name: round(num_tokens / statistics.median(r[name].wall for r in rounds), 1)
                 for name in ways
             },
+            "seconds": {name: [round(r[name].wall, 3) for r in rounds] for name in ways},
             "share_of_generate": {
                 name: round(statistics.median(r["generate"].wall / r[name].wall for r in rounds), 3)
                 for name in ("whole", "stream")

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from m3_paged import SamplingParams
+from milestone_llm.serving import engine_loop
 from milestone_llm.serving.desk import Desk
 from milestone_llm.serving.engine_client import EngineRequest, Piece, Progress
 from milestone_llm.serving.engine_loop import EngineLoop
@@ -97,6 +98,7 @@ def test_what_comes_before_http_wants_it_goes_out_together(oracle, monkeypatch):
             loop.stop()
 
     monkeypatch.setattr(oracle, "step", counted_step)
+    monkeypatch.setattr(engine_loop, "PACE", 1.0)  # as soon as it is wanted
     loop = EngineLoop(oracle)
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     requests = [EngineRequest("r", [3, 4], params, is_streamed=True)]
@@ -106,6 +108,24 @@ def test_what_comes_before_http_wants_it_goes_out_together(oracle, monkeypatch):
         {each.request_id: len(each.pieces[0].token_ids) for each in batch} for batch in batches
     ]
     assert sizes == [{"r": 1}, {"r": 3}, {"r": 2, "whole": 6}]
+
+
+def test_the_engine_does_not_tell_news_all_the_time(oracle, monkeypatch):
+    batches = []
+
+    def deliver(batch):
+        batches.append(batch)
+        loop.want_more()  # at once, as if handing out cost nothing
+        if not oracle.has_unfinished_requests():
+            loop.stop()
+
+    monkeypatch.setattr(engine_loop, "PACE", 1e9)
+    loop = EngineLoop(oracle)
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    loop.submit([EngineRequest("r", [3, 4], params, is_streamed=True)])
+    loop.run(deliver)
+    sizes = [len(each.pieces[0].token_ids) for batch in batches for each in batch]
+    assert sizes == [1, 5], "what is left comes when the engine is idle"
 
 
 def test_http_asks_for_more_once_it_has_handed_out_what_came():

@@ -1,9 +1,12 @@
 """What a first user would wait for is done before the server says that it is ready."""
 
+import random
+
 import pytest
 
 import m5_kernels
 from engine_helpers import every_milestone, make_engine
+from m5_kernels import SamplingParams
 from m5_kernels.sampler import Needs
 from serving_helpers import random_engine_outputs
 
@@ -37,3 +40,25 @@ def test_no_graph_is_left_to_capture():
     }
     random_engine_outputs(engine)
     assert engine.runner.graphs._graphs == captured
+
+
+@pytest.mark.gpu
+def test_no_kernel_is_left_to_compile(monkeypatch):
+    """To compile one stops all requests for a second."""
+    triton = pytest.importorskip("triton")
+    engine = m5_kernels.LLMEngine("tiny-llama", max_num_seqs=40, dtype="bfloat16")
+    engine.warm_up()
+    compiled = []
+    hook = lambda *, repr, **others: compiled.append(repr)  # noqa: E731
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", hook)
+    draw = random.Random(0)
+    for _ in range(150):  # requests come while others decode
+        for _ in range(draw.choice([0, 0, 1, 2, 12])):
+            prompt = [draw.randrange(3, 100) for _ in range(draw.randrange(1, 90))]
+            heat = draw.choice([0.0, 1.0])
+            params = SamplingParams(
+                max_tokens=draw.randrange(1, 40), temperature=heat, top_p=draw.choice([0.9, 1.0])
+            )
+            engine.add_request(prompt, params)
+        engine.step()
+    assert compiled == []
