@@ -8,243 +8,16 @@ a type that cannot be made small.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import copy
-import importlib
-import io
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-from .pretrained import one_line, quiet_transformers
 
 MILESTONES = ("m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked", "m5_kernels")
-MAX_PARAMETERS = 20_000_000
-NUM_OUTPUT_TOKENS = 8
-PROMPT_LENGTHS = (3, 21, 9)  # one of them longer than every window
-
-VOCAB_SIZE = 199
-_NUM_LAYERS = 4
-
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    **dict.fromkeys(
-        ("hidden_size", "d_model", "n_embd", "dim_model", "emb_dim", "embedding_dim"), 64
-    ),
-    **dict.fromkeys(("embedding_size", "backbone_hidden_size", "word_embed_proj_dim"), 64),
-    **dict.fromkeys(("input_embedding_size", "output_embedding_size", "lru_width"), 64),
-    **dict.fromkeys(
-        ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), _NUM_LAYERS
-    ),
-    **dict.fromkeys(("encoder_layers", "num_decoder_layers", "num_encoder_layers"), _NUM_LAYERS),
-    **dict.fromkeys(
-        ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"), 4
-    ),
-    **dict.fromkeys(
-        ("encoder_attention_heads", "attention_heads", "num_decoder_attention_heads"), 4
-    ),
-    **dict.fromkeys(("num_encoder_attention_heads", "swa_num_attention_heads"), 4),
-    **dict.fromkeys(
-        ("num_key_value_heads", "swa_num_key_value_heads", "num_kv_heads", "kv_n_heads"), 2
-    ),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "d_inner", "dff", "dim_ff"), 128),
-    **dict.fromkeys(("decoder_ffn_dim", "encoder_ffn_dim", "ffn_hidden_size", "d_ff"), 128),
-    **dict.fromkeys(("intermediate_size_mlp", "feed_forward_size", "dense_intermediate_size"), 128),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 32),
-    **dict.fromkeys(("shared_intermediate_size", "expert_ffn_hidden_size"), 32),
-    **dict.fromkeys(("head_dim", "swa_head_dim", "d_head", "d_kv", "dim_head", "kv_channels"), 16),
-    **dict.fromkeys(("attention_head_size", "attention_head_dim", "v_head_dim"), 16),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"), 128),
-    **dict.fromkeys(("context_length", "max_target_positions", "max_source_positions"), 128),
-    **dict.fromkeys(("sliding_window", "window_size", "attention_window_size"), 8),
-    **dict.fromkeys(("attention_chunk_size", "sliding_window_size", "local_attention"), 8),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
-    **dict.fromkeys(("moe_num_experts", "zero_expert_num"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k"), 2),
-    **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "num_dense_layers"), 1),
-    **dict.fromkeys(("num_expert_group", "n_shared_experts", "moe_k"), 1),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "o_lora_rank"), 16),
-    **dict.fromkeys(("qk_nope_head_dim", "index_head_dim"), 16),
-    **dict.fromkeys(("qk_rope_head_dim", "rotary_dim"), 16),
-    "index_topk": 4,
-    **dict.fromkeys(("state_size", "mamba_d_state", "ssm_state_size", "mamba_chunk_size"), 8),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), 16),
-    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_num_heads"), 4),
-    "hidden_size_per_layer_input": 16,
-    "vocab_size_per_layer_input": VOCAB_SIZE,
-    "num_kv_shared_layers": 0,
-    "image_size": 32,
-    "max_window_layers": 1,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
-    "is_decoder": True,
-}
-"""Value of each config field that has to do with size, in whatever family has it."""
-
-_CONVOLUTIONS = {"layer_types": ["conv", "full_attention"] * 2}
-
-SPECIAL: dict[str, dict[str, Any]] = {
-    "bamba": {"attn_layer_indices": [1, 3]},
-    "blt": {"encoder_hash_byte_group_vocab": 50},
-    "cohere_compass_text": {
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": 1e4}
-            for kind in ("full_attention", "sliding_attention")
-        }
-    },
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0}},
-    "gpt_bigcode": {"num_key_value_heads": 1},
-    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
-    "lfm2": _CONVOLUTIONS,
-    "lfm2_moe": _CONVOLUTIONS,
-    "mamba2": {"head_dim": 32, "n_groups": 1},
-    "reformer": {"axial_pos_embds": False},
-    "xmod": {"default_language": "en_XX"},
-    "zaya": {"num_experts_per_tok": 1},
-}
-"""What a family needs besides."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Of one family in one milestone: equal, refused, not built or WRONG."""
-
-    kind: str
-    detail: str = ""
-
-
-def family_names() -> list[str]:
-    """Model types with a causal language model in the installed transformers."""
-    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-
-
-def build_small_model(name: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
-    """A model of a type with random float32 weights, and few of them.
-
-    Raises:
-        ValueError: it cannot be built, or not small.
-    """
-    try:
-        config_class = CONFIG_MAPPING[name]
-        config = config_class(**{**_small_fields(config_class), **overrides})
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
-            num_parameters = sum(weight.numel() for weight in model.parameters())
-        if num_parameters > MAX_PARAMETERS:
-            raise ValueError(f"{num_parameters / 1e6:.0f} million parameters at its smallest")
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            torch.default_generator.manual_seed(seed)
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-            model = model.eval().requires_grad_(False)
-            _randomise(model)
-    except Exception as error:  # whatever the code of 200 families raises
-        lines = str(error).strip().splitlines() or [""]
-        raise ValueError(f"{type(error).__name__}: {' '.join(lines)[:200]}") from error
-    return model
-
-
-def _small_fields(config_class: Any) -> dict[str, Any]:
-    """Keyword arguments that make a config of this class small, its parts too."""
-    fields: dict[str, Any] = {}
-    try:
-        default = config_class()
-    except Exception:  # has no defaults that go together
-        default = config_class.__new__(config_class)
-    for name in [*vars(default), *getattr(config_class, "attribute_map", {})]:
-        if name in getattr(default, "sub_configs", {}) and getattr(default, name) is not None:
-            fields[name] = _small_fields(type(getattr(default, name)))
-        elif name in SMALL:
-            fields[name] = SMALL[name]
-        elif name.endswith(("token_id", "token_index")) and isinstance(
-            getattr(default, name, None), int
-        ):
-            fields[name] = 3
-    for name in ("layer_types", "mlp_layer_types"):  # some of each kind
-        kinds = list(dict.fromkeys(vars(default).get(name) or []))
-        if kinds:
-            fields[name] = (kinds * _NUM_LAYERS)[:_NUM_LAYERS]
-    if "kv_lora_rank" in fields:  # keys and values of all heads are made of one latent vector
-        fields["num_key_value_heads"] = fields["num_attention_heads"]
-    return {**fields, **SPECIAL.get(config_class.model_type, {})}
-
-
-def _randomise(model: PreTrainedModel) -> None:
-    """Weights large enough that greedy outputs wander; no bias or norm that is not there."""
-    for weight in model.parameters():
-        if weight.ndim > 1:
-            weight.normal_(std=0.2)
-        else:
-            weight.add_(torch.randn_like(weight) * 0.1)
-
-
-def try_family(name: str, milestones: Sequence[str], **overrides: Any) -> dict[str, Outcome]:
-    """Outcomes of a model type, by milestone.
-
-    Args:
-        overrides: fields of its config.
-    """
-    try:
-        with quiet_transformers(), contextlib.redirect_stdout(io.StringIO()):
-            model = build_small_model(name, **overrides)
-            expected = [_generate(model, prompt) for prompt in _prompts()]
-    except ValueError as error:
-        return dict.fromkeys(milestones, Outcome("not built", str(error)))
-    except Exception as error:
-        reason = f"Hugging Face's generate raises {one_line(error)}"
-        return dict.fromkeys(milestones, Outcome("not built", reason))
-    return {milestone: _try_milestone(model, expected, milestone) for milestone in milestones}
-
-
-def _try_milestone(model: PreTrainedModel, expected: list[list[int]], milestone: str) -> Outcome:
-    """Serve three prompts, two of them together, and compare."""
-    package = importlib.import_module(milestone)
-    greedy = package.SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
-    try:
-        engine = package.LLMEngine(model, max_num_seqs=2, max_model_len=64, check_invariants=True)
-    except ValueError as error:
-        return Outcome("refused", str(error).partition(" cannot be served: ")[2] or str(error))
-    except Exception as error:
-        return Outcome("WRONG", f"raised {one_line(error)} instead of a refusal")
-    try:
-        outputs = engine.generate([prompt.tolist() for prompt in _prompts()], greedy)
-        engine.stats()
-    except Exception as error:
-        return Outcome("WRONG", f"was accepted and raised {one_line(error)}")
-    got = [output.token_ids for output in outputs]
-    return Outcome("equal") if got == expected else Outcome("WRONG", f"{got}, not {expected}")
-
-
-def _prompts() -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randint(5, VOCAB_SIZE, (n,), generator=generator) for n in PROMPT_LENGTHS]
-
-
-def _generate(model: PreTrainedModel, prompt: torch.Tensor) -> list[int]:
-    """Greedy tokens of Hugging Face; EOS does not end them."""
-    output = model.generate(
-        prompt[None],
-        attention_mask=torch.ones_like(prompt[None]),
-        max_new_tokens=NUM_OUTPUT_TOKENS,
-        do_sample=False,
-        eos_token_id=VOCAB_SIZE,
-        pad_token_id=0,
-    )
-    return output[0, len(prompt) :].tolist()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -256,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="default: %(default)s, of which the second stands for M3 and M4, too",
     )  # fmt: skip
     options = parser.parse_args(arguments)
+    from .family_check import family_names, try_family  # transformers takes seconds
+
     names, milestones = options.only or family_names(), options.milestone
     if unknown := sorted(set(names).difference(family_names())):
         parser.error(f"transformers has no causal language model of type {', '.join(unknown)}")

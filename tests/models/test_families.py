@@ -12,14 +12,8 @@ from typing import Any
 
 import pytest
 
-from milestone_llm.models.families import (
-    MILESTONES,
-    Outcome,
-    build_small_model,
-    family_names,
-    main,
-    try_family,
-)
+from milestone_llm.models.families import MILESTONES, main
+from milestone_llm.models.family_check import Outcome, build_small_model, family_names, try_family
 
 IS_STORM = bool(os.environ.get("STORM"))
 FIRST_AND_SECOND = ("m1_single", "m2_batching")
