@@ -4,6 +4,8 @@ once for keys and once for values. A token's slot is block * block_size + offset
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from transformers import PreTrainedModel
 
@@ -92,18 +94,41 @@ class BlockCache:
 
     def move_blocks(self, plan: StepPlan) -> None:
         """Swap out, swap in and copy, in this order: a plan's moves, before its forward pass."""
-        _move(self.keys + self.values, self.host_keys + self.host_values, plan.swap_outs)
-        _move(self.host_keys + self.host_values, self.keys + self.values, plan.swap_ins)
-        _move(self.keys + self.values, self.keys + self.values, plan.copies)
+        on_device, on_host = self.keys + self.values, self.host_keys + self.host_values
+        if plan.swap_outs:
+            blocks, runs = self._by_host_block(plan.swap_outs)
+            for tensor, host in zip(on_device, on_host, strict=True):
+                moved = tensor[blocks]
+                for place, run in runs:
+                    host[run].copy_(moved[place], non_blocking=True)
+        if plan.swap_ins:
+            blocks, runs = self._by_host_block([(to, source) for source, to in plan.swap_ins])
+            for tensor, host in zip(on_device, on_host, strict=True):
+                moved = tensor.new_empty(len(blocks), *tensor.shape[1:])
+                for place, run in runs:
+                    moved[place].copy_(host[run], non_blocking=True)
+                tensor[blocks] = moved
+        if plan.copies:
+            sources, targets = torch.tensor(plan.copies, device=self.device).T
+            for tensor in on_device:
+                tensor[targets] = tensor[sources]
 
+    def _by_host_block(
+        self, moves: list[tuple[int, int]]
+    ) -> tuple[torch.Tensor, list[tuple[slice, slice]]]:
+        """Device blocks of (device, host) moves, and where in them each run of host blocks lies.
 
-def _move(
-    sources: list[torch.Tensor], targets: list[torch.Tensor], moves: list[tuple[int, int]]
-) -> None:
-    """Copy blocks of every layer, on one device or across."""
-    if not moves:
-        return
-    from_blocks = torch.tensor([pair[0] for pair in moves], device=sources[0].device)
-    to_blocks = torch.tensor([pair[1] for pair in moves], device=targets[0].device)
-    for source, target in zip(sources, targets, strict=True):
-        target[to_blocks] = source[from_blocks].to(target.device)
+        Blocks that lie together in host memory cross the bus in one copy a layer. Nobody waits:
+        host memory is pinned, and what comes later on the device comes after it.
+        """
+        moves = sorted(moves, key=lambda move: move[1])
+        starts = [
+            place
+            for place, (_, host) in enumerate(moves)
+            if place == 0 or host != moves[place - 1][1] + 1
+        ]
+        runs = []
+        for start, end in pairwise([*starts, len(moves)]):
+            first = moves[start][1]
+            runs.append((slice(start, end), slice(first, first + end - start)))
+        return torch.tensor([block for block, _ in moves], device=self.device), runs

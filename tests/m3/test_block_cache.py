@@ -114,6 +114,18 @@ def test_swapping_out_and_in_restores_the_bytes(dtype):
         assert (new[[1, 2, 4, 5]] == -9).all()
 
 
+def test_blocks_that_lie_together_on_the_host_go_where_they_belong():
+    cache = filled_cache()
+    before = snapshot(cache)
+    cache.move_blocks(StepPlan(swap_outs=[(5, 2), (1, 0), (3, 1)]))
+    for tensor in cache.keys + cache.values:
+        tensor.fill_(-9)
+    cache.move_blocks(StepPlan(swap_ins=[(1, 4), (2, 0), (0, 2)]))
+    for old, new in zip(before, snapshot(cache), strict=True):
+        assert torch.equal(new[[4, 0, 2]], old[[3, 5, 1]])
+        assert (new[[1, 3, 5]] == -9).all()
+
+
 def test_swapping_in_leaves_the_other_host_blocks_alone():
     cache = filled_cache()
     before = [tensor.clone() for tensor in cache.host_keys + cache.host_values]
