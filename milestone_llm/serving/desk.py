@@ -23,6 +23,8 @@ PACE = 10.0
 ones: every step where few are streaming, several tokens in one frame where hundreds are. What HTTP
 takes, the engine may lack: the interpreter where both are in one process, a core where there are
 few."""
+MAX_PAUSE = 0.25
+"""Seconds between two times at most: where each token costs much, waiting makes none cheaper."""
 
 
 class Call:
@@ -210,7 +212,7 @@ class Desk:
 
     def _rest(self, start: float) -> None:
         spent = time.thread_time() - start
-        self.event_loop.call_later((PACE - 1) * spent, self.engine.want_more)
+        self.event_loop.call_later(min(MAX_PAUSE, (PACE - 1) * spent), self.engine.want_more)
 
     # -- closing -----------------------------------------------------------------------------
 

@@ -40,6 +40,8 @@ PACE = 20.0
 """News go out at most once in so many times the CPU time that it took to tell the last ones: every
 step where few are streaming, those of several steps together where hundreds are. The engine waits
 while its news are told."""
+MAX_PAUSE = 0.05
+"""Seconds between news at most: where each token costs much, telling it later is no cheaper."""
 MAX_FAILURES = 3
 """Steps that fail one after the other before the engine is given up."""
 
@@ -220,7 +222,7 @@ class EngineLoop:
             self._is_wanted = False
             self._deliver([self._progress(output) for output in news.values()])
             spent = time.thread_time() - start
-            self._next_news = time.perf_counter() + (PACE - 1) * spent
+            self._next_news = time.perf_counter() + min(MAX_PAUSE, (PACE - 1) * spent)
 
     def _progress(self, output: RequestOutput) -> Progress:
         """What is new of a request."""

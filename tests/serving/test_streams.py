@@ -120,6 +120,7 @@ def test_the_engine_does_not_tell_news_all_the_time(oracle, monkeypatch):
             loop.stop()
 
     monkeypatch.setattr(engine_loop, "PACE", 1e9)
+    monkeypatch.setattr(engine_loop, "MAX_PAUSE", 1e9)
     loop = EngineLoop(oracle)
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     loop.submit([EngineRequest("r", [3, 4], params, is_streamed=True)])
