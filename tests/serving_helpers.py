@@ -27,8 +27,8 @@ from transformers import PreTrainedTokenizerFast
 
 from milestone_llm.engine.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
+from milestone_llm.serving import command, engine_process
 from milestone_llm.serving import connection as http_connection
-from milestone_llm.serving import engine_process
 
 MILESTONES = ["m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked", "m5_kernels"]
 CHAT_TEMPLATE = (
@@ -242,7 +242,7 @@ def serve(
         options: of its command line.
         step_seconds: how much longer a step takes than it has to. A server for which this is given
             also fails in every step with a prompt that begins with `POISON`.
-        write_seconds: instead of the server's `WRITE_SECONDS`.
+        write_seconds: instead of the server's `WRITE_SECONDS`; its sockets' buffers are then small.
         debugged: a pipe to read a debugger's commands from; a breakpoint is then at the top of the
             scheduler's `schedule`.
         patience: seconds in which it has to be there.
@@ -275,11 +275,20 @@ def _serve(
     engine_process.CONTEXT = multiprocessing.get_context("fork")
     if write_seconds is not None:
         http_connection.WRITE_SECONDS = write_seconds
+        command._bind = functools.partial(_bind_with_small_buffers, command._bind)
     if debugged is not None:
         _stop_when_scheduling(importlib.import_module(f"{milestone}.engine"), debugged)
     if step_seconds:
         _make_slow_and_fragile(importlib.import_module(f"{milestone}.engine"), step_seconds)
     sys.exit(importlib.import_module(f"{milestone}.serve").main(arguments))
+
+
+def _bind_with_small_buffers(
+    bind: Callable[[str, int], socket.socket], host: str, port: int
+) -> socket.socket:
+    listener = bind(host, port)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # its connections inherit it
+    return listener
 
 
 def _make_slow_and_fragile(engine: Any, step_seconds: float) -> None:

@@ -84,7 +84,7 @@ def next_power_of_2(number: int) -> int:
 def lanes_for(num_seqs: int) -> int:
     """Lanes of a program that looks at all sequences of a step: 16, 256 or a power of two above.
 
-    A kernel is compiled for each number, which takes a second in which every request waits.
+    A kernel is compiled for each number, and every request waits for the compiler.
     """
     return 16 if num_seqs <= 16 else max(256, next_power_of_2(num_seqs))
 

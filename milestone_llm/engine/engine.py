@@ -21,7 +21,7 @@ from milestone_llm.models.checkpoint import (
 from milestone_llm.models.kv_shape import kv_bytes_per_token
 
 from .config import EngineConfig
-from .inputs import Prompt
+from .inputs import Prompt, Prompts
 from .intake import Intake
 from .loop import StepLoop
 from .outbox import Reader
@@ -34,8 +34,6 @@ from .stats import engine_stats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-Prompts = Prompt | Sequence[Prompt]
 
 
 class BaseEngine(ABC):

@@ -12,9 +12,10 @@ from .sampling_params import SamplingParams, is_whole_number
 
 Prompt: TypeAlias = str | list[int] | list[dict[str, str]]
 """Text, token ids, or chat messages (`{"role": ..., "content": ...}`)."""
+Prompts: TypeAlias = Prompt | Sequence[Prompt]
 
 
-def as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+def as_list(prompts: Prompts) -> Sequence[Prompt]:
     """The argument of `generate`, a single prompt or several, as several."""
     given: Any = prompts
     is_one = isinstance(given, str | dict) or not hasattr(given, "__getitem__")

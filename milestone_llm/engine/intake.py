@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from .detokenizer import Detokenizer
 from .inputs import (
     Prompt,
+    Prompts,
     as_list,
     check_params,
     check_priority,
@@ -56,7 +57,7 @@ class Intake:
 
     def make_all(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         chat: bool,
     ) -> list[Request]:

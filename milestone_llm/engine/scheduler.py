@@ -96,8 +96,7 @@ class BaseScheduler(ABC):
 
         Args:
             plan: the executed plan. A row whose request has finished meanwhile was computed in
-            vain: it
-                becomes padding.
+                vain: it becomes padding.
             sampled: one token for each request that samples, by id.
 
         Returns:

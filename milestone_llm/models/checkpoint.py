@@ -88,8 +88,8 @@ def load_model(
             and for tiny models, else bfloat16; a ready model keeps its own.
         device: None: CUDA where there is one; a ready model stays where it is.
         weights: False for callers that read a named model's weights themselves, in parts: the model
-        has
-            config and modules then, and parameters without elements. A tiny one is always whole.
+            has config and modules then, and parameters without elements. A tiny one is always
+            whole.
 
     Raises:
         ValueError: the model cannot be had, or the dtype or device is not known; the message says

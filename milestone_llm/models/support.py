@@ -1,10 +1,10 @@
 """Which models an engine may serve: those that are known to be right, and nothing else.
 
 Known to be right is a causal language model whose only state is the keys and values of full or
-sliding-window attention, and whose positions mean the same in every batch. What a config
-says of that is read here. The rest is tried on prompts of a few tokens: the logits of
-a batch must be those of each prompt alone. M1 tries the padded batch that it runs; for M2 to M5,
-which put their own attention into the model, see `flat_probe`.
+sliding-window attention, and whose positions mean the same in every batch. What a config says of
+that is read here. The rest is tried on prompts of a few tokens: the logits of a batch must be those
+of each prompt alone. M1 tries the padded batch that it runs; for M2 to M5, which put their own
+attention into the model, see `flat_probe`.
 """
 
 from __future__ import annotations

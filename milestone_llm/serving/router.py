@@ -27,9 +27,9 @@ BUSIER = 1.25
 replicas and one more prompt like this one: `outstanding > 1.25 * mean + num_tokens`.
 
 A queue varies by a quarter above the mean without any affinity; we allow at worst twice that, 1.5.
-The prompt itself is added because 1.25 times nothing is nothing: on idle
-replicas two questions to one document may run side by side where the document is. Tokens count,
-not requests: they are what a replica computes and keeps in memory."""
+The prompt itself is added because 1.25 times nothing is nothing: on idle replicas two questions to
+one document may run side by side where the document is. Tokens count, not requests: they are what a
+replica computes and keeps in memory."""
 
 
 @dataclass(eq=False, slots=True)

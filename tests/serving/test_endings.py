@@ -115,14 +115,14 @@ def test_signals_to_the_whole_group_are_left_to_the_server(model_folder, tmp_pat
 
 
 def test_a_client_that_never_reads_is_taken_for_gone(model_folder, tmp_path):
-    body = {**STREAM, "logprobs": 150, "max_tokens": 900, "n": 8}  # 30 MB, if somebody read them
+    body = {**STREAM, "logprobs": 20, "max_tokens": 900}  # 1 MB, if somebody read it
     times = {"step_seconds": 0.02, "write_seconds": 0.2}
     with serve(M4, model_folder, tmp_path / "log", "--max-model-len", "1024", **times) as server:
         with server.send("/v1/completions", body) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so it is soon full
             ended = 'request_success_total{finished_reason="abort"}'
             metrics = wait_for(lambda: (now := server.metrics()).get(ended) and now)
-            assert metrics["generation_tokens_total"] < 8 * 900
+            assert metrics["generation_tokens_total"] < 900
         assert server.fetch("POST", "/v1/completions", {"prompt": "b"})[0] == 200
 
 
