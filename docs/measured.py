@@ -35,14 +35,20 @@ def as_table(data: dict[str, Any]) -> str:
     from milestone_llm.bench.report import filled, markdown_table
 
     work, machine, engine = data["workload"], data["environment"], data["engine"]
-    ranges = [f"{low}..{high}" for low, high in (work["input_len"], work["output_len"])]
+    ranges = [
+        f"{low}..{high}" if low < high else f"{low}"
+        for low, high in (work["input_len"], work["output_len"])
+    ]
     requests = f"{work['num_requests']} request{'s' * (work['num_requests'] != 1)}"
     threads = f", threads: {machine['threads']}" if machine["device"] == "cpu" else ""
+    rounds = "one round"
+    if data["rounds"] > 1:
+        rounds = f"medians of {data['rounds']} rounds, in the last column of the rounds' ratios"
     return (
         f"{requests} of {ranges[0]} tokens in and "
         f"{ranges[1]} out ({work['output_tokens']:,} output tokens), "
         f"{data['model']} in {machine['dtype']}, at most {engine['max_num_seqs']} at a time, on "
         f"{machine['device']}{threads}; torch {machine['torch']}, "
-        f"transformers {machine['transformers']}; medians of {data['rounds']} rounds.\n\n"
+        f"transformers {machine['transformers']}; {rounds}.\n\n"
         + markdown_table(*filled(data, COLUMNS))
     )

@@ -8,4 +8,4 @@ graphs = DecodeGraphs(torch.full((50,), -1), decode=lambda num_rows, has_filters
 print("buckets:", graphs.buckets)
 for num_rows in (1, 3, 9, 16, 17, 33, 49, 50):
     bucket = graphs.bucket_for(num_rows)
-    print(f"{num_rows:3} rows: the graph for {bucket:2}, {bucket - num_rows:2} rows inactive")
+    print(f"rows {num_rows:2}: the graph for {bucket:2}, inactive {bucket - num_rows:2}")

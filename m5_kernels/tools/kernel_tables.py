@@ -209,7 +209,7 @@ def sample_rows(ceilings: Ceilings) -> Rows:
             if not torch.equal(tokens, wanted):
                 raise RuntimeError(f"sample, {name}: {tokens} is not {wanted}")
             runs = [partial(sample, x, *arguments) for x in batches]
-            yield moved(f"{num_rows} rows, {name}", runs, batches[0].nbytes, ceilings)
+            yield moved(f"{plural(num_rows, 'row')}, {name}", runs, batches[0].nbytes, ceilings)
 
 
 def metadata_rows(ceilings: Ceilings) -> Rows:

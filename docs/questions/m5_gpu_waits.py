@@ -1,0 +1,58 @@
+"""A decode step of M4 on a GPU, and how long the GPU computes in it, there and in M5.
+
+python -m docs.questions.m5_gpu_waits random-qwen3-0.6b
+"""
+
+import gc
+import importlib
+import sys
+import time
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from milestone_llm.engine.sampling_params import SamplingParams
+
+REQUESTS, PROMPT, STEPS = 4, 500, 20
+
+
+def measure(milestone: str, model: str) -> None:
+    """Print the average of some steps; before, in M4, the trace of one."""
+    engine = importlib.import_module(milestone).LLMEngine(
+        model, max_num_seqs=REQUESTS, max_model_len=1024, kv_cache_tokens=REQUESTS * 1024
+    )
+    engine.warm_up()
+    params = SamplingParams(max_tokens=200, ignore_eos=True)
+    for number in range(REQUESTS):
+        engine.add_request([7 + number] * PROMPT, params)
+    for _ in range(STEPS):  # the prompts, graphs
+        engine.step()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(STEPS):
+        engine.step()
+    torch.cuda.synchronize()
+    step_ms = 1e3 * (time.perf_counter() - start) / STEPS
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
+        for _ in range(STEPS):
+            engine.step()
+        torch.cuda.synchronize()
+    kernels = [event for event in profiled.events() if event.device_time_total]
+    busy_ms = sum(event.device_time_total for event in kernels) / 1e3 / STEPS
+    if milestone == "m4_prefix_chunked":  # in M5, a step is settled in the call after its own
+        engine.tracer = type(engine).open_trace("console", None)
+        engine.step()
+        print()
+    print(
+        f"{milestone}: {step_ms:.1f} ms a step; {len(kernels) / STEPS:,.0f} kernels and copies, "
+        f"{busy_ms:.1f} ms of work for the GPU",
+        flush=True,
+    )
+
+
+if not torch.cuda.is_available():
+    sys.exit("This measures how long a GPU waits, and torch finds no GPU here.")
+for name in ("m4_prefix_chunked", "m5_kernels"):
+    measure(name, *sys.argv[1:])
+    gc.collect()
+    torch.cuda.empty_cache()
