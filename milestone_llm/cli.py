@@ -11,6 +11,7 @@ import contextlib
 import gc
 import io
 import json
+import math
 import pdb
 import signal
 import sys
@@ -24,9 +25,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-console = Console(highlight=False)
+MILESTONES = ("m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked", "m5_kernels")
+
+console = Console(highlight=False, emoji=False)
 """Results go here: standard output."""
-log_console = Console(stderr=True, highlight=False)
+log_console = Console(stderr=True, highlight=False, emoji=False)
 """Progress and complaints go here."""
 
 
@@ -44,6 +47,30 @@ def positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not above 0")
+    return number
+
+
+def whole_number(text: str) -> int:
+    """An argparse type: a whole number, 0 or above."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is below 0")
+    return number
+
+
+def above_0(text: str) -> float:
+    """An argparse type: a finite number above 0."""
+    number = at_least_0(text)
+    if not number:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def at_least_0(text: str) -> float:
+    """An argparse type: a finite number, 0 or above."""
+    number = float(text)
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no number from 0 on")
     return number
 
 
@@ -94,7 +121,7 @@ def add_options(parser: argparse.ArgumentParser, *names: str, **defaults: Any) -
     parser.set_defaults(**defaults)
 
 
-def config_fields(settings: Iterable[str]) -> dict[str, Any]:
+def config_fields(settings: Iterable[str], option: str = "--set") -> dict[str, Any]:
     """`block_size=32` as `{"block_size": 32}`; what is no JSON value is a string.
 
     Raises:
@@ -104,7 +131,7 @@ def config_fields(settings: Iterable[str]) -> dict[str, Any]:
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals:
-            raise ValueError(f"--set takes FIELD=VALUE, got {setting!r}")
+            raise ValueError(f"{option} takes FIELD=VALUE, got {setting!r}")
         try:
             fields[name] = json.loads(value)
         except json.JSONDecodeError:

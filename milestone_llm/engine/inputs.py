@@ -45,8 +45,9 @@ def encode_prompt(tokenizer: Any, prompt: Any, chat: bool) -> list[int]:
         ) from error
     if tokenizer is None:
         raise ValueError("the engine has no tokenizer: give the prompt as token ids")
-    for text in [prompt] if is_text else map(str, prompt):
-        _check_text("the prompt", text)
+    texts = [prompt] if is_text else [text for each in prompt for text in each.values()]
+    for text in texts:
+        _check_text("the prompt", str(text))
     if is_text and not chat:
         return list(tokenizer(prompt)["input_ids"])
     messages = [{"role": "user", "content": prompt}] if is_text else prompt

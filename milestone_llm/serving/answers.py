@@ -20,17 +20,12 @@ _HEADERS = [
 
 
 class Answer(Response):
-    """The answer to a call. When the client goes away, the call is closed.
+    """The answer to a call. When the client goes away, the call is closed."""
 
-    Args:
-        wants_usage: whether a stream tells the numbers of tokens in the end.
-    """
-
-    def __init__(self, call: Call, replies: Replies, is_stream: bool, wants_usage: bool) -> None:
+    def __init__(self, call: Call, replies: Replies, is_stream: bool) -> None:
         self._call = call
         self._replies = replies
         self._is_stream = is_stream
-        self._wants_usage = wants_usage
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,7 +72,7 @@ class Answer(Response):
                 if body:
                     await _send_part(send, body)
                 pieces = await self._call.pieces()
-            end = (self._replies.usage_event() if self._wants_usage else b"") + LAST_EVENT
+            end = (self._replies.usage_event() if self._replies.wants_usage else b"") + LAST_EVENT
         except ApiError as error:  # too late for a status
             end = event(error.body())
         await _send_part(send, end, is_last=True)

@@ -26,14 +26,13 @@ from .errors import ApiError, answer_bad_fields, answer_bug, answer_http_error
 from .live_page import URL as TRACE_URL
 from .live_page import LivePage
 from .protocol import (
-    Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     Sampling,
     TokenizeRequest,
 )
-from .replies import Json, Replies, token_decoder
+from .replies import Json, Replies, token_decoder, token_speller
 
 REPORT_SECONDS = 1.0
 """An engine that takes longer over a step, or stands in a debugger, is not waited for."""
@@ -52,28 +51,64 @@ class Service:
         # for several.
         self._tokenizer = copy.deepcopy(info.tokenizer)
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
+        words = self._tokenizer.get_vocab() if self._tokenizer else {}
+        self._longest_token = max(map(len, words), default=1)
         self.decode_token = token_decoder(self._tokenizer)
+        self.spell_token = token_speller(self._tokenizer)
         self.page = LivePage(desk, copy.deepcopy(info.tokenizer)) if has_page else None
 
-    def check_model(self, body: Body) -> None:
+    def about_model(self) -> Json:
+        """The model, as `/v1/models` describes it."""
+        return {
+            "id": self.model,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "milestone_llm",
+            "max_model_len": self.max_model_len,
+        }
+
+    def check_model(self, name: str | None) -> None:
         """Refuse a request for another model than the one that is served."""
-        if body.model not in (None, self.model):
-            text = f"there is no model {body.model!r}; this server has {self.model!r}"
+        if name not in (None, self.model):
+            text = f"there is no model {name!r}; this server has {self.model!r}"
             raise ApiError(404, text, param="model", code="model_not_found")
 
-    async def encode(self, prompt: Any) -> list[int]:
+    async def encode(self, prompt: Any, param: str) -> list[int]:
         """Token ids of a text, of messages, or of token ids.
+
+        Args:
+            param: the field of the request that has it.
 
         Raises:
             ApiError: it is no prompt for this model.
         """
         run = asyncio.get_running_loop().run_in_executor
-        try:
-            if isinstance(prompt, list) and isinstance(prompt[0], int):
-                return prompt
-            return await run(self._tokenizing, encode_prompt, self._tokenizer, prompt, False)
-        except ValueError as error:
-            raise ApiError(400, str(error)) from None
+        token_ids: list[int] = prompt
+        if isinstance(prompt, str) or any(isinstance(part, dict) for part in prompt):
+            self._check_length(prompt, param)
+            try:
+                token_ids = await run(
+                    self._tokenizing, encode_prompt, self._tokenizer, prompt, False
+                )
+            except ValueError as error:
+                raise ApiError(400, str(error), param=param) from None
+        if not token_ids:
+            raise ApiError(400, "the prompt is empty: it needs at least 1 token", param=param)
+        if len(token_ids) >= self.max_model_len:
+            raise self._too_long(f"{len(token_ids)} tokens", param)
+        return token_ids
+
+    def _check_length(self, prompt: str | list[dict[str, Any]], param: str) -> None:
+        """Refuse a text that no tokenizing makes short enough; others would wait for that."""
+        texts = [prompt] if isinstance(prompt, str) else [each["content"] for each in prompt]
+        num_characters = sum(map(len, texts))
+        if num_characters > self.max_model_len * self._longest_token:
+            raise self._too_long(f"{num_characters:,} characters", param)
+
+    def _too_long(self, length: str, param: str) -> ApiError:
+        text = f"the prompt has {length}, but max_model_len={self.max_model_len} tokens leaves "
+        text += f"room for at most {self.max_model_len - 1} and one token of output"
+        return ApiError(400, text, param=param, code="context_length_exceeded")
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids.
@@ -83,11 +118,12 @@ class Service:
         """
         if self._tokenizer is None:
             raise ApiError(400, "this model has no tokenizer: there is no text")
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < len(self._tokenizer):
+            ends = f"got {min(token_ids)} to {max(token_ids)}"
+            error = f"token ids are 0 to {len(self._tokenizer) - 1}, {ends}"
+            raise ApiError(400, error, param="tokens")
         run = asyncio.get_running_loop().run_in_executor
-        try:
-            text: str = await run(self._tokenizing, self._tokenizer.decode, token_ids)
-        except (OverflowError, TypeError, ValueError) as error:
-            raise ApiError(400, f"these are no token ids: {error}", param="tokens") from None
+        text: str = await run(self._tokenizing, self._tokenizer.decode, token_ids)
         return text
 
     async def reports(self) -> list[EngineReport] | None:
@@ -115,6 +151,15 @@ class Service:
         ]
         call.submit(requests, body.deadline)
 
+    def replies(
+        self, call: Call, request_id: str, is_chat: bool, prompts: Sequence[str], body: Sampling
+    ) -> Replies:
+        """Writes the answers to a call."""
+        tokens = self.decode_token, self.spell_token
+        replies = Replies(call, request_id, self.model, is_chat, prompts, *tokens)
+        replies.wants_usage = body.wants_usage_event
+        return replies
+
 
 def build_app(service: Service) -> FastAPI:
     """The application."""
@@ -127,12 +172,12 @@ def build_app(service: Service) -> FastAPI:
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         arrival_time = time.perf_counter()
-        service.check_model(body)
+        service.check_model(body.model)
         prompts, n = body.prompts(), body.n or 1
         params = completion_params(body, request.state.cache_salt)
         call = desk.open_call(len(prompts) * n)
         try:
-            token_ids = [await service.encode(prompt) for prompt in prompts]
+            token_ids = [await service.encode(prompt, "prompt") for prompt in prompts]
             request_id = f"cmpl-{uuid.uuid4().hex}"
             echoed = [""] * call.num_choices
             if body.echo:
@@ -146,18 +191,18 @@ def build_app(service: Service) -> FastAPI:
         except BaseException:
             call.close()
             raise
-        replies = Replies(call, request_id, service.model, False, echoed, service.decode_token)
+        replies = service.replies(call, request_id, False, echoed, body)
         replies.drops_output = body.max_tokens == 0
-        return Answer(call, replies, bool(body.stream), body.wants_usage_event)
+        return Answer(call, replies, bool(body.stream))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         arrival_time = time.perf_counter()
-        service.check_model(body)
+        service.check_model(body.model)
         messages, num_logprobs = body.as_texts(), body.num_logprobs
         call = desk.open_call(body.n or 1)
         try:
-            token_ids = await service.encode(messages)
+            token_ids = await service.encode(messages, "messages")
             max_tokens = body.max_completion_tokens or body.max_tokens
             if max_tokens is None:
                 max_tokens = max(1, service.max_model_len - len(token_ids))
@@ -169,19 +214,17 @@ def build_app(service: Service) -> FastAPI:
             call.close()
             raise
         prompts = [""] * call.num_choices
-        replies = Replies(call, request_id, service.model, True, prompts, service.decode_token)
-        return Answer(call, replies, bool(body.stream), body.wants_usage_event)
+        replies = service.replies(call, request_id, True, prompts, body)
+        return Answer(call, replies, bool(body.stream))
 
     @app.get("/v1/models")
     async def models() -> Json:
-        model = {
-            "id": service.model,
-            "object": "model",
-            "created": service.created,
-            "owned_by": "milestone_llm",
-            "max_model_len": service.max_model_len,
-        }
-        return {"object": "list", "data": [model]}
+        return {"object": "list", "data": [service.about_model()]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Json:
+        service.check_model(name)
+        return service.about_model()
 
     @app.get("/health")
     async def health() -> Json:
@@ -196,16 +239,16 @@ def build_app(service: Service) -> FastAPI:
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Json:
-        service.check_model(body)
+        service.check_model(body.model)
         if (body.prompt is None) == (not body.messages):
             raise ApiError(400, "give either prompt or messages", param="prompt")
         messages = [each.as_text(place) for place, each in enumerate(body.messages or [])]
-        tokens = await service.encode(messages or body.prompt)
+        tokens = await service.encode(messages or body.prompt, "prompt")
         return {"tokens": tokens, "count": len(tokens), "max_model_len": service.max_model_len}
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Json:
-        service.check_model(body)
+        service.check_model(body.model)
         return {"prompt": await service.decode(body.tokens)}
 
     if (page := service.page) is not None:

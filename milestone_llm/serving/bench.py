@@ -3,7 +3,7 @@
 Requests come over HTTP at random times (Poisson), at a given average rate. Each milestone's
 server is started, measured, and ended; what follows -- goes to its command line, such as
 
-    python -m milestone_llm.serving.bench --rate 1 2 4 -- --model tiny-llama --max-queued 64
+    python -m milestone_llm.serving.bench --rate 1 2 4 -- --max-num-seqs 4 --max-queued 64
 
 Times count from when a request was to be sent. A request is good if both limits are kept.
 """
@@ -22,13 +22,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milestone_llm.cli import (
+    MILESTONES,
     Formatter,
+    above_0,
     add_options,
+    at_least_0,
     console,
     log_console,
     positive,
     run_command,
     try_to_write,
+    whole_number,
 )
 
 from .bench_report import has_collapsed, machine, report
@@ -51,26 +55,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=Formatter,
     )
     add = parser.add_argument
-    add("--milestones", nargs="+", default=SHOWN, help="whose servers, one after the other")
+    about = "whose servers, one after the other"
+    add("--milestones", nargs="+", choices=MILESTONES, default=SHOWN, metavar="NAME", help=about)
     add("--url", help="measure this server instead, which runs already")
     about = "requests a second, one run for each"
-    add("--rate", nargs="+", type=_above_0, default=[1.0], metavar="R", help=about)
+    add("--rate", nargs="+", type=above_0, default=[1.0], metavar="R", help=about)
     about = f"go on, {GROWTH:g} times the rate each time, until fewer than half are good"
     add("--sweep", action="store_true", help=about)
-    add("--seconds", type=_above_0, default=30.0, metavar="S", help="for how long requests come")
+    add("--seconds", type=above_0, default=30.0, metavar="S", help="for how long requests come")
     for name, what, ends in (("input", "a prompt", [16, 64]), ("output", "an output", [8, 64])):
         about, ends_of = f"tokens of {what}, uniformly drawn", ("MIN", "MAX")
         option = f"--{name}-len"
         add(option, type=positive, nargs=2, default=ends, metavar=ends_of, help=about)
     about = "tokens of a system prompt, with which all prompts begin"
-    add("--shared-len", type=int, default=0, metavar="N", help=about)
+    add("--shared-len", type=whole_number, default=0, metavar="N", help=about)
     about = "instead of computing, a step waits so long, and --token-ms for each position in it"
-    add("--step-ms", type=_above_0, metavar="MS", help=about)
-    add("--token-ms", type=float, default=0.0, metavar="MS", help="see --step-ms")
+    add("--step-ms", type=above_0, metavar="MS", help=about)
+    add("--token-ms", type=at_least_0, default=0.0, metavar="MS", help="see --step-ms")
     about = "most ms to the first token of a good request"
-    add("--ttft-limit", type=_above_0, default=2000.0, metavar="MS", help=about)
+    add("--ttft-limit", type=above_0, default=2000.0, metavar="MS", help=about)
     about = "most ms between its tokens, on average"
-    add("--itl-limit", type=_above_0, default=500.0, metavar="MS", help=about)
+    add("--itl-limit", type=above_0, default=500.0, metavar="MS", help=about)
     add_options(parser, "seed", "json")
     add("--markdown", type=Path, metavar="PATH", help="write the tables there")
     add("-o", "--output", type=Path, metavar="PATH.png", help="draw figures over the rate")
@@ -78,29 +83,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
     command = shlex.join(["python", "-m", "milestone_llm.serving.bench", *words])
-    return run_command(lambda args: measure(args, command), args)
+    return run_command(lambda args: measure(args, command), args, check)
 
 
-def _above_0(text: str) -> float:
-    number = float(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return number
+def check(args: argparse.Namespace) -> None:
+    """Refuse at once what could not be measured or written.
+
+    Raises:
+        ValueError: options that do not go together.
+        OSError: a file that cannot be written.
+    """
+    for path in (args.json, args.markdown, args.output):
+        if path:
+            try_to_write(path)
+    if args.output and args.output.suffix.lower() not in (".png", ".svg"):
+        raise ValueError(f"{args.output}: a picture is written as .png or .svg")
+    for name, ends in (("--input-len", args.input_len), ("--output-len", args.output_len)):
+        if ends[0] > ends[1]:
+            raise ValueError(f"{name}: MIN {ends[0]} is above MAX {ends[1]}")
+    if args.url and args.server:
+        raise ValueError(f"{args.url} runs already: it can't be given {shlex.join(args.server)}")
+    if args.token_ms and args.step_ms is None:
+        raise ValueError("--token-ms goes with --step-ms")
 
 
 def measure(args: argparse.Namespace, command: str) -> None:
     """Measure, print, and write what the options ask for.
 
     Raises:
-        ValueError: a range whose MIN is above its MAX, or a server that does not start.
+        ValueError: a server that does not start, or does not answer.
     """
     from milestone_llm.bench.report import print_rows
 
-    for path in (args.json, args.markdown, args.output):
-        if path:
-            try_to_write(path)
-    if args.url and args.server:
-        raise ValueError(f"{args.url} runs already: it can't be given {shlex.join(args.server)}")
     data: dict[str, Any] = {"command": command, **_setting(args), "points": []}
     print_rows(console, data["about"].items(), gap=2)
     try:
@@ -115,11 +129,7 @@ def measure(args: argparse.Namespace, command: str) -> None:
 
 def _setting(args: argparse.Namespace) -> dict[str, Any]:
     """What is asked of whom, by name."""
-    lengths = []
-    for name, ends in (("--input-len", args.input_len), ("--output-len", args.output_len)):
-        if ends[0] > ends[1]:
-            raise ValueError(f"{name}: MIN {ends[0]} is above MAX {ends[1]}")
-        lengths.append("{}..{}".format(*ends))
+    lengths = ["{}..{}".format(*ends) for ends in (args.input_len, args.output_len)]
     shared = f"{args.shared_len} that all share and " if args.shared_len else ""
     about = {
         "workload": f"Poisson arrivals for {args.seconds:g} s, seed {args.seed}: "
@@ -147,7 +157,7 @@ def _device(args: argparse.Namespace) -> str:
 def _running(args: argparse.Namespace, name: str) -> Iterator[str]:
     """A server that is there while the block runs; its URL."""
     if args.url:
-        yield args.url
+        yield args.url.rstrip("/").removesuffix("/v1")
         return
     command = [sys.executable, "-m", *_door(args, name), "--port", "0", *args.server]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -179,7 +189,7 @@ def _points(args: argparse.Namespace, url: str) -> Iterator[dict[str, Any]]:
         rate = rates.pop(0)
         items = arrivals(args, rate, place)
         if not place:  # a warm-up
-            _check_streams(asyncio.run(send_all(url, short_work(items[:4]))))
+            _check_answers(url, asyncio.run(send_all(url, short_work(items[:4]))))
         place += 1
         point = {"rate": rate, **figures(asyncio.run(send_all(url, items)), *_limits(args))}
         log_console.print(
@@ -191,12 +201,14 @@ def _points(args: argparse.Namespace, url: str) -> Iterator[dict[str, Any]]:
             rates.append(float(f"{rate * GROWTH:.3g}"))
 
 
-def _check_streams(outcomes: list[Outcome]) -> None:
-    """Refuse a server that streams no text: there would be no first token to wait for.
+def _check_answers(url: str, outcomes: list[Outcome]) -> None:
+    """Refuse a server that answers nothing, or whose streams have no first token to wait for.
 
     Raises:
-        ValueError: no answer came in more than one piece.
+        ValueError: no request was served, or no answer came in more than one piece.
     """
+    if not any(each.is_complete for each in outcomes):
+        raise ValueError(f"{url} serves none of these requests: {outcomes[0].error}")
     done = [each for each in outcomes if each.is_complete and each.num_tokens > 1]
     if done and all(len(each.times) < 2 for each in done):
         raise ValueError("the answers come in one piece: serve a model with a tokenizer")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from milestone_llm.cli import (
     Formatter,
     add_options,
+    at_least_0,
     config_fields,
     console,
     ended_in_one_line,
@@ -76,12 +77,12 @@ def serve_parser(
     add("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 lets others in")
     add("--port", type=int, default=8000, help="0: one that is free")
     about = "ask for one of these keys; a prompt cached for one key is not found by another"
-    add("--api-key", nargs="+", default=[], metavar="KEY", help=about)
+    add("--api-key", nargs="+", type=_key, default=[], metavar="KEY", help=about)
     about = "requests that may wait for a row; more are answered 429"
     add("--max-queued", type=positive, default=256, metavar="N", help=about)
     add("--max-body-bytes", type=positive, default=8 * 2**20, metavar="N", help="of a request")
     about = "for how long requests under way may go on after SIGTERM or Ctrl-C"
-    add("--drain-seconds", type=float, default=30.0, metavar="S", help=about)
+    add("--drain-seconds", type=at_least_0, default=30.0, metavar="S", help=about)
     about = "show steps as they happen at /; every client with a key sees all steps there"
     add("--page", action=argparse.BooleanOptionalAction, default=True, help=about)
     add_options(parser, "threads")
@@ -106,6 +107,13 @@ def serve_parser(
             options |= {"type": kind, "metavar": {int: "N", float: "X"}.get(kind, "TEXT")}
         engine.add_argument(option, **options)
     return parser
+
+
+def _key(text: str) -> str:
+    """An argparse type: what a client can send in a header."""
+    if not (text.strip() and text.isascii()):
+        raise argparse.ArgumentTypeError("a key is not empty, and ASCII")
+    return text
 
 
 def _field_docstrings(config: type[Any]) -> dict[str, str]:
@@ -177,7 +185,9 @@ def _replicas(spec: EngineSpec, args: argparse.Namespace) -> Replicas:
         raise ValueError('--replicas needs Ray: pip install -c constraints.txt "ray[serve]"')
     from .replicas import Replicas
 
-    return Replicas(spec, args.replicas, args.ray_address, config_fields(args.autoscaling))
+    return Replicas(
+        spec, args.replicas, args.ray_address, config_fields(args.autoscaling, "--autoscaling")
+    )
 
 
 def _bind(host: str, port: int) -> socket.socket:

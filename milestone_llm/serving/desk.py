@@ -138,6 +138,11 @@ class Desk:
         self._delivered: list[Progress] = []
         self._is_awake = False
 
+    @property
+    def num_calls(self) -> int:
+        """How many HTTP requests wait for an answer, or for more of it."""
+        return len(self._calls)
+
     # -- letting in --------------------------------------------------------------------------
 
     def check(self, num_choices: int = 1) -> None:

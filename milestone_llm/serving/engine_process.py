@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from multiprocessing.connection import Connection
@@ -56,7 +56,8 @@ class EngineProcess:
         self._process = CONTEXT.Process(  # type: ignore[attr-defined]
             target=run_engine, args=(spec, inner), name="engine"
         )
-        self._process.start()
+        with _ctrl_c_ignored():  # the child inherits it; the one to end it is this process
+            self._process.start()
         inner.close()
         self.problem: str | None = None
         self._answers: dict[int, Future[list[EngineReport]]] = {}
@@ -199,6 +200,15 @@ def run_engine(spec: EngineSpec, pipe: Connection) -> None:
         except EngineDeadError as error:
             _send(pipe, "death", str(error))
             raise SystemExit(1) from None
+
+
+@contextlib.contextmanager
+def _ctrl_c_ignored() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _send(pipe: Connection, kind: str, *content: Any) -> None:

@@ -14,6 +14,11 @@ _TYPES = {
     429: "rate_limit_error",
     504: "timeout_error",
 }
+_KINDS = {
+    "prompt": "text, token ids, or a list of texts or of lists of token ids",
+    "stop": "text or a list of texts",
+}
+"""Fields that may be of several types."""
 
 
 class ApiError(HTTPException):
@@ -64,6 +69,8 @@ async def answer_bad_fields(request: Request, error: Exception) -> JSONResponse:
         return ApiError(400, f"the body is no valid JSON: {first['ctx']['error']}").response()
     path = [str(part) for part in first["loc"][1:]]  # after "body"
     message = first["msg"].removeprefix("Value error, ")
+    if path and path[0] in _KINDS and first["type"] != "missing":  # one of several types; Pydantic tells what each of them misses
+        path, message = path[:1], f"it must be {_KINDS[path[0]]}"
     if not path:
         return ApiError(400, f"the body: {message} (is Content-Type application/json?)").response()
     return ApiError(400, f"{'.'.join(path)}: {message}", param=path[0]).response()

@@ -1,8 +1,8 @@
 """Requests that come when they come, whether or not the server keeps up, and what became of them.
 
 A closed loop (a fixed number of clients, each waits for its answer) can't show a queue that grows:
-a slow server is asked less. Users don't know of each other, and so their arrivals are
-a Poisson process.
+a slow server is asked less. Users don't know of each other, and so their arrivals are a Poisson
+process.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class Outcome:
     """When each event with a token arrived; late ones may carry several tokens."""
     num_tokens: int = 0
     """Of the output, as the server counts them."""
+    error: str = ""
+    """Why it is not complete."""
 
     @property
     def ttft(self) -> float:
@@ -70,8 +72,9 @@ async def send_all(url: str, items: Sequence[WorkItem]) -> list[Outcome]:
         outcome.sent = time.perf_counter() - start
         try:
             await asyncio.wait_for(_ask(url, item, outcome, start), PATIENCE)
-        except (OSError, ValueError, asyncio.TimeoutError):
+        except (OSError, ValueError, asyncio.TimeoutError) as error:
             outcome.is_complete = False
+            outcome.error = str(error) or type(error).__name__
         outcome.end = time.perf_counter() - start
         return outcome
 
@@ -95,6 +98,7 @@ async def _ask(url: str, item: WorkItem, outcome: Outcome, start: float) -> None
         status = re.match(rb"HTTP/1.1 (\d+)", await reader.readline())
         outcome.status = int(status[1]) if status else 0
         async for line in reader:
+            outcome.error = line.decode(errors="replace")  # the last line of a refusal says why
             if line == b"data: [DONE]\n":
                 outcome.is_complete = True
             elif line.startswith(b"data: "):

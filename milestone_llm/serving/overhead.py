@@ -20,12 +20,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from milestone_llm.cli import (
+    MILESTONES,
     Formatter,
     add_options,
+    at_least_0,
     console,
     positive,
     run_command,
     try_to_write,
+    whole_number,
 )
 
 from .bench_report import machine
@@ -40,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=Formatter,
     )
     add = parser.add_argument
-    add("--milestone", default="m4_prefix_chunked", help="whose engine")
+    add("--milestone", choices=MILESTONES, default="m4_prefix_chunked", help="whose engine")
     add_options(parser, "model", "threads", "json")
     about = "its requests, all at one time, instead of those that the next options describe"
     add("--workload", choices=["mixed", "nano"], help=about)
@@ -48,8 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--input-len", type=positive, default=32, metavar="N", help="tokens of each prompt")
     add("--output-len", type=positive, default=64, metavar="N", help="tokens of each output")
     add("--rounds", type=positive, default=3)
-    add("--step-ms", type=float, help="instead of computing, wait so long in each step")
-    add("--short-requests", type=int, default=0, metavar="N", help="to watch the memory under")
+    add("--step-ms", type=at_least_0, help="instead of computing, wait so long in each step")
+    add(
+        "--short-requests",
+        type=whole_number,
+        default=0,
+        metavar="N",
+        help="to watch the memory under",
+    )
     add_options(parser, "set")
     return run_command(measure, parser.parse_args(arguments))
 

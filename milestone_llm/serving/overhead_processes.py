@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from milestone_llm.bench.workloads import WORKLOADS
-from milestone_llm.cli import config_fields, freeze_garbage
+from milestone_llm.cli import config_fields, ended_in_one_line, freeze_garbage
 
 from . import timed
 from .client import open_request
@@ -81,11 +81,15 @@ class Offline(Process):
     def __init__(self, args: argparse.Namespace) -> None:
         self._pipe, inner = multiprocessing.Pipe()
         super().__init__(_generate_when_told, args, inner)
+        inner.close()
 
     def work(self) -> None:
         """Do it."""
-        self._pipe.send(None)
-        self._pipe.recv()
+        try:
+            self._pipe.send(None)
+            self._pipe.recv()
+        except (EOFError, OSError):
+            raise ChildProcessError("the engine's process has ended, see above") from None
 
 
 class Served(Process):
@@ -100,7 +104,7 @@ class Served(Process):
         try:
             while not (found := re.search(r"127\.0\.0\.1:(\d+)\n", log.read_text())):
                 if self.process.exitcode is not None:
-                    raise ValueError(f"the server did not start: {log.read_text()}")
+                    raise ChildProcessError(f"the server did not start; {log.read_text()}see above")
                 time.sleep(0.1)
         except BaseException:  # Ctrl-C: nobody else would end it
             self.__exit__()
@@ -210,6 +214,10 @@ def _package(args: argparse.Namespace) -> Any:
 
 
 def _generate_when_told(args: argparse.Namespace, pipe: Connection) -> None:
+    sys.exit(ended_in_one_line(lambda: _generate(args, pipe)))
+
+
+def _generate(args: argparse.Namespace, pipe: Connection) -> None:
     import torch
 
     from milestone_llm.engine.sampling_params import SamplingParams

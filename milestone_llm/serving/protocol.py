@@ -1,8 +1,8 @@
 """Bodies of requests: the fields of OpenAI's API that are known here, and vLLM's beyond them.
 
-Fields that nobody knows are ignored, as OpenAI does. Fields that OpenAI has and this server has not
-are refused by name, unless their value asks for nothing: an answer that silently lacks its tools
-would be worse than none.
+Fields that nobody knows are ignored, as OpenAI does. Fields that OpenAI or vLLM has and this server
+has not are refused by name, unless their value asks for nothing: an answer that silently lacks its
+tools would be worse than none.
 """
 
 from __future__ import annotations
@@ -16,19 +16,40 @@ from milestone_llm.engine.sampling_params import SamplingParams
 
 from .errors import ApiError
 
+MAX_LOGPROBS = 20
+"""Most log-probabilities a token, as vLLM's: all of the vocabulary's would be megabytes a token."""
 _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "allowed_token_ids": ([],),
     "audio": (),
+    "bad_words": ([],),
     "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
     "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
     "logit_bias": ({},),
     "modalities": (["text"],),
+    "prediction": (),
     "presence_penalty": (0,),
+    "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "store": (False,),
+    "structured_outputs": ({},),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),  # without tools
     "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
     "web_search_options": (),
 }
 """Known fields that are not supported, and the values besides null with which they do nothing."""
@@ -81,6 +102,13 @@ class Sampling(Body):
                 raise ApiError(400, f"{name} is not supported by this server", param=name)
         return data
 
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> Sampling:
+        if self.stream_options is not None and not self.stream:
+            text = "stream_options is for streams: it needs stream=true"
+            raise ApiError(400, text, param="stream_options")
+        return self
+
     def sampling_params(
         self, max_tokens: int, logprobs: int | None, **others: Any
     ) -> SamplingParams:
@@ -110,7 +138,7 @@ class CompletionRequest(Sampling):
     """Body of `POST /v1/completions`."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
-    logprobs: int | None = None
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
 
     def prompts(self) -> list[str] | list[list[int]]:
@@ -174,7 +202,7 @@ class ChatRequest(Sampling, Chat):
     """Body of `POST /v1/chat/completions`."""
 
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0)
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     max_completion_tokens: int | None = Field(None, ge=1)
 
     @property

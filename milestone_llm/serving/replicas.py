@@ -27,7 +27,7 @@ from typing import Any
 import ray
 from ray import serve
 from ray.exceptions import RayActorError
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
@@ -205,6 +205,10 @@ def _deploy(spec: EngineSpec, num_replicas: int, autoscaling: dict[str, Any]) ->
     has_gpus = ray.cluster_resources().get("GPU", 0) and spec.fields.get("device") != "cpu"
     number: dict[str, Any] = {"num_replicas": num_replicas}
     if autoscaling:
+        known = AutoscalingConfig.model_fields
+        if unknown := [name for name in autoscaling if name not in known]:
+            text = f"Ray Serve's AutoscalingConfig has no field {unknown[0]!r}; it has "
+            raise ValueError(text + ", ".join(known))
         number = {"autoscaling_config": {"min_replicas": num_replicas, **autoscaling}}
     block_size = spec.fields.get("block_size", DEFAULT_BLOCK_SIZE)
     router = RequestRouterConfig(

@@ -25,7 +25,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from milestone_llm.bench.workloads import WorkItem
-from milestone_llm.cli import Formatter, add_options, console, log_console, positive, run_command
+from milestone_llm.cli import (
+    Formatter,
+    add_options,
+    at_least_0,
+    console,
+    log_console,
+    positive,
+    run_command,
+)
 from milestone_llm.engine.sampling_params import SamplingParams
 
 from .bench_report import machine
@@ -58,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = "tokens of each replica's cache"
     add("--cache-tokens", type=positive, default=4096, metavar="N", help=about)
     about = "of a step, where the way through Ray is measured"
-    add("--step-ms", type=float, default=10.0, metavar="MS", help=about)
+    add("--step-ms", type=at_least_0, default=10.0, metavar="MS", help=about)
     add_options(parser, "seed")
     return run_command(measure, parser.parse_args(arguments))
 

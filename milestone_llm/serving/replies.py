@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ class Replies:
         is_chat: whether in the format of chats.
         prompts: what each choice's text begins with (`echo`); empty texts for none.
         decode: text of one token.
+        spell: its bytes.
     """
 
     def __init__(
@@ -35,11 +37,12 @@ class Replies:
         is_chat: bool,
         prompts: Sequence[str],
         decode: Callable[[int], str],
+        spell: Callable[[int], bytes],
     ) -> None:
         self._call = call
         self._is_chat = is_chat
         self._prompts = prompts
-        self._decode = decode
+        self._decode, self._spell = decode, spell
         kind = "chat.completion" if is_chat else "text_completion"
         created = int(time.time())
         self._head = {"id": request_id, "object": kind, "created": created, "model": model}
@@ -49,6 +52,8 @@ class Replies:
         self._num_completion_tokens = 0
         self.drops_output = False
         """Whether only the prompt was asked for (`max_tokens` 0)."""
+        self.wants_usage = False
+        """Whether a stream tells the numbers of tokens in its last event, and null before."""
 
     def whole(self, pieces: Iterable[Piece]) -> Json:
         """The answer that is no stream."""
@@ -60,8 +65,9 @@ class Replies:
     def events(self, pieces: Iterable[Piece]) -> bytes:
         """The next events of a stream, one for each choice that has something to show."""
         self._count(pieces)
+        usage = {"usage": None} if self.wants_usage else {}
         return b"".join(
-            event({**self._event_head, "choices": [self._choice(piece, is_event=True)]})
+            event({**self._event_head, "choices": [self._choice(piece, is_event=True)], **usage})
             for piece in pieces
             if piece.text or piece.logprobs or piece.finish_reason or self._is_new(piece)
         )
@@ -153,9 +159,8 @@ class Replies:
         return {**self._named(token_id, logprobs), "top_logprobs": top}
 
     def _named(self, token_id: int, logprobs: dict[int, Logprob]) -> Json:
-        name = self._decode(token_id)
-        logprob = _finite(logprobs[token_id])
-        return {"token": name, "logprob": logprob, "bytes": list(name.encode())}
+        logprob, spelled = _finite(logprobs[token_id]), list(self._spell(token_id))
+        return {"token": self._decode(token_id), "logprob": logprob, "bytes": spelled}
 
 
 def event(data: Json) -> bytes:
@@ -177,6 +182,34 @@ def token_decoder(tokenizer: Any) -> Callable[[int], str]:
         return text
 
     return decode
+
+
+def token_speller(tokenizer: Any) -> Callable[[int], bytes]:
+    """Bytes of one token. Tokens of a part of a letter have no text, but bytes that make it up."""
+    decode = token_decoder(tokenizer)
+    byte_of = _bytes_of_letters()
+
+    @functools.lru_cache(maxsize=65536)
+    def spell(token_id: int) -> bytes:
+        text = decode(token_id)
+        if tokenizer is None or "\N{REPLACEMENT CHARACTER}" not in text:
+            return text.encode()
+        piece: str = tokenizer.convert_ids_to_tokens(token_id)
+        if fallback := re.fullmatch("<0x([0-9A-F]{2})>", piece):  # of SentencePiece
+            return bytes.fromhex(fallback[1])
+        if byte_of.keys() >= set(piece):  # of byte-level BPE, a letter for each byte
+            return bytes(byte_of[letter] for letter in piece)
+        return text.encode()
+
+    return spell
+
+
+def _bytes_of_letters() -> dict[str, int]:
+    """How GPT-2 and its followers write bytes: a visible one as itself, others from U+0100 on."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in visible]
+    letters = [*map(chr, visible), *(chr(256 + place) for place in range(len(others)))]
+    return dict(zip(letters, visible + others, strict=True))
 
 
 def _by_rank(logprobs: dict[int, Logprob]) -> list[tuple[int, Logprob]]:

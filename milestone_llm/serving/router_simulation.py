@@ -126,10 +126,15 @@ def _print(reports: dict[str, Report], args: argparse.Namespace) -> None:
                 + f"{report['ttft_p99'] * 1e3:9,.0f} ms"
             )
         console.print(line, soft_wrap=True)
-    router = reports["prefix"]
+    router, best = reports["prefix"], reports[ALL_CACHES]["hit_rate"]
+    if not (best and router["names"]):
+        console.print(
+            "\nThe caches are too small, or the prompts too few: no prefix is remembered."
+        )
+        return
     console.print(
         f"\nOf what all caches in one engine would find, prefix finds "
-        f"{router['hit_rate'] / reports[ALL_CACHES]['hit_rate']:.1%}. It remembers\n"
+        f"{router['hit_rate'] / best:.1%}. It remembers\n"
         f"{router['names']:,} names, one for {args.stride} blocks of {BLOCK_SIZE} tokens: "
         f"{router['bytes'] / 1e6:,.1f} MB, {router['bytes'] / router['names']:,.0f} bytes each.\n"
         f"A decision takes {router['decision_s'] * 1e6:,.1f} us, by round-robin "

@@ -97,6 +97,7 @@ class Server:
                     on_ready()
                 self._engine.run(self._desk.deliver)
         except EngineDeadError as error:
+            log.error("%s", error)
             self._end(str(error), 0.0, DEATH_SECONDS)
             return False
         except BaseException:
@@ -131,7 +132,15 @@ class Server:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        log.warning("%s: finishing what is under way", signal.Signals(number).name)
+        if num_calls := self._desk.num_calls:
+            again = "; Ctrl-C again ends them at once" * (number == signal.SIGINT)
+            log.warning(
+                "%s: requests under way (%d) may finish within %g s%s",
+                signal.Signals(number).name,
+                num_calls,
+                self._limits.drain_seconds,
+                again,
+            )
         if number == signal.SIGINT:
             signal.signal(
                 signal.SIGINT, signal.default_int_handler

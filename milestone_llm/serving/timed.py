@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from milestone_llm.cli import MILESTONES, at_least_0
+
 from .command import serve_command
 
 if TYPE_CHECKING:
@@ -33,9 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("milestone", help="whose engine")
-    parser.add_argument("--step-ms", type=float, required=True, help="of a step")
-    parser.add_argument("--token-ms", type=float, default=0.0, help="and of each position in it")
+    add = parser.add_argument
+    add("milestone", choices=MILESTONES, help="whose engine")
+    add("--step-ms", type=at_least_0, required=True, help="of a step")
+    add("--token-ms", type=at_least_0, default=0.0, help="and of each position in it")
     args, options = parser.parse_known_args(arguments)
     wait = partial(replace_model, args.milestone, args.step_ms, args.token_ms)
     return serve_command(args.milestone, __doc__, options, prepare=wait)
@@ -48,8 +51,12 @@ def replace_model(milestone: str, step_ms: float, token_ms: float = 0.0) -> None
         step_ms: ms of a step.
         token_ms: ms more for each position that it computes, padding included.
     """
+    import torch
+
     from milestone_llm.engine.plan import LaunchedStep
     from milestone_llm.engine.request import SampledToken
+
+    torch.set_num_threads(1)  # there is nothing to share
 
     class Waiting:
         def launch(self, plan: StepPlan) -> LaunchedStep:

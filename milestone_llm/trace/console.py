@@ -70,7 +70,7 @@ class ConsoleSink:
         max_rows: int = 16,
         decode: Callable[[list[int]], str] | None = None,
     ) -> None:
-        self.console = console or Console()
+        self.console = console or Console(emoji=False)
         self.glyphs = Glyphs.of(self.console)
         self.show_times = show_times
         self.max_rows = max_rows

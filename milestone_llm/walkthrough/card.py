@@ -27,7 +27,7 @@ class CardPrinter:
     def __init__(self, guide: Guide) -> None:
         self._guide = guide
         is_terminal = sys.stdout.isatty()
-        self._console = Console(force_terminal=is_terminal)
+        self._console = Console(force_terminal=is_terminal, emoji=False)
         self._width = min(WIDTH, self._console.width) if is_terminal else WIDTH
         self.num_expected = 0
         self.failures: list[str] = []

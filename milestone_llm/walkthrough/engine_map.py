@@ -14,8 +14,9 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from milestone_llm.cli import MILESTONES
+
 ROOT = Path(__file__).parents[2]
-MILESTONES = ("m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked", "m5_kernels")
 ROOM = "milestone_llm/engine"
 Folders = dict[str, dict[str, int]]
 """Lines of each file, by folder."""

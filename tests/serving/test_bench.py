@@ -202,6 +202,8 @@ def test_a_server_that_streams_no_text_is_refused(tmp_path, capsys):
     [
         (["--input-len", "8", "4"], "--input-len: MIN 8 is above MAX 4"),
         (["--url", "http://127.0.0.1:9", "--", "--threads", "1"], "runs already"),
+        (["--token-ms", "1"], "--token-ms goes with --step-ms"),
+        (["-o", "x.jpg"], "x.jpg: a picture is written as .png or .svg"),
     ],
 )
 def test_bad_options_end_with_a_message(options, complaint, capsys):
@@ -230,8 +232,19 @@ def test_sigterm_ends_its_server_too():
 
 
 def test_a_server_that_does_not_start_is_an_error(capsys):
-    assert main(["--milestones", "no_such_milestone"]) == 2
+    assert main(["--milestones", "m4_prefix_chunked", "--", "--model", "/no/such/folder"]) == 2
     assert "the server did not start" in capsys.readouterr().err
+
+
+def test_a_server_that_serves_nothing_is_an_error_and_no_measurement(slow, tmp_path, capsys):
+    nobody = "http://127.0.0.1:9"
+    assert main(["--url", nobody, "--seconds", "1"]) == 2
+    assert f"{nobody} serves none of these requests" in capsys.readouterr().err
+    record = tmp_path / "record.json"
+    too_long = ["--input-len", "5000", "5000", "--json", str(record)]
+    assert main(["--url", slow.url + "/v1/", "--seconds", "1", *too_long]) == 2
+    assert "max_model_len=" in capsys.readouterr().err
+    assert not record.exists()
 
 
 def test_steps_take_as_long_as_the_formula_says(monkeypatch):

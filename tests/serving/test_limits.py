@@ -5,6 +5,7 @@ import contextlib
 import openai
 import pytest
 
+import m4_prefix_chunked.serve
 from m4_prefix_chunked import EngineConfig
 from milestone_llm.serving.command import serve_parser
 from serving_helpers import http_request, read_answer, serve, wait_for
@@ -105,6 +106,13 @@ def test_keys(model_folder, tmp_path):
             usage = client.completions.create(model=server.model, prompt=prompt, max_tokens=1).usage
             cached.append(usage.prompt_tokens_details.cached_tokens)
         assert cached == [0, 0, 48, 48]
+
+
+@pytest.mark.parametrize("key", ["", " ", "é"])
+def test_a_key_that_no_client_could_send_is_refused(key, capsys):
+    with pytest.raises(SystemExit):
+        m4_prefix_chunked.serve.main(["--api-key", key])
+    assert "a key is not empty, and ASCII" in capsys.readouterr().err
 
 
 def test_it_is_open_to_this_machine_only_unless_told_otherwise():

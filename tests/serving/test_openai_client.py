@@ -10,7 +10,8 @@ import openai
 import pytest
 
 from m3_paged import SamplingParams
-from serving_helpers import serve
+from milestone_llm.serving.replies import token_speller
+from serving_helpers import byte_tokenizer, serve
 
 GREEDY = {"temperature": 0, "max_tokens": 24}
 ROOT = Path(__file__).parents[2]
@@ -46,6 +47,8 @@ def test_a_stream_adds_up_to_the_completion(server, oracle):
     assert "".join(event.choices[0].text for event in events) == expected
     assert [event.choices[0].finish_reason for event in events][-1] == "length"
     assert last.choices == []
+    assert {event.usage for event in events} == {None}
+    assert "usage" in events[0].model_fields_set, "null, and not left out"
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (5, 24)
 
 
@@ -190,7 +193,20 @@ def test_what_the_cache_saved_is_told(m4):
         assert usage.prompt_tokens_details.cached_tokens == cached
 
 
+def test_tokens_are_spelled_in_bytes_that_make_up_the_letters():
+    tokenizer = byte_tokenizer()
+    spell = token_speller(tokenizer)
+    text = "né ü"
+    token_ids = tokenizer(text)["input_ids"]
+    assert len(token_ids) > len(text)
+    assert b"".join(map(spell, token_ids)) == text.encode()
+    assert spell(tokenizer.convert_tokens_to_ids("a")) == b"a"
+
+
 def test_models_and_tokens(m4):
+    assert m4.client().models.retrieve(m4.model).id == m4.model
+    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-5'"):
+        m4.client().models.retrieve("gpt-5")
     (model,) = m4.client().models.list()
     assert model.id == "tiny-bytes"
     status, tokens = m4.fetch("POST", "/tokenize", {"prompt": "héllo"})

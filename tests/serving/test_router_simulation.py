@@ -88,6 +88,12 @@ def test_the_router_finds_nearly_what_all_caches_in_one_engine_would():
     assert reports["prefix"]["busy"] < reports["random"]["busy"]
 
 
+@pytest.mark.parametrize("option", [["--cache-tokens", "5"], ["--stride", "1000"]])
+def test_where_nothing_is_found_the_command_says_so(option, capsys):
+    assert main(["--prompts", "50", *option]) == 0
+    assert "no prefix is remembered" in capsys.readouterr().out
+
+
 def test_the_command_prints_all_of_it(capsys):
     assert main(["--replicas", "2", "--prompts", "200"]) == 0
     printed = capsys.readouterr().out
