@@ -69,7 +69,8 @@ async def answer_bad_fields(request: Request, error: Exception) -> JSONResponse:
         return ApiError(400, f"the body is no valid JSON: {first['ctx']['error']}").response()
     path = [str(part) for part in first["loc"][1:]]  # after "body"
     message = first["msg"].removeprefix("Value error, ")
-    if path and path[0] in _KINDS and first["type"] != "missing":  # one of several types; Pydantic tells what each of them misses
+    # Of a field with several types, Pydantic tells what each of them misses.
+    if path and path[0] in _KINDS and first["type"] != "missing":
         path, message = path[:1], f"it must be {_KINDS[path[0]]}"
     if not path:
         return ApiError(400, f"the body: {message} (is Content-Type application/json?)").response()
