@@ -18,7 +18,7 @@ PAGES := runs/pages
 help:
 	@echo "make demo   watch $(NEWEST) generate text, step by step"
 	@echo "make serve  an OpenAI-compatible server at http://127.0.0.1:8000 ($(SERVED), the real model)"
-	@echo "make pages  a page for each chapter that replays a run, in $(PAGES)"
+	@echo "make pages  a page for each milestone that replays a run, in $(PAGES)"
 	@echo "make test   lint, type check and run the tests"
 	@echo "make storm  random traffic with fresh seeds, SECONDS=600 for ten minutes; says how to repeat a find"
 	@echo "make lint   lint and type check only"

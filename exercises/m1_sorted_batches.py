@@ -10,6 +10,8 @@ Write `_form_batch` so that it chooses from all waiting requests. Two conditions
    unusual length could wait for ever.
 2. A request that is not chosen keeps its place: `self.waiting` stays in the order of arrival.
 
+The test has requests of two sizes, and wants more than 95 % of the computed positions to be useful.
+
 `request.num_prompt_tokens` and `request.sampling_params.max_tokens` are known before a request
 runs. `request.arrival` says who came first.
 

@@ -9,8 +9,9 @@ fair queue serves tenants in turn, by the work that they cause:
 - Of the tenants that have something waiting, the next is the one that has paid least. Of equals,
   the one whose oldest request came first.
 - Requests of one tenant are served in the order of their arrival.
-- A tenant that was away gains no credit by it. When it comes back, it counts as having paid what
-  the tenant served last had paid. Otherwise it would have all turns until it has caught up.
+- A tenant that was away gains no credit by it, and no debt is forgiven. When it comes back, it
+  counts as having paid at least what the tenant served last had paid before that turn. Otherwise
+  it would have all turns until it has caught up.
   ("Fairness in Serving Large Language Models", OSDI '24, calls this the lift of the counter.)
 
 The scheduler uses `add`, `peek`, `pop`, `remove`, `len` and iteration, as in

@@ -132,7 +132,7 @@ Try `w`, `pp __return__.rows[0]`.
 # the model computes it all the same
 return m1_single/runner.py::ModelRunner.launch, when hits == 3
 The model was given both rows; that one of them is dead, it cannot know. Two rows in, one token out:
-half of this step's work is lost. r0 is fed its last token once more.
+half of this step's work is lost. r0 is fed its last token, in this step and in all that follow.
 p tuple(input_ids.shape) == (2, 1)  # [rows, columns] of input_ids
 p self.past_key_values.get_seq_length() == 7  # columns in the cache, for both rows
 p sorted(sampled) == ['r1']  # who got a token
@@ -154,7 +154,7 @@ The sixth step forms a new batch, of r2 alone: one row where two would fit. Had 
 r0 in the third step, it would be done by now. That is what m2_batching does.
 p [r.request_id for r in self.batch] == ['r2']  # rows of the new batch
 p [r.request_id for r in self.waiting] == []  # who waits
-Try `u`, `u` (_launch(), in the step loop), `p self.counts`.
+Try `u`, `u` (_launch(), in the step loop), then `p self.counts`.
 
 # the bill
 return milestone_llm/engine/engine.py::BaseEngine.generate

@@ -45,7 +45,7 @@ tables hold a block.
 p num_tokens == 6  # tokens to find room for
 p self.block_tables == {'r0': [0, 1]}  # block tables
 p self.pool.ref_counts == [1, 1, 0, 0, 0]  # tables that hold blocks 0 to 4
-Try `u`, `p self.kv.describe(16)` (what a region would have taken).
+Try `u`, then `p self.kv.describe(16)` (what a region would have taken).
 
 # two requests in the memory of one region
 return m3_paged/scheduler.py::Scheduler.schedule
@@ -92,7 +92,7 @@ are copied side by side first; the shorter table is filled up with its own first
 will read them where they lie.
 p block_tables.tolist() == [[2, 3, 4], [0, 1, 0]]  # of r1 and r0
 p tuple(__return__[0].shape) == (2, 2, 12, 16)  # [rows, KV heads, positions, head size]
-Try `u`, `p group.context_lens`.
+Try `u`, then `p group.context_lens`.
 
 # what lies beyond the last token is hidden
 return m3_paged/attention.py::DecodeGroup.mask
@@ -109,7 +109,7 @@ p self.num_blocks_for(end) == 3  # blocks needed for 9 tokens
 p self.block_tables[request_id] == [0, 1]  # blocks there are
 p self.pool.num_free == 0  # free blocks
 p __return__ == False  # whether it can go on
-Try `u`, `p self.by_seniority()[-1].request_id` (who will have to go).
+Try `u`, then `p self.by_seniority()[-1].request_id` (who will have to go).
 
 # a preemption, and its reason
 call m3_paged/preemption.py::Preempter.preempt
@@ -196,7 +196,7 @@ of their own from the same logits.
 p self.block_tables == {'r2': [0, 1], 'r2/1': [0, 1]}  # block tables
 p self.pool.ref_counts == [2, 2, 0, 0, 0]  # tables that hold blocks 0 to 4
 p self.pool.num_used == 2  # blocks in use
-Try `u` (_add_row()), `p [r.request_id for r in row.sampling_requests]`.
+Try `u` (_add_row()), then `p [r.request_id for r in row.sampling_requests]`.
 
 # a sharer wants to write
 return m3_paged/block_manager.py::BlockManager.append, when request_id == 'r2'

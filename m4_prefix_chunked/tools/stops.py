@@ -70,7 +70,7 @@ one.
 p self.ref_counts[block] == 1  # tables that hold it: it is in use
 p sorted(self.hash_of) == [0, 1, 2]  # blocks that can be found
 p __return__ == True  # whether it is the first block of this content
-Try `u` (make_findable()), `p first, end`, `p request.token_ids[8:12]`.
+Try `u` (make_findable()), then `p first, end`, `p request.token_ids[8:12]`.
 
 # r0 is done, its blocks are not
 return m4_prefix_chunked/scheduler.py::Scheduler.free_memory

@@ -64,7 +64,7 @@ p [(r.num_computed_tokens, r.num_tokens) for r in self.scheduler.running]
   == [(3, 4), (5, 6)]  # computed tokens, and all: those in flight are counted
 p [(len(r.token_ids), r.num_in_flight) for r in self.scheduler.running]
   == [(3, 1), (5, 1)]  # tokens that the host knows, tokens in flight
-Try `p launched`, `ll`.
+Try `p step.launched`, `ll`.
 
 # the first call gives nothing
 return milestone_llm/engine/engine.py::BaseEngine.step
@@ -113,7 +113,7 @@ p [(o.request_id, o.finish_reason) for o in __return__]
   == [('r0', None), ('r1', 'stop')]  # why they ended
 p [r.request_id for r in self.running] == ['r0']  # who is left
 p list(self.kv.block_tables) == ['r0']  # who has blocks
-Try `u` (_settle()), `p [row.request.request_id for row in self.in_flight[0].plan.rows]`.
+Try `u` (_settle()), then `p [row.request.request_id for row in self.in_flight[0].plan.rows]`.
 
 # its row and its blocks can be used at once
 return m5_kernels/runner.py::FusedRunner._release_rows

@@ -42,7 +42,7 @@ p scores, values == ([0, 1], [8.0, 2.0])  # scores in log2, and values
 p rescale == 0.0  # factor of what was summed before
 p weights == [0.5, 1]  # 2 ** (score - new_max)
 p __return__ == (1, 1.5, 6.0)  # maximum, sum of weights, weighted sum
-Try `u` (attend_piece()), `p piece`.
+Try `u` (attend_piece()), then `p piece`.
 
 # a larger score comes
 return m5_kernels/tools/flash_decode_by_hand.py::add_tile, when hits == 2

@@ -45,7 +45,7 @@ class SampledToken:
     logprobs: dict[int, Logprob] | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Request:
     """One request inside the engine.
 
@@ -97,6 +97,10 @@ class Request:
         eos = frozenset() if self.sampling_params.ignore_eos else self.eos_token_ids
         self.stop_token_ids = eos.union(self.sampling_params.stop_token_ids)
         """Tokens that end this request: its own and, unless ignored, the model's EOS."""
+
+    def __repr__(self) -> str:
+        counts = f"{self.num_prompt_tokens} + {self.num_tokens - self.num_prompt_tokens} tokens"
+        return f"<Request {self.request_id}: {self.status.name}, {counts}>"
 
     @property
     def num_tokens(self) -> int:

@@ -191,10 +191,14 @@ def _points(args: argparse.Namespace, url: str) -> Iterator[dict[str, Any]]:
         if not place:  # a warm-up
             _check_answers(url, asyncio.run(send_all(url, short_work(items[:4]))))
         place += 1
-        point = {"rate": rate, **figures(asyncio.run(send_all(url, items)), *_limits(args))}
+        outcomes = asyncio.run(send_all(url, items))
+        point = {"rate": rate, **figures(outcomes, *_limits(args))}
+        reasons = [each.error for each in outcomes if not each.is_complete and each.status != 429]
         log_console.print(
             f"{rate:g} a second: {point['completed']} completed, {point['refused']} refused, "
             f"{point['failed']} failed, {point['good_share']:.0%} good"
+            + (f"; a failure: {reasons[0]}" if reasons else ""),
+            markup=False,
         )
         yield point
         if args.sweep and not rates and not has_collapsed(point):

@@ -103,6 +103,8 @@ async def _ask(url: str, item: WorkItem, outcome: Outcome, start: float) -> None
                 outcome.is_complete = True
             elif line.startswith(b"data: "):
                 _take(json.loads(line[6:]), outcome, time.perf_counter() - start)
+        if outcome.status == 200 and not outcome.is_complete:
+            outcome.error = "the stream broke off"
     finally:
         writer.close()
 

@@ -7,9 +7,10 @@ and return events are compared with the code object of the `Stop` that is waited
 from __future__ import annotations
 
 import pdb
+import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -42,6 +43,8 @@ class GuidedPdb(pdb.Pdb):
         self._hits: Counter[tuple[int, str]] = Counter()
         self._condition_error = ""
         self.num_passed = 0
+        self.broken_hints: list[str] = []
+        """Of the stops passed; looked for where nobody types them."""
 
     def follow(self, scenario: Callable[[], Any]) -> None:
         """Run the scenario and stop where the guide says; a tracer of others is restored."""
@@ -103,6 +106,7 @@ class GuidedPdb(pdb.Pdb):
         self.num_passed += 1
         self._arrived(stop, names)
         if self._is_auto:
+            self.broken_hints += broken_hints(stop, frame, names)
             return
         self.message("")
         self.set_step()
@@ -124,3 +128,19 @@ class GuidedPdb(pdb.Pdb):
             return eval(arg, {**self.curframe.f_globals, **names})
         except Exception:
             return super()._getval(arg)  # reports the error
+
+
+def broken_hints(stop: Stop, frame: FrameType, names: Mapping[str, Any]) -> list[str]:
+    """What a hint suggests to print and what cannot be printed. `u` goes on in the caller."""
+    broken = []
+    for command in re.findall("`(.+?)`", stop.hint):
+        name, _, expression = command.partition(" ")
+        if command == "u" and frame.f_back is not None:
+            frame = frame.f_back
+            names = {**frame.f_globals, **frame.f_locals}
+        elif name in ("p", "pp"):
+            try:
+                repr(eval(expression, dict(names)))
+            except Exception as error:
+                broken.append(f"{stop.title}: `{command}` raises {type(error).__name__}: {error}")
+    return broken

@@ -68,7 +68,7 @@ def run_walkthrough(
     if debugger.quitting:
         cards.paragraph(f"Left after stop {debugger.num_passed} of {len(guide.stops)}.")
         return 0
-    if failures := cards.failures + debugger.unreached():
+    if failures := cards.failures + debugger.broken_hints + debugger.unreached():
         print("The walkthrough does not fit the code:", *failures, sep="\n  ", file=sys.stderr)
         return 1
     cards.line()

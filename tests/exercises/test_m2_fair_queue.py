@@ -30,6 +30,43 @@ def tenants_of(queue, count):
     return [tenant_of(queue.pop()) for _ in range(count)]
 
 
+class LeastServedFirst(RequestQueue):
+    def __init__(self, policy="fcfs"):
+        super().__init__(policy)
+        self.paid = {}
+
+    def peek(self):
+        def key(request):
+            return (self.paid.get(tenant_of(request), 0), request.arrival)
+
+        return min(self._requests.values(), key=key)
+
+    def pop(self):
+        request = self.peek()
+        self.remove(request)
+        tenant = tenant_of(request)
+        self.paid[tenant] = self.paid.get(tenant, 0) + request.num_prompt_tokens + 10
+        return request
+
+
+class ForgivesDebt(LeastServedFirst):
+    """Lifts a tenant that comes back, and lowers one that owes."""
+
+    def __init__(self, policy="fcfs"):
+        super().__init__(policy)
+        self.level = 0
+
+    def add(self, request):
+        tenant = tenant_of(request)
+        if all(tenant_of(each) != tenant for each in self._requests.values()):
+            self.paid[tenant] = self.level
+        super().add(request)
+
+    def pop(self):
+        self.level = self.paid.get(tenant_of(self.peek()), 0)
+        return super().pop()
+
+
 def turns_before_bob(kind):
     """Bob's single request comes after fifty of alice: how many are served before it."""
     queue = kind()
@@ -72,6 +109,24 @@ def check_absence_gains_no_credit(kind):
     )
 
 
+def check_absence_forgives_no_debt(kind):
+    queue = kind()
+    queue_up(queue, "bob", 60)  # 20 tokens each
+    served, arrival = ["bob"], 60
+    for _ in range(40):
+        is_waiting = any(tenant_of(request) == "mallory" for request in queue)
+        if served[-1] == "bob" and not is_waiting:
+            queue_up(queue, "mallory", 1, num_prompt_tokens=990, first_arrival=arrival)
+            arrival += 1
+        served.append(tenant_of(queue.pop()))
+    num_turns = served.count("mallory")
+    assert num_turns <= 2, (
+        f"requests of bob cost 20 tokens. mallory sends one of 1,000 at a time, each a turn after "
+        f"the last was served, and has {num_turns} of 40 turns. What a tenant owes it still owes "
+        "when it comes back: lift it, but never lower it."
+    )
+
+
 def check_what_is_aborted_costs_nothing(kind):
     queue = kind()
     queue_up(queue, "bob", 1)
@@ -105,6 +160,10 @@ def test_turns_are_counted_in_tokens(exercise):
 
 def test_absence_gains_no_credit(exercise):
     check_absence_gains_no_credit(exercise)
+
+
+def test_absence_forgives_no_debt(exercise):
+    check_absence_forgives_no_debt(exercise)
 
 
 def test_what_is_aborted_costs_nothing(exercise):
@@ -157,28 +216,18 @@ def test_the_queue_that_the_exercise_starts_from_is_caught():
 
 
 def test_a_counter_that_is_never_lifted_is_caught():
-    class LeastServedFirst(RequestQueue):
-        def __init__(self, policy="fcfs"):
-            super().__init__(policy)
-            self.paid = {}
-
-        def peek(self):
-            def key(request):
-                return (self.paid.get(tenant_of(request), 0), request.arrival)
-
-            return min(self._requests.values(), key=key)
-
-        def pop(self):
-            request = self.peek()
-            self.remove(request)
-            tenant = tenant_of(request)
-            self.paid[tenant] = self.paid.get(tenant, 0) + request.num_prompt_tokens + 10
-            return request
-
     check_a_small_tenant_does_not_wait_for_a_large_one(LeastServedFirst)
     check_turns_are_counted_in_tokens(LeastServedFirst)
     with pytest.raises(AssertionError, match="has 20 of the next 20"):
         check_absence_gains_no_credit(LeastServedFirst)
+
+
+def test_a_counter_that_is_lowered_is_caught():
+    check_turns_are_counted_in_tokens(ForgivesDebt)
+    check_absence_gains_no_credit(ForgivesDebt)
+    check_what_is_aborted_costs_nothing(ForgivesDebt)
+    with pytest.raises(AssertionError, match="has 20 of 40 turns"):
+        check_absence_forgives_no_debt(ForgivesDebt)
 
 
 def test_paying_when_a_request_is_added_is_caught():

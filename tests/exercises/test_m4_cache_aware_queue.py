@@ -1,6 +1,7 @@
 """Checks exercises/m4_cache_aware_queue.py."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -42,6 +43,26 @@ class NeverPatient(RequestQueue):
         return request
 
 
+class CountsEveryPop(NeverPatient):
+    """Takes requests for overtaken that were not, when one that came before them is popped."""
+
+    def __init__(self, prefix_cache, patience):
+        super().__init__(prefix_cache, patience)
+        self.patience, self.num_pops = patience, {}
+
+    def peek(self):
+        for request in sorted(self._requests.values(), key=self.key):
+            if self.num_pops.get(request.request_id, 0) >= self.patience:
+                return request
+        return super().peek()
+
+    def pop(self):
+        request = super().pop()
+        for name in self._requests:
+            self.num_pops[name] = self.num_pops.get(name, 0) + 1
+        return request
+
+
 def taking_turns(num_each=6):
     """Requests of two system prompts of four blocks each, alternately."""
     return [
@@ -55,6 +76,17 @@ def saved_share(kind):
     life = life_with(kind)
     life.run(*taking_turns())
     return life.counts["saved_tokens"] / life.counts["queried_tokens"]
+
+
+def num_neighbours_alike(kind):
+    """Of 40 waiting requests, how many are admitted right after one of the same system prompt."""
+    life = life_with(kind)
+    requests = taking_turns(20)
+    life.add(*requests)
+    admitted = []
+    while len(admitted) < len(requests):
+        admitted += [request.request_id[0] for request in life.plan().admitted]
+    return sum(one == other for one, other in pairwise(admitted))
 
 
 def times_overtaken(kind):
@@ -89,6 +121,15 @@ def check_nobody_starves(kind):
     )
 
 
+def check_only_later_arrivals_overtake(kind):
+    count = num_neighbours_alike(kind)
+    assert count > 30, (
+        f"of 40 waiting requests of two system prompts, {count} are admitted right after one of "
+        "the same prompt. Only a request that arrived later overtakes: who waits its turn is not "
+        "overtaken by those before it."
+    )
+
+
 def test_requests_of_one_prompt_are_served_together(exercise, figure):
     share, before = saved_share(exercise), saved_share(FirstComeFirstServed)
     figure("prompt tokens that the cache saves", f"{share:.0%}", f"{before:.0%}")
@@ -97,6 +138,10 @@ def test_requests_of_one_prompt_are_served_together(exercise, figure):
 
 def test_nobody_starves(exercise):
     check_nobody_starves(exercise)
+
+
+def test_only_later_arrivals_overtake(exercise):
+    check_only_later_arrivals_overtake(exercise)
 
 
 def test_of_equals_the_first_to_come_is_next(exercise):
@@ -152,3 +197,10 @@ def test_a_queue_without_patience_is_caught():
     check_requests_of_one_prompt_are_served_together(NeverPatient)
     with pytest.raises(AssertionError, match="is overtaken 40 times, with patience=8"):
         check_nobody_starves(NeverPatient)
+
+
+def test_a_queue_that_counts_every_pop_is_caught():
+    check_requests_of_one_prompt_are_served_together(CountsEveryPop)
+    check_nobody_starves(CountsEveryPop)
+    with pytest.raises(AssertionError, match="14 are admitted right after one of the same prompt"):
+        check_only_later_arrivals_overtake(CountsEveryPop)

@@ -51,16 +51,16 @@ def overload(kind, server):
 def check_few_knock_in_vain(kind, server):
     refusals, _ = overload(kind, server)
     assert refusals <= 3, (
-        f"{server} server: {refusals:.1f} refusals for each request served. Clients come back "
-        "before there is room, or many at the same time."
+        f"{server} server: {refusals:.2f} refusals for each request served, at most 3 are "
+        "wanted. Clients come back before there is room, or many at the same time."
     )
 
 
 def check_the_server_is_busy(kind, server):
     _, time = overload(kind, server)
     assert time <= 1.1, (
-        f"{server} server: all are served after {time:.2f} times the time that the work takes. "
-        "The server was idle while clients waited for their time to come back."
+        f"{server} server: all are served after {time:.3f} times the time that the work takes, "
+        "at most 1.1 is wanted. The server was idle while clients waited for their time to come back."
     )
 
 

@@ -157,6 +157,9 @@ REACHED = {
     "an expression may compare": [
         ("equal", "call Queue.put", "p (item == 0) == True  # the last == counts"),
     ],
+    "a hint may go up to the caller": [
+        ("hinted", "call Queue.put", "Try `p item`, `u` (filled()), `p num_items`, `ll`."),
+    ],
 }
 
 
@@ -181,6 +184,8 @@ MISFITS = {
     "; nor the 1 after it": [PUT_CALLED, NEVER, DRAINED],
     "stop 2 (put) was never reached": [DRAINED, PUT_CALLED],
     "NameError: name 'missing' is not defined": [("bad", "call Queue.put, when missing > 1")],
+    "hinted: `p renamed` raises NameError": [("hinted", "call Queue.put", "Try `ll`, `p renamed`.")],
+    "`p item` raises NameError": [("gone", "call Queue.put", "Try `p item`, `u`, `p item`.")],
 }
 
 
