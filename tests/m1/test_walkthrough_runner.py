@@ -184,8 +184,10 @@ MISFITS = {
     "; nor the 1 after it": [PUT_CALLED, NEVER, DRAINED],
     "stop 2 (put) was never reached": [DRAINED, PUT_CALLED],
     "NameError: name 'missing' is not defined": [("bad", "call Queue.put, when missing > 1")],
-    "hinted: `p renamed` raises NameError": [("hinted", "call Queue.put", "Try `ll`, `p renamed`.")],
-    "`p item` raises NameError": [("gone", "call Queue.put", "Try `p item`, `u`, `p item`.")],
+    "bad: `p renamed` raises NameError": [("bad", "call Queue.put", "Try `ll`, `p renamed`.")],
+    "bad: `p num_items, self` raises NameError": [
+        ("bad", "call Queue.put", "Try `u`, `p num_items, self`.")
+    ],
 }
 
 
