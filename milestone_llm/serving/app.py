@@ -92,6 +92,15 @@ class Service:
                 )
             except ValueError as error:
                 raise ApiError(400, str(error), param=param) from None
+        return token_ids
+
+    async def encode_prompt(self, prompt: Any, param: str) -> list[int]:
+        """As `encode`, for a prompt that is to be computed.
+
+        Raises:
+            ApiError: it is no prompt for this model, or as long as no request may be.
+        """
+        token_ids = await self.encode(prompt, param)
         if not token_ids:
             raise ApiError(400, "the prompt is empty: it needs at least 1 token", param=param)
         if len(token_ids) >= self.max_model_len:
@@ -177,7 +186,7 @@ def build_app(service: Service) -> FastAPI:
         params = completion_params(body, request.state.cache_salt)
         call = desk.open_call(len(prompts) * n)
         try:
-            token_ids = [await service.encode(prompt, "prompt") for prompt in prompts]
+            token_ids = [await service.encode_prompt(prompt, "prompt") for prompt in prompts]
             request_id = f"cmpl-{uuid.uuid4().hex}"
             echoed = [""] * call.num_choices
             if body.echo:
@@ -202,7 +211,7 @@ def build_app(service: Service) -> FastAPI:
         messages, num_logprobs = body.as_texts(), body.num_logprobs
         call = desk.open_call(body.n or 1)
         try:
-            token_ids = await service.encode(messages, "messages")
+            token_ids = await service.encode_prompt(messages, "messages")
             max_tokens = body.max_completion_tokens or body.max_tokens
             if max_tokens is None:
                 max_tokens = max(1, service.max_model_len - len(token_ids))

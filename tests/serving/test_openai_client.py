@@ -217,6 +217,9 @@ def test_models_and_tokens(m4):
     )
     status, chat = m4.fetch("POST", "/tokenize", {"messages": [{"role": "user", "content": "a"}]})
     assert chat["count"] == len("user: a\n> ")
+    for text in ("", "a" * 300):  # no prompt to compute, and counted all the same
+        status, tokens = m4.fetch("POST", "/tokenize", {"prompt": text})
+        assert (status, tokens["count"]) == (200, len(text))
 
 
 def test_a_model_without_tokenizer_takes_tokens(tmp_path):
