@@ -25,8 +25,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-MILESTONES = ("m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked", "m5_kernels")
-
 console = Console(highlight=False, emoji=False)
 """Results go here: standard output."""
 log_console = Console(stderr=True, highlight=False, emoji=False)

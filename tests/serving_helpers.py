@@ -25,12 +25,12 @@ import psutil
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from milestone_llm import MILESTONES
 from milestone_llm.engine.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 from milestone_llm.serving import command, engine_process
 from milestone_llm.serving import connection as http_connection
 
-MILESTONES = ["m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked", "m5_kernels"]
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}> "
 )

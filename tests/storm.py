@@ -22,10 +22,9 @@ from typing import Any
 
 from engine_helpers import assert_empty, tiny_model
 from m1_single import RequestOutput, SamplingParams
+from milestone_llm import MILESTONES
 from milestone_llm.models.tiny_models import VOCAB_SIZE
 from read_back import ReadBackRunner, right_output
-
-MILESTONES = ["m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked", "m5_kernels"]
 
 
 class FaultError(Exception):

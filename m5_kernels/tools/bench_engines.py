@@ -17,6 +17,7 @@ import torch
 
 from m5_kernels.ranks import Ranks
 from m5_kernels.sampler import Needs
+from milestone_llm import MILESTONES
 from milestone_llm.bench.command import Bench
 from milestone_llm.bench.contest import Contest, Results
 from milestone_llm.bench.measure import engine_contestant, measure
@@ -30,13 +31,8 @@ from .bench_parts import FIELDS, KERNELS, check_against_m4, switched_off
 from .bench_profile import kernel_times, print_kernels, print_profile, profile_steps
 from .compiled import check_compiler, compiled
 
-MILESTONES = {
-    "m1": "m1_single",
-    "m2": "m2_batching",
-    "m3": "m3_paged",
-    "m4": "m4_prefix_chunked",
-    "m5": "m5_kernels",
-}
+PACKAGES = {name[:2]: name for name in MILESTONES}
+"""By the short names of the command line: `m1`."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +67,7 @@ def compare_engines(bench: Bench) -> None:
     entrants = planned_entrants(args)
     last = entrants[-1]
     if args.profile and last.milestone != "m5":
-        raise ValueError(
-            f"--profile is for M5's own runner, not for {MILESTONES[last.milestone]}'s"
-        )
+        raise ValueError(f"--profile is for M5's own runner, not for {PACKAGES[last.milestone]}'s")
     if args.compile:
         check_compiler(device)
     if not args.no_check:
@@ -138,9 +132,9 @@ def planned_entrants(args: argparse.Namespace) -> list[Entrant]:
     milestones = sorted(set(args.engines))
     if args.without and "m5" not in milestones:
         raise ValueError("--without switches parts of m5 off: add m5 to --engines")
-    newest = importlib.import_module(MILESTONES[milestones[-1]])
+    newest = importlib.import_module(PACKAGES[milestones[-1]])
     newest.EngineConfig.from_fields(**config_fields(args.set))
-    entrants = [Entrant(MILESTONES[name], name) for name in milestones]
+    entrants = [Entrant(PACKAGES[name], name) for name in milestones]
     if args.tensor_parallel_size > 1:
         one = Entrant("m5_kernels, one rank", "m5", {"tensor_parallel_size": 1})
         entrants = [one, *entrants]
@@ -195,7 +189,7 @@ def build(bench: Bench, entrant: Entrant, items: Sequence[WorkItem]) -> Any:
         fields["max_num_batched_tokens"] = max(
             limits["max_num_batched_tokens"], width * limits["max_num_seqs"]
         )
-    return bench.engine(items, MILESTONES[entrant.milestone], **fields)
+    return bench.engine(items, PACKAGES[entrant.milestone], **fields)
 
 
 def measure_alone(

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-MILESTONES = ("m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked", "m5_kernels")
+from milestone_llm import MILESTONES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

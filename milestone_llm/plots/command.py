@@ -7,6 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 
+def check_suffix(path: Path, what: str) -> str:
+    """The ending of a picture's path, in small letters.
+
+    Raises:
+        ValueError: the path ends in neither .png nor .svg.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (".png", ".svg"):
+        raise ValueError(f"{path}: a {what} is written as .png or .svg")
+    return suffix
+
+
 def picture_command(
     parser: argparse.ArgumentParser,
     arguments: list[str] | None,

@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from .command import check_suffix
+
 _RC = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -28,9 +30,7 @@ def write_picture(path: str | Path, what: str, draw: Callable[[], Figure]) -> Pa
         ValueError: the path ends in neither .png nor .svg, or `draw` raises it.
     """
     path = Path(path)
-    suffix = path.suffix.lower()
-    if suffix not in (".png", ".svg"):
-        raise ValueError(f"{path}: a {what} is written as .png or .svg")
+    suffix = check_suffix(path, what)
     with matplotlib.rc_context(_RC):
         figure = draw()
         path.parent.mkdir(parents=True, exist_ok=True)

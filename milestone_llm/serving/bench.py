@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from milestone_llm import MILESTONES
 from milestone_llm.cli import (
-    MILESTONES,
     Formatter,
     above_0,
     add_options,
@@ -34,6 +34,7 @@ from milestone_llm.cli import (
     try_to_write,
     whole_number,
 )
+from milestone_llm.plots.command import check_suffix
 
 from .bench_report import has_collapsed, machine, report
 
@@ -96,8 +97,8 @@ def check(args: argparse.Namespace) -> None:
     for path in (args.json, args.markdown, args.output):
         if path:
             try_to_write(path)
-    if args.output and args.output.suffix.lower() not in (".png", ".svg"):
-        raise ValueError(f"{args.output}: a picture is written as .png or .svg")
+    if args.output:
+        check_suffix(args.output, "sweep")
     for name, ends in (("--input-len", args.input_len), ("--output-len", args.output_len)):
         if ends[0] > ends[1]:
             raise ValueError(f"{name}: MIN {ends[0]} is above MAX {ends[1]}")

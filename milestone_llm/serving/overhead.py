@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from milestone_llm import MILESTONES
 from milestone_llm.cli import (
-    MILESTONES,
     Formatter,
     add_options,
     at_least_0,

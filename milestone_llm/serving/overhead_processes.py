@@ -104,7 +104,7 @@ class Served(Process):
         try:
             while not (found := re.search(r"127\.0\.0\.1:(\d+)\n", log.read_text())):
                 if self.process.exitcode is not None:
-                    raise ChildProcessError(f"the server did not start; {log.read_text()}see above")
+                    raise ChildProcessError("the server did not start, see above")
                 time.sleep(0.1)
         except BaseException:  # Ctrl-C: nobody else would end it
             self.__exit__()

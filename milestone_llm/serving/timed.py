@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from milestone_llm.cli import MILESTONES, at_least_0
+from milestone_llm import MILESTONES
+from milestone_llm.cli import at_least_0
 
 from .command import serve_command
 

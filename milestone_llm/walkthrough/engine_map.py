@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from milestone_llm.cli import MILESTONES
+from milestone_llm import MILESTONES
 
 ROOT = Path(__file__).parents[2]
 ROOM = "milestone_llm/engine"

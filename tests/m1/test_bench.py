@@ -11,6 +11,7 @@ import pytest
 
 from m1_single import LLMEngine, SamplingParams
 from m1_single.bench import main
+from milestone_llm import MILESTONES
 from milestone_llm.bench.hf_baselines import hf_static, plain_generation
 from milestone_llm.bench.measure import (
     Contestant,
@@ -259,9 +260,7 @@ def test_nothing_is_measured_when_a_file_can_not_be_written(
     assert kept.read_text() == "{}"
 
 
-@pytest.mark.parametrize(
-    "milestone", ["m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked", "m5_kernels"]
-)
+@pytest.mark.parametrize("milestone", MILESTONES)
 def test_help_needs_no_torch(milestone: str) -> None:
     program = "import runpy, sys; sys.modules.update(torch=None, transformers=None)\n"
     program += (

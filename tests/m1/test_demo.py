@@ -14,13 +14,12 @@ from rich.console import Console
 
 from m1_single import LLMEngine
 from m1_single.demo import main
-from milestone_llm import cli
+from milestone_llm import MILESTONES, cli
 from milestone_llm.demo.show import milliseconds
 from milestone_llm.models.checkpoint import DEFAULT_MODEL
 from milestone_llm.trace.tracer import read_jsonl
 
 PNG = b"\x89PNG\r\n"
-MILESTONES = "m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked", "m5_kernels"
 TINY = ["--model", "tiny-llama"]
 
 

@@ -9,6 +9,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import m1_single
 from milestone_llm.bench.workloads import random_tokens, with_poisson_arrivals
@@ -203,7 +204,7 @@ def test_a_server_that_streams_no_text_is_refused(tmp_path, capsys):
         (["--input-len", "8", "4"], "--input-len: MIN 8 is above MAX 4"),
         (["--url", "http://127.0.0.1:9", "--", "--threads", "1"], "runs already"),
         (["--token-ms", "1"], "--token-ms goes with --step-ms"),
-        (["-o", "x.jpg"], "x.jpg: a picture is written as .png or .svg"),
+        (["-o", "x.jpg"], "x.jpg: a sweep is written as .png or .svg"),
     ],
 )
 def test_bad_options_end_with_a_message(options, complaint, capsys):
@@ -251,9 +252,12 @@ def test_steps_take_as_long_as_the_formula_says(monkeypatch):
     slept = []
     clock = SimpleNamespace(perf_counter=lambda: 0.0, sleep=slept.append)
     monkeypatch.setattr(timed, "time", clock)
+    num_threads = []
+    monkeypatch.setattr(torch, "set_num_threads", num_threads.append)  # for all tests after this
     build_runner = m1_single.LLMEngine.build_runner
     monkeypatch.setattr(m1_single.LLMEngine, "build_runner", build_runner)  # to be put back
     timed.replace_model("m1_single", step_ms=1000, token_ms=10)
+    assert num_threads == [1]
     engine = m1_single.LLMEngine("tiny-llama", device="cpu")
     params = m1_single.SamplingParams(max_tokens=3, ignore_eos=True)
     outputs = engine.generate([[5] * 6, [5] * 4], params)

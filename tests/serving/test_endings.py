@@ -34,6 +34,8 @@ def test_on_sigterm_those_inside_finish_and_nobody_else_is_let_in(model_folder, 
             _, _, events = read_answer(connection)
         assert events.endswith("data: [DONE]\n\n")
         assert '"finish_reason":"length"' in events
+        said = "SIGTERM: requests under way (1) may finish within 30 s"
+        assert said in server.log.read_text()
         assert server.end() == 0
         assert not is_running(engine)
 
@@ -72,6 +74,7 @@ def test_the_engines_death_is_told_to_everybody(model_folder, tmp_path):
         assert read_answer(waiting)[0] == 503
         server.process.join()
         assert server.process.exitcode == 1
+        assert "the engine is dead: RuntimeError('poison')" in server.log.read_text()
 
 
 def test_the_end_of_the_engines_process_is_told_to_everybody(model_folder, tmp_path):

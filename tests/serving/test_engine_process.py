@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from m3_paged import SamplingParams
+from milestone_llm.serving import engine_process
 from milestone_llm.serving.engine_client import EngineRequest
 from milestone_llm.serving.engine_loop import EngineLoop
 from serving_helpers import byte_tokenizer
@@ -23,6 +24,18 @@ assert len(encode_prompt(tokenizer, [{{"role": "user", "content": "Hello"}}], Fa
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_ctrl_c_leaves_a_process_alone_that_is_only_starting():
+    program = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
+
+    def child_ignores():
+        run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+        return run.stdout == b"True\n"
+
+    with engine_process._ctrl_c_ignored():
+        assert child_ignores()
+    assert not child_ignores()
 
 
 def test_prompt_logprobs_travel_once(oracle):
