@@ -30,7 +30,7 @@ _ASSIGNMENT = re.compile(r"([A-Z_]+)=(.*)")
 _PRELOADED = (
     "transformers.models.llama.modeling_llama",
     "matplotlib.figure",
-    "milestone_llm.engine.engine",  # not a package's root: those import nothing before it is used
+    "milestone_llm.frontend.engine",  # not a package's root: those import nothing before it is used
 )
 
 

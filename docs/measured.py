@@ -32,7 +32,7 @@ def measured(path: Path, command: str) -> str:
 
 def as_table(data: dict[str, Any]) -> str:
     """What a bench of any milestone recorded: what ran where, then a row for each contestant."""
-    from milestone_llm.bench.report import filled, markdown_table
+    from milestone_llm.lab.bench.report import filled, markdown_table
 
     work, machine, engine = data["workload"], data["environment"], data["engine"]
     ranges = [

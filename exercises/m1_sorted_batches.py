@@ -21,7 +21,7 @@ runs. `request.arrival` says who came first.
 from __future__ import annotations
 
 from m1_single.scheduler import Scheduler
-from milestone_llm.engine.request import Request
+from milestone_llm.core.request import Request
 
 
 class SortedScheduler(Scheduler):

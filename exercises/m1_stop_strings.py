@@ -18,7 +18,7 @@ Write the function that says how much may be shown. Three conditions:
 3. With several stop strings, the one that is complete first ends the text. If two are complete
    with the same character, the one that begins first counts.
 
-The engine's version is in milestone_llm/engine/detokenizer.py. Look there afterwards.
+The engine's version is in milestone_llm/frontend/detokenizer.py. Look there afterwards.
 
     python -m pytest tests/exercises/test_m1_stop_strings.py
 """

@@ -15,7 +15,7 @@ fair queue serves tenants in turn, by the work that they cause:
   ("Fairness in Serving Large Language Models", OSDI '24, calls this the lift of the counter.)
 
 The scheduler uses `add`, `peek`, `pop`, `remove`, `len` and iteration, as in
-milestone_llm/engine/request_queue.py. `peek` shows what the next `pop` gives. Iteration goes in the
+milestone_llm/core/request_queue.py. `peek` shows what the next `pop` gives. Iteration goes in the
 order in which requests would be popped if no more came. To serve with it:
 
     engine.scheduler.waiting = FairQueue()
@@ -25,8 +25,8 @@ order in which requests would be popped if no more came. To serve with it:
 
 from __future__ import annotations
 
-from milestone_llm.engine.request import Request
-from milestone_llm.engine.request_queue import RequestQueue
+from milestone_llm.core.request import Request
+from milestone_llm.core.request_queue import RequestQueue
 
 
 class FairQueue(RequestQueue):

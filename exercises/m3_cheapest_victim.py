@@ -19,7 +19,7 @@ order: such a request could be admitted only when there is memory for its full l
 from __future__ import annotations
 
 from m3_paged.scheduler import Scheduler
-from milestone_llm.engine.request import Request
+from milestone_llm.core.request import Request
 
 MAX_PREEMPTIONS = 4
 

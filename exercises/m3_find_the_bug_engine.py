@@ -9,7 +9,7 @@ from unittest import mock
 
 from m3_paged import LLMEngine, SamplingParams
 from m3_paged.block_manager import BlockManager
-from milestone_llm.trace.explore import Run, write_page
+from milestone_llm.lab.trace.explore import Run, write_page
 
 PATH = Path("runs/find_the_bug.jsonl")
 

@@ -13,7 +13,7 @@ Serve requests together that share cached blocks. Conditions:
 3. `peek` shows what the next `pop` gives.
 
 The scheduler uses `add`, `peek`, `pop`, `remove`, `len` and iteration, as in
-milestone_llm/engine/request_queue.py. To serve with it:
+milestone_llm/core/request_queue.py. To serve with it:
 
     engine.scheduler.waiting = CacheAwareQueue(engine.scheduler.prefix_cache)
 
@@ -23,8 +23,8 @@ milestone_llm/engine/request_queue.py. To serve with it:
 from __future__ import annotations
 
 from m4_prefix_chunked.prefix_cache import PrefixCache
-from milestone_llm.engine.request import Request
-from milestone_llm.engine.request_queue import RequestQueue
+from milestone_llm.core.request import Request
+from milestone_llm.core.request_queue import RequestQueue
 
 
 class CacheAwareQueue(RequestQueue):

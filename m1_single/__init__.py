@@ -7,14 +7,13 @@ print(engine.generate("What is the capital of France?", chat=True)[0].text)
 
 from typing import TYPE_CHECKING
 
-from milestone_llm.engine.config import EngineConfig
-from milestone_llm.engine.outputs import RequestOutput
-from milestone_llm.engine.sampling_params import SamplingParams
-from milestone_llm.lazy import lazy
+from milestone_llm.frontend.config import EngineConfig
+from milestone_llm.frontend.outputs import RequestOutput
+from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.frontend.lazy import lazy
 
 if TYPE_CHECKING:
     from .engine import LLMEngine
 
 __all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]
 __getattr__ = lazy(__name__, LLMEngine=".engine")
-__path__.append(f"{__path__[0]}/tools")  # instruments: `python -m m1_single.timeline`

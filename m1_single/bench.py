@@ -7,7 +7,7 @@ that everybody does the same work in the same process.
 import sys
 from collections.abc import Sequence
 
-from milestone_llm.bench.command import bench_command
+from milestone_llm.lab.bench.command import bench_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,15 +11,15 @@ import sys
 from collections.abc import Sequence
 
 import m1_single
-from milestone_llm.demo.command import demo_parser, run_demo
+from milestone_llm.lab.demo.command import demo_parser, run_demo
 
 PICTURE = "m1_timeline.png"
 
 
 def demo(args: argparse.Namespace) -> None:
     """Serve the requests; show the steps in which something happened, text, summary, timeline."""
-    from milestone_llm.demo import show
-    from milestone_llm.demo.work import load_work
+    from milestone_llm.lab.demo import show
+    from milestone_llm.lab.demo.work import load_work
 
     run = load_work(args).run("Static batching", m1_single)
     show.steps(run)

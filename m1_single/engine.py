@@ -1,28 +1,51 @@
-"""M1's engine: the step loop over static batches."""
+"""M1's engine: static batches on a Hugging Face model with its own attention."""
 
 from __future__ import annotations
 
-from milestone_llm.engine.config import EngineConfig
-from milestone_llm.engine.engine import BaseEngine
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from milestone_llm.frontend.config import EngineConfig
+from milestone_llm.frontend.engine import BaseEngine
+from milestone_llm.frontend.guarded_core import GuardedCore
+from milestone_llm.frontend.watching import open_trace
+from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_padded
-from milestone_llm.trace.tracer import Tracer
 
 from .runner import ModelRunner
 from .scheduler import Scheduler
 
 
 class LLMEngine(BaseEngine):
-    """Static batching on an unchanged Hugging Face model."""
+    """Static batching on an unchanged Hugging Face model.
+
+    Args:
+        model: Hugging Face id or local folder, GGUF file, "smollm2-135m", "tiny-llama" (random
+            weights; also other families), or a ready `PreTrainedModel`.
+        tokenizer: for a ready model; without one prompts are token ids and `text` stays empty.
+        fields: fields of `EngineConfig`.
+
+    Raises:
+        InputError: an unknown field, or limits that do not go together.
+    """
 
     milestone = "m1_single"
-    config_class = EngineConfig
-    check_model = staticmethod(check_padded)
-    open_trace = staticmethod(Tracer.from_option)
 
-    def build_scheduler(self) -> Scheduler:
-        """A batch at a time."""
-        return Scheduler(self.config, self.max_model_len)
-
-    def build_runner(self) -> ModelRunner:
-        """The model with its own attention and `past_key_values`."""
-        return ModelRunner(self.model)
+    def __init__(
+        self,
+        model: str | PreTrainedModel = DEFAULT_MODEL,
+        *,
+        tokenizer: PreTrainedTokenizerBase | str | None = None,
+        **fields: object,
+    ) -> None:
+        config = EngineConfig.from_fields(**fields)
+        loaded = load_model(model, tokenizer, dtype=config.dtype, device=config.device)
+        check_padded(loaded.model)
+        max_model_len = config.resolve_max_model_len(max_position(loaded.model))
+        core = GuardedCore(
+            self.milestone,
+            Scheduler(config, max_model_len),
+            ModelRunner(loaded.model),
+            open_trace(config.trace, loaded.decode),
+            check_invariants=config.check_invariants,
+        )
+        super().__init__(config, loaded, max_model_len, core)

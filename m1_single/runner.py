@@ -12,9 +12,9 @@ from __future__ import annotations
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from milestone_llm.engine.plan import LaunchedStep, StepPlan
-from milestone_llm.engine.request import SampledToken
-from milestone_llm.engine.sampling import note_prompt_logprobs, sample
+from milestone_llm.core.logprobs import note_prompt_logprobs, prompt_logprobs
+from milestone_llm.core.plan import LaunchedStep, StepPlan
+from milestone_llm.core.sampling import sample
 
 
 class ModelRunner:
@@ -55,11 +55,8 @@ class ModelRunner:
         ]
         if places:
             rows, columns = torch.tensor(places, device=logits.device).unbind(dim=1)
-            note_prompt_logprobs(plan.rows, logits[rows, columns])
-
-    def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
-        """A token for each row that samples, by request id."""
-        return launched.wait()
+            for entry in prompt_logprobs(plan.rows, logits[rows, columns].__getitem__):
+                note_prompt_logprobs(*entry)
 
     def reset(self) -> None:
         """Drop the batch and its keys and values."""

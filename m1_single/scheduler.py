@@ -11,15 +11,11 @@ shows: finished rows stay in the batch as padding, and newcomers wait for all of
 
 from __future__ import annotations
 
-from milestone_llm.engine.config import EngineConfig
-from milestone_llm.engine.kv import KVUsage
-from milestone_llm.engine.plan import ScheduledRequest, StepPlan
-from milestone_llm.engine.request import Request, RequestStatus
-from milestone_llm.engine.scheduler import (
-    BaseScheduler,
-    check_one_completion,
-    check_prompt_fits_step,
-)
+from milestone_llm.core.kv import KVUsage
+from milestone_llm.core.plan import ScheduledRequest, StepPlan
+from milestone_llm.core.request import Request, RequestStatus
+from milestone_llm.core.scheduler import BaseScheduler
+from milestone_llm.frontend.config import EngineConfig
 
 
 class Scheduler(BaseScheduler):
@@ -32,12 +28,11 @@ class Scheduler(BaseScheduler):
         """Rows of the static batch, finished ones included."""
         self.batch_width = 0
         """Tokens per row in the padded KV cache."""
-        self.kv_watermark = 0
 
     def validate(self, request: Request) -> None:
         """Refuse a prompt that is larger than a step, and several completions of it."""
-        check_prompt_fits_step(request, self.config)
-        check_one_completion(request)
+        self.config.check_prompt_fits_step(request.num_prompt_tokens)
+        self.config.check_completions(request.sampling_params.n, can_share_kv=False)
 
     # -- a step ------------------------------------------------------------------------------
 
@@ -73,22 +68,17 @@ class Scheduler(BaseScheduler):
 
     def _plan_prefill(self, batch: list[Request]) -> StepPlan:
         rows = [ScheduledRequest(request, 0, request.num_tokens) for request in batch]
-        self._widen(max(row.num_new_tokens for row in rows))
+        self.batch_width = max(row.num_new_tokens for row in rows)
         num_padding_tokens = sum(self.batch_width - row.num_new_tokens for row in rows)
         return StepPlan(rows=rows, admitted=list(batch), num_padding_tokens=num_padding_tokens)
 
     def _plan_decode(self) -> StepPlan:
-        self._widen(self.batch_width + 1)
+        self.batch_width += 1
         rows = [
             ScheduledRequest(request, request.num_computed_tokens, 1, request.is_finished)
             for request in self.batch
         ]
         return StepPlan(rows=rows, num_padding_tokens=sum(row.is_padding for row in rows))
-
-    def _widen(self, width: int) -> None:
-        """Every row of the padded KV cache becomes `width` tokens wide."""
-        self.batch_width = width
-        self.kv_watermark = max(self.kv_watermark, len(self.batch) * width)
 
     # -- KV memory ---------------------------------------------------------------------------
 
@@ -102,14 +92,18 @@ class Scheduler(BaseScheduler):
         self.batch = []
         self.batch_width = 0
 
+    def num_used_units(self) -> int:
+        """Tokens that the padded batch has room for: every row is as wide as the widest."""
+        return len(self.batch) * self.batch_width
+
     def kv_usage(self) -> KVUsage:
-        """KV memory in tokens: every row of the batch is as wide as the widest."""
-        reserved = len(self.batch) * self.batch_width
+        """KV memory in tokens."""
+        reserved = self.num_used_units()
         return KVUsage(
             unit="token",
             total=reserved,  # Hugging Face's cache grows as needed: it has no pool
             used=reserved,
-            watermark=self.kv_watermark,
+            watermark=self.watermark,
             reserved_tokens=reserved,
             stored_tokens=sum(request.num_computed_tokens for request in self.running),
         )

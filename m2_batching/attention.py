@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from milestone_llm.engine.plan import ScheduledRequest
+from milestone_llm.core.plan import ScheduledRequest
 
 from .region_cache import RegionCache
 

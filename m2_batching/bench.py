@@ -7,7 +7,7 @@ continuous batching under the same limits; `--num-requests 1` shows what one req
 import sys
 from collections.abc import Sequence
 
-from milestone_llm.bench.command import bench_command
+from milestone_llm.lab.bench.command import bench_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from milestone_llm.engine import config as base
+from milestone_llm.core.errors import InputError
+from milestone_llm.frontend import config as base
 
 
 @dataclass(frozen=True)
@@ -17,17 +18,17 @@ class EngineConfig(base.EngineConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.policy not in ("fcfs", "priority"):
-            raise ValueError(f'policy must be "fcfs" or "priority", got {self.policy!r}')
+            raise InputError(f'policy must be "fcfs" or "priority", got {self.policy!r}')
         self.check_step_budget()
 
     def check_step_budget(self) -> None:
         """A step must have room for one token of every running request.
 
         Raises:
-            ValueError: `max_num_batched_tokens` is less than `max_num_seqs`.
+            InputError: `max_num_batched_tokens` is less than `max_num_seqs`.
         """
         if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
+            raise InputError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is less than "
                 f"max_num_seqs={self.max_num_seqs}: a step could not decode all running requests"
             )

@@ -23,7 +23,7 @@ import m1_single
 import m2_batching
 from m2_batching.tools.arrivals import add_arrival_options, arriving
 from milestone_llm.cli import add_options, console
-from milestone_llm.demo.command import demo_parser, numbers, run_demo
+from milestone_llm.lab.demo.command import demo_parser, numbers, run_demo
 
 PICTURE = "m2_timeline.png"
 
@@ -48,8 +48,8 @@ def parser() -> argparse.ArgumentParser:
 
 def demo(args: argparse.Namespace) -> None:
     """Serve the requests with each engine; show steps, text, comparison and timelines."""
-    from milestone_llm.demo import show
-    from milestone_llm.demo.work import load_work
+    from milestone_llm.lab.demo import show
+    from milestone_llm.lab.demo.work import load_work
 
     work = load_work(args)
     work.items = arriving(work.items, args)

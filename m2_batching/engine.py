@@ -1,10 +1,14 @@
-"""M2's engine: the step loop over continuous batching."""
+"""M2's engine: continuous batching over one contiguous KV region a request."""
 
 from __future__ import annotations
 
-from milestone_llm.engine.engine import BaseEngine
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from milestone_llm.frontend.engine import BaseEngine
+from milestone_llm.frontend.guarded_core import GuardedCore
+from milestone_llm.frontend.watching import open_trace
+from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_flat
-from milestone_llm.trace.tracer import Tracer
 
 from .config import EngineConfig
 from .region_cache import RegionCache
@@ -13,19 +17,27 @@ from .scheduler import Scheduler
 
 
 class LLMEngine(BaseEngine):
-    """Continuous batching over one contiguous KV region a request."""
+    """Continuous batching. Arguments and errors as in `m1_single`."""
 
     milestone = "m2_batching"
-    config_class = EngineConfig
-    check_model = staticmethod(check_flat)
-    open_trace = staticmethod(Tracer.from_option)
-    config: EngineConfig
 
-    def build_scheduler(self) -> Scheduler:
-        """Iteration-level scheduling."""
-        return Scheduler(self.config, self.max_model_len)
-
-    def build_runner(self) -> ModelRunner:
-        """Selective batching."""
-        cache = RegionCache(self.model, self.config.max_num_seqs, self.max_model_len)
-        return ModelRunner(self.model, cache)
+    def __init__(
+        self,
+        model: str | PreTrainedModel = DEFAULT_MODEL,
+        *,
+        tokenizer: PreTrainedTokenizerBase | str | None = None,
+        **fields: object,
+    ) -> None:
+        config = EngineConfig.from_fields(**fields)
+        loaded = load_model(model, tokenizer, dtype=config.dtype, device=config.device)
+        check_flat(loaded.model)
+        max_model_len = config.resolve_max_model_len(max_position(loaded.model))
+        cache = RegionCache(loaded.model, config.max_num_seqs, max_model_len)
+        core = GuardedCore(
+            self.milestone,
+            Scheduler(config, max_model_len),
+            ModelRunner(loaded.model, cache),
+            open_trace(config.trace, loaded.decode),
+            check_invariants=config.check_invariants,
+        )
+        super().__init__(config, loaded, max_model_len, core)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 
-from milestone_llm.engine.kv import KVEvent
+from milestone_llm.core.kv import KVEvent
 
 
 class RegionManager:
@@ -26,7 +26,6 @@ class RegionManager:
         self.free_regions = list(range(num_regions))
         self.regions: dict[str, int] = {}
         """Region of each request that has one."""
-        self.watermark = 0
 
     def can_allocate(self) -> bool:
         """Whether a region is free; each holds `max_model_len` tokens, however few are needed."""
@@ -34,13 +33,12 @@ class RegionManager:
 
     def describe(self) -> str:
         """How much is wanted and how much there is, for people."""
-        return f"a request needs a slot, {len(self.free_regions)} of {self.num_regions} are free"
+        return f"a request needs a region, {len(self.free_regions)} of {self.num_regions} are free"
 
     def allocate(self, request_id: str) -> None:
         """Give a request the lowest free region."""
         region = heapq.heappop(self.free_regions)
         self.regions[request_id] = region
-        self.watermark = max(self.watermark, len(self.regions))
         self.events.append(KVEvent("alloc", request_id, [region]))
 
     def free(self, request_id: str) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from milestone_llm.engine.plan import LaunchedStep, ScheduledRequest, StepPlan
-from milestone_llm.engine.request import SampledToken
-from milestone_llm.engine.sampling import note_prompt_logprobs, sample
+from milestone_llm.core.logprobs import note_prompt_logprobs, prompt_logprobs
+from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
+from milestone_llm.core.sampling import sample
 from milestone_llm.models.hf_model import attention_function
 
 from . import attention
@@ -31,10 +32,6 @@ class ModelRunner:
         metadata = attention.AttentionMetadata.build(rows, self.cache)
         sampled = flat_forward(self.model, rows, attention.NAME, metadata)
         return LaunchedStep(lambda: sampled)
-
-    def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
-        """A token for each request that samples, by id."""
-        return launched.wait()
 
     def reset(self) -> None:
         """Nothing to do: the next owner of a region finds zeros behind its own tokens."""
@@ -76,5 +73,7 @@ def flat_forward(
             attention_metadata=metadata,
         )
     logits = output.logits[0]
-    note_prompt_logprobs(rows, logits[len(last_tokens) :])
+    if prompt_tokens:
+        for entry in prompt_logprobs(rows, logits[len(last_tokens) :].__getitem__):
+            note_prompt_logprobs(*entry)
     return sample(logits[: len(last_tokens)], sampling_requests)

@@ -7,14 +7,10 @@ place to another request. Prefill and decode rows share a step.
 
 from __future__ import annotations
 
-from milestone_llm.engine.kv import KVUsage
-from milestone_llm.engine.plan import ScheduledRequest, StepPlan
-from milestone_llm.engine.request import Request, RequestStatus
-from milestone_llm.engine.scheduler import (
-    BaseScheduler,
-    check_one_completion,
-    check_prompt_fits_step,
-)
+from milestone_llm.core.kv import KVUsage
+from milestone_llm.core.plan import ScheduledRequest, StepPlan
+from milestone_llm.core.request import Request, RequestStatus
+from milestone_llm.core.scheduler import BaseScheduler
 
 from .config import EngineConfig
 from .regions import RegionManager
@@ -30,8 +26,8 @@ class Scheduler(BaseScheduler):
 
     def validate(self, request: Request) -> None:
         """Refuse a prompt that is larger than a step, and several completions of it."""
-        check_prompt_fits_step(request, self.config)
-        check_one_completion(request)
+        self.config.check_prompt_fits_step(request.num_prompt_tokens)
+        self.config.check_completions(request.sampling_params.n, can_share_kv=False)
 
     # -- a step ------------------------------------------------------------------------------
 
@@ -91,14 +87,18 @@ class Scheduler(BaseScheduler):
         """Give back all regions."""
         self.kv.reset()
 
+    def num_used_units(self) -> int:
+        """Regions that requests own."""
+        return len(self.kv.regions)
+
     def kv_usage(self) -> KVUsage:
         """KV memory in regions: each reserves `max_model_len` tokens, however few are stored."""
-        num_used = len(self.kv.regions)
+        num_used = self.num_used_units()
         return KVUsage(
-            unit="slot",
+            unit="region",
             total=self.kv.num_regions,
             used=num_used,
-            watermark=self.kv.watermark,
+            watermark=self.watermark,
             reserved_tokens=num_used * self.max_model_len,
             stored_tokens=sum(request.num_computed_tokens for request in self.running),
         )

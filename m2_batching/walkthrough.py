@@ -6,7 +6,7 @@
 import functools
 import sys
 
-from milestone_llm.walkthrough.runner import run_walkthrough
+from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
 from .tools.stops import GUIDE, scenario
 

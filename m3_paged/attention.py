@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from m2_batching.attention import causal_attention
-from milestone_llm.engine.plan import ScheduledRequest
+from milestone_llm.core.plan import ScheduledRequest
 
 from .block_cache import BlockCache
 

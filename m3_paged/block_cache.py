@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from transformers import PreTrainedModel
 
-from milestone_llm.engine.plan import ScheduledRequest, StepPlan
+from milestone_llm.core.plan import ScheduledRequest, StepPlan
 from milestone_llm.models.kv_shape import KVShape
 
 

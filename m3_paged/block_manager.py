@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Sized
 from typing import Protocol
 
-from milestone_llm.engine.kv import KVEvent
+from milestone_llm.core.kv import KVEvent
 
 
 class FreeBlocks(Sized, Iterable[int], Protocol):
@@ -29,7 +29,10 @@ class Pool(Protocol):
 
     num_blocks: int
     ref_counts: list[int]
-    watermark: int
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that at least one table holds."""
 
     @property
     def num_free(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 
 
 class BlockPool:
@@ -10,13 +10,12 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.watermark = 0
         self.reset()
 
     def reset(self) -> None:
         """All blocks are free, lowest first."""
-        self.free_blocks = OrderedDict.fromkeys(range(self.num_blocks))
-        """Free blocks, longest free first; a dict, so that one can be taken from the middle."""
+        self.free_blocks = deque(range(self.num_blocks))
+        """Free blocks, longest free first."""
         self.ref_counts = [0] * self.num_blocks
 
     @property
@@ -31,10 +30,9 @@ class BlockPool:
 
     def allocate(self) -> int:
         """Take a free block; its reference count becomes 1. The caller has made sure of one."""
-        block, _ = self.free_blocks.popitem(last=False)
+        block = self.free_blocks.popleft()
         assert self.ref_counts[block] == 0, f"block {block} is free and has owners"
         self.ref_counts[block] = 1
-        self.watermark = max(self.watermark, self.num_used)
         return block
 
     def share(self, block: int) -> None:
@@ -47,4 +45,4 @@ class BlockPool:
         assert self.ref_counts[block] > 0, f"block {block} is freed twice"
         self.ref_counts[block] -= 1
         if self.ref_counts[block] == 0:
-            self.free_blocks[block] = None
+            self.free_blocks.append(block)

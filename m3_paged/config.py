@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import m2_batching.config
+from milestone_llm.core.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -14,9 +15,9 @@ class EngineConfig(m2_batching.config.EngineConfig):
     block_size: int = 16
     """Tokens in a KV block."""
     kv_cache_tokens: int | None = None
-    """KV memory in tokens, rounded down to whole blocks. None: as much as slots would have taken,
+    """KV memory in tokens, rounded down to whole blocks. None: as much as regions would have taken,
     `max_num_seqs * max_model_len` (M4 and later keep up to 16 times that on CUDA, for prefixes of
-    earlier requests), but on CUDA no more than is free."""
+    earlier requests), but no more than is free on CUDA, and on a CPU 1 GiB or one request."""
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory that may be in use in all, model included, where `kv_cache_tokens`
     is None."""
@@ -31,13 +32,13 @@ class EngineConfig(m2_batching.config.EngineConfig):
         for name in ("block_size", "kv_cache_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+                raise InputError(f"{name} must be at least 1, got {value}")
         if self.swap_space_tokens is not None and self.swap_space_tokens < 0:
-            raise ValueError(f"swap_space_tokens must be at least 0, got {self.swap_space_tokens}")
+            raise InputError(f"swap_space_tokens must be at least 0, got {self.swap_space_tokens}")
         if self.preemption not in ("recompute", "swap"):
-            raise ValueError(f'preemption must be "recompute" or "swap", got {self.preemption!r}')
+            raise InputError(f'preemption must be "recompute" or "swap", got {self.preemption!r}')
         if not 0 < self.gpu_memory_utilization <= 1:
-            raise ValueError(
+            raise InputError(
                 f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}"
             )
 
@@ -45,10 +46,10 @@ class EngineConfig(m2_batching.config.EngineConfig):
         """A lone request must be able to grow to `max_model_len` and to be recomputed there.
 
         Raises:
-            ValueError: too few blocks, or a step too small for one recomputation.
+            InputError: too few blocks, or a step too small for one recomputation.
         """
         if num_blocks * self.block_size < max_model_len:
-            raise ValueError(
+            raise InputError(
                 f"{num_blocks} KV blocks of {self.block_size} hold "
                 f"{num_blocks * self.block_size} tokens, fewer than one request of "
                 f"max_model_len={max_model_len}: raise kv_cache_tokens or lower max_model_len"
@@ -59,10 +60,10 @@ class EngineConfig(m2_batching.config.EngineConfig):
         """A preempted request is recomputed whole.
 
         Raises:
-            ValueError: a step has fewer tokens than a request may have.
+            InputError: a step has fewer tokens than a request may have.
         """
         if self.max_num_batched_tokens < max_model_len:
-            raise ValueError(
+            raise InputError(
                 f"a preempted request of up to max_model_len={max_model_len} tokens is recomputed "
                 f"in one step, but max_num_batched_tokens={self.max_num_batched_tokens}: raise it "
                 "or lower max_model_len (m4_prefix_chunked computes long rows in chunks)"

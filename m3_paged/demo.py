@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 import m3_paged
 from milestone_llm.cli import add_options, positive
-from milestone_llm.demo.command import demo_parser, run_demo
+from milestone_llm.lab.demo.command import demo_parser, run_demo
 
 if TYPE_CHECKING:
-    from milestone_llm.demo.work import Work
+    from milestone_llm.lab.demo.work import Work
 
 PROMPTS = (
     "Name three fruits.",
@@ -49,9 +49,9 @@ def parser() -> argparse.ArgumentParser:
 
 def demo(args: argparse.Namespace) -> None:
     """Serve the requests; show steps with block maps, text, summary and pictures."""
-    from milestone_llm.demo import show
-    from milestone_llm.demo.work import load_work
-    from milestone_llm.plots.kvmap import draw_kvmap
+    from milestone_llm.lab.demo import show
+    from milestone_llm.lab.demo.work import load_work
+    from milestone_llm.lab.plots.kvmap import draw_kvmap
 
     from .tools.demo_maps import print_maps, print_memory
 

@@ -1,41 +1,52 @@
-"""M3's engine: the step loop over paged KV memory, with several completions of one prompt."""
+"""M3's engine: continuous batching over paged KV memory, with several completions of a prompt."""
 
 from __future__ import annotations
 
-from milestone_llm.engine.engine import BaseEngine
-from milestone_llm.engine.plan import StepPlan
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from milestone_llm.core.plan import StepPlan
+from milestone_llm.frontend.engine import BaseEngine
+from milestone_llm.frontend.guarded_core import GuardedCore
+from milestone_llm.frontend.watching import open_trace
+from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_flat
-from milestone_llm.trace.tracer import Tracer
 
 from .block_cache import BlockCache
 from .config import EngineConfig
-from .kv_memory import num_kv_blocks, with_swap_space
+from .kv_memory import fit_kv_memory, with_swap_space
 from .runner import ModelRunner
 from .scheduler import Scheduler
 
 
 class LLMEngine(BaseEngine):
-    """Continuous batching over KV blocks."""
+    """Continuous batching over KV blocks. Arguments and errors as in `m1_single`."""
 
     milestone = "m3_paged"
-    config_class = EngineConfig
-    check_model = staticmethod(check_flat)
-    open_trace = staticmethod(Tracer.from_option)
-    config: EngineConfig
-    scheduler: Scheduler
 
-    def build_scheduler(self) -> Scheduler:
-        """Scheduling by blocks."""
-        num_blocks = num_kv_blocks(self.model, self.config, self.max_model_len, self._run_once)
-        self.config = with_swap_space(self.config, self.model, num_blocks)
-        return Scheduler(self.config, self.max_model_len, num_blocks)
+    def __init__(
+        self,
+        model: str | PreTrainedModel = DEFAULT_MODEL,
+        *,
+        tokenizer: PreTrainedTokenizerBase | str | None = None,
+        **fields: object,
+    ) -> None:
+        config = EngineConfig.from_fields(**fields)
+        loaded = load_model(model, tokenizer, dtype=config.dtype, device=config.device)
+        check_flat(loaded.model)
 
-    def build_runner(self) -> ModelRunner:
-        """Paged attention."""
-        num_blocks, num_host_blocks = self.scheduler.num_blocks, self.scheduler.num_host_blocks
-        cache = BlockCache(self.model, num_blocks, self.config.block_size, num_host_blocks)
-        return ModelRunner(self.model, cache)
+        def run_once(cache: BlockCache, plan: StepPlan) -> None:
+            ModelRunner(loaded.model, cache).launch(plan)
 
-    def _run_once(self, cache: BlockCache, plan: StepPlan) -> None:
-        """Compute a plan over some cache, to see how much memory that takes."""
-        ModelRunner(self.model, cache).launch(plan)
+        wanted_len = config.resolve_max_model_len(max_position(loaded.model))
+        num_blocks, max_model_len = fit_kv_memory(loaded.model, config, wanted_len, run_once)
+        config = with_swap_space(config, loaded.model, num_blocks)
+        scheduler = Scheduler(config, max_model_len, num_blocks)
+        cache = BlockCache(loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks)
+        core = GuardedCore(
+            self.milestone,
+            scheduler,
+            ModelRunner(loaded.model, cache),
+            open_trace(config.trace, loaded.decode),
+            check_invariants=config.check_invariants,
+        )
+        super().__init__(config, loaded, max_model_len, core)

@@ -10,9 +10,10 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from milestone_llm.engine.plan import ScheduledRequest, StepPlan
-from milestone_llm.engine.request import Request
-from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.core.errors import InputError
+from milestone_llm.core.plan import ScheduledRequest, StepPlan
+from milestone_llm.core.request import Request
+from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.models.kv_shape import KVShape
 
 from .block_cache import BlockCache
@@ -21,35 +22,58 @@ from .config import EngineConfig
 SWAP_SPACE_BYTES = 4 * 2**30
 """Host memory for swapped KV at most, where nothing is configured: on CUDA it is pinned."""
 
+CPU_KV_BYTES = 2**30
+"""KV memory on a CPU at most, where nothing is configured, or as much as one request needs."""
+
 AnyConfig = TypeVar("AnyConfig", bound=EngineConfig)
 RunOnce = Callable[[BlockCache, StepPlan], object]
 """Computes a plan over a cache, as the engine's runner will."""
 
 
-def num_kv_blocks(
+def fit_kv_memory(
     model: PreTrainedModel,
     config: EngineConfig,
     max_model_len: int,
     run_once: RunOnce,
     useful_kv: int = 1,
-) -> int:
-    """Blocks of KV memory: as configured, or as many as can be of use, if a GPU has them.
+) -> tuple[int, int]:
+    """Blocks of KV memory: as configured, or as many as can be of use and fit.
 
     Args:
+        max_model_len: as configured, or as the model would have it.
         useful_kv: how often the KV of `max_num_seqs` full requests is worth having.
 
+    Returns:
+        The number of blocks; and `max_model_len`, which is less where it was not configured and
+        memory holds no request of that length.
+
     Raises:
-        ValueError: not even one request of `max_model_len` would fit.
+        InputError: not even one request of the configured `max_model_len` would fit.
     """
+    size = config.block_size
     if config.kv_cache_tokens is not None:
-        return config.kv_cache_tokens // config.block_size
-    # Whole blocks a request, so that every request can grow to its full length.
-    num_blocks = config.max_num_seqs * -(-max_model_len // config.block_size)
+        num_blocks = config.kv_cache_tokens // size
+    else:
+        num_tokens = _num_free_tokens(model, config, max_model_len, run_once)
+        if model.device.type == "cpu" and config.max_model_len is not None:
+            num_tokens = max(num_tokens, max_model_len + size - 1)
+        # Whole blocks a request, so that every request can grow to its full length.
+        num_useful = config.max_num_seqs * -(-max_model_len // size)
+        if model.device.type == "cuda":
+            num_useful *= useful_kv
+        num_blocks = min(num_tokens // size, num_useful)
+    if config.max_model_len is None and num_blocks:
+        max_model_len = min(max_model_len, num_blocks * size)
+    return num_blocks, max_model_len
+
+
+def _num_free_tokens(
+    model: PreTrainedModel, config: EngineConfig, max_model_len: int, run_once: RunOnce
+) -> int:
     if model.device.type != "cuda":
-        return num_blocks
+        return CPU_KV_BYTES // KVShape.of(model).bytes_per_token
     with torch.cuda.device(model.device):
-        num_free = _free_tokens_after_profiling(model, config, max_model_len, run_once)
-    return min(num_free // config.block_size, num_blocks * useful_kv)
+        return _free_tokens_after_profiling(model, config, max_model_len, run_once)
 
 
 def with_swap_space(config: AnyConfig, model: PreTrainedModel, num_blocks: int) -> AnyConfig:
@@ -72,7 +96,7 @@ def _free_tokens_after_profiling(
         run_once: computes a plan over a cache, as the engine's runner will.
 
     Raises:
-        ValueError: not even one request of `max_model_len` would fit.
+        InputError: not even one request of `max_model_len` would fit.
     """
     gc.collect()  # engines that nobody uses any more, whose parts know each other
     torch.cuda.empty_cache()
@@ -88,11 +112,12 @@ def _free_tokens_after_profiling(
     free, total = torch.cuda.mem_get_info()
     usable = free - activations - (1 - config.gpu_memory_utilization) * total
     num_tokens = int(usable // bytes_per_token)
-    if num_tokens < max_model_len:
-        raise ValueError(
+    least = config.max_model_len or config.block_size
+    if num_tokens < least:
+        raise InputError(
             f"gpu_memory_utilization={config.gpu_memory_utilization} leaves room for "
             f"{max(0, num_tokens)} tokens of KV ({bytes_per_token} bytes each), fewer than one "
-            f"request of max_model_len={max_model_len}"
+            f"request of {least} tokens"
         )
     return num_tokens
 

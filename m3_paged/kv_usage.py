@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from milestone_llm.engine.kv import KVUsage
-from milestone_llm.engine.request import Request, RequestStatus
+from milestone_llm.core.kv import KVUsage
+from milestone_llm.core.request import Request, RequestStatus
 
 from .block_manager import BlockManager
 from .preemption import Preempter
 
 
-def paged_kv_usage(kv: BlockManager, running: Sequence[Request], cached: int = 0) -> KVUsage:
+def paged_kv_usage(
+    kv: BlockManager, running: Sequence[Request], watermark: int, cached: int = 0
+) -> KVUsage:
     """KV memory in blocks; `cached` free ones can still be found by content."""
-    num_used = kv.pool.num_blocks - kv.pool.num_free
+    num_used = kv.pool.num_used
     return KVUsage(
         unit="block",
         total=kv.pool.num_blocks,
         used=num_used,
-        watermark=kv.pool.watermark,
+        watermark=watermark,
         reserved_tokens=num_used * kv.block_size,
         stored_tokens=stored_tokens(kv, running),
         cached=cached,
@@ -43,12 +45,11 @@ def stored_tokens(kv: BlockManager, running: Sequence[Request]) -> int:
 
 def kv_stats(kv: BlockManager, preempter: Preempter, running: Sequence[Request]) -> dict[str, Any]:
     """Preemptions, copies, and places that are reserved but empty."""
-    usage = paged_kv_usage(kv, running)
     return {
         "preemptions": preempter.num_preemptions,
         "copied_blocks": kv.num_copies,
         "kv": {
-            "wasted_tokens": usage.reserved_tokens - usage.stored_tokens,
+            "wasted_tokens": kv.pool.num_used * kv.block_size - stored_tokens(kv, running),
             "wasted_tokens_by_request": {
                 request.request_id: kv.block_size * len(kv.block_tables[request.request_id])
                 - request.num_computed_tokens

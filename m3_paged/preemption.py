@@ -8,9 +8,9 @@ Either way the request keeps its tokens, the one sampled last included.
 
 from __future__ import annotations
 
-from milestone_llm.engine.kv import KVEvent
-from milestone_llm.engine.plan import Preemption, StepPlan
-from milestone_llm.engine.request import Request, RequestStatus
+from milestone_llm.core.kv import KVEvent
+from milestone_llm.core.plan import Preemption, StepPlan
+from milestone_llm.core.request import Request, RequestStatus
 
 from .block_manager import BlockManager
 from .block_pool import BlockPool
@@ -35,7 +35,7 @@ class Preempter:
         plan.preempted.append(Preemption(victim, reason))
         plan.waiting_reasons[victim.request_id] = reason
         self.num_preemptions += 1
-        victim.metrics.num_preemptions += 1
+        victim.num_preemptions += 1
         num_tokens = victim.num_computed_tokens
         if self.host.pool.num_blocks and self.host.can_allocate(num_tokens):
             victim.status = RequestStatus.SWAPPED

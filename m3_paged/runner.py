@@ -6,8 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from m2_batching.runner import decode_rows_first, flat_forward
-from milestone_llm.engine.plan import LaunchedStep, StepPlan
-from milestone_llm.engine.request import SampledToken
+from milestone_llm.core.plan import LaunchedStep, StepPlan
 
 from . import attention
 from .block_cache import BlockCache
@@ -31,10 +30,6 @@ class ModelRunner:
         metadata = attention.AttentionMetadata.build(rows, self.cache)
         sampled = flat_forward(self.model, rows, attention.NAME, metadata)
         return LaunchedStep(lambda: sampled)
-
-    def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
-        """A token for each request that samples, by id."""
-        return launched.wait()
 
     def reset(self) -> None:
         """Nothing to do: the next owner of a block clears the places that it does not write."""

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from milestone_llm.engine.kv import KVUsage
-from milestone_llm.engine.plan import ScheduledRequest, StepPlan
-from milestone_llm.engine.request import Request, RequestStatus
-from milestone_llm.engine.scheduler import (
-    BaseScheduler,
-    check_completions_fit,
-    check_prompt_fits_step,
-)
+from milestone_llm.core.kv import KVUsage
+from milestone_llm.core.plan import ScheduledRequest, StepPlan
+from milestone_llm.core.request import Request, RequestStatus
+from milestone_llm.core.scheduler import BaseScheduler
 
 from .block_manager import BlockManager
 from .block_pool import BlockPool
@@ -39,8 +35,8 @@ class Scheduler(BaseScheduler):
 
     def validate(self, request: Request) -> None:
         """Refuse a prompt that is larger than a step, and completions that could not all run."""
-        check_prompt_fits_step(request, self.config)
-        check_completions_fit(request, self.config)
+        self.config.check_prompt_fits_step(request.num_prompt_tokens)
+        self.config.check_completions(request.sampling_params.n)
 
     # -- a step ------------------------------------------------------------------------------
 
@@ -105,7 +101,7 @@ class Scheduler(BaseScheduler):
 
     def _admit(self, request: Request, plan: StepPlan) -> None:
         """Give a new or preempted request blocks for all its tokens, and a row."""
-        is_new = not request.metrics.num_preemptions
+        is_new = not request.num_preemptions
         self.kv.allocate(request.request_id, request.num_tokens)
         if request.status is RequestStatus.SWAPPED:
             self.preempter.swap_in(request, plan)
@@ -147,9 +143,13 @@ class Scheduler(BaseScheduler):
         self.kv.reset()
         self.preempter.reset()
 
+    def num_used_units(self) -> int:
+        """Blocks that requests own."""
+        return self.kv.pool.num_used
+
     def kv_usage(self) -> KVUsage:
         """KV memory in blocks. Waste is at most one partly filled block a request."""
-        return paged_kv_usage(self.kv, self.running)
+        return paged_kv_usage(self.kv, self.running, self.watermark)
 
     def stats(self) -> dict[str, Any]:
         """Preemptions, copies, and places that are reserved but empty."""

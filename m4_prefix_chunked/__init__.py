@@ -7,9 +7,9 @@ the decode rows of others. Block tables, runner and attention are M3's.
 
 from typing import TYPE_CHECKING
 
-from milestone_llm.engine.outputs import RequestOutput
-from milestone_llm.engine.sampling_params import SamplingParams
-from milestone_llm.lazy import lazy
+from milestone_llm.frontend.outputs import RequestOutput
+from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.frontend.lazy import lazy
 
 from .config import EngineConfig
 
@@ -18,4 +18,3 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]
 __getattr__ = lazy(__name__, LLMEngine=".engine")
-__path__.append(f"{__path__[0]}/tools")  # instruments: `python -m m4_prefix_chunked.stress`

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from milestone_llm.bench.command import Bench, bench_command
+from milestone_llm.lab.bench.command import Bench, bench_command
 from milestone_llm.cli import positive
 
 

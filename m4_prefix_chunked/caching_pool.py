@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from milestone_llm.engine.kv import KVEvent
+from milestone_llm.core.kv import KVEvent
 
 
 class CachingBlockPool:
@@ -23,7 +23,6 @@ class CachingBlockPool:
     def __init__(self, num_blocks: int, events: list[KVEvent]) -> None:
         self.num_blocks = num_blocks
         self.events = events
-        self.watermark = 0
         self.num_evictions = 0
         self.reset()
 
@@ -55,7 +54,7 @@ class CachingBlockPool:
             self.num_evictions += 1
             self.forget(block)
             self.events.append(KVEvent("evict", None, [block]))
-        self._take(block)
+        self.ref_counts[block] = 1
         return block
 
     def share(self, block: int) -> None:
@@ -66,11 +65,7 @@ class CachingBlockPool:
         assert block in self.hash_of, f"block {block} is free and its content forgotten"
         del self.free_blocks[block]
         self.num_cached_free -= 1
-        self._take(block)
-
-    def _take(self, block: int) -> None:
         self.ref_counts[block] = 1
-        self.watermark = max(self.watermark, self.num_used)
 
     def free(self, block: int) -> None:
         """One table fewer holds the block; after the last it is free, its content kept."""

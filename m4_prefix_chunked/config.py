@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import m3_paged.config
+from milestone_llm.core.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -24,19 +25,25 @@ class EngineConfig(m3_paged.config.EngineConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.prefill_policy not in ("mixed", "prefill_first"):
-            raise ValueError(
+            raise InputError(
                 f'prefill_policy must be "mixed" or "prefill_first", got {self.prefill_policy!r}'
             )
         if self.long_prefill_token_threshold < 0:
-            raise ValueError(
+            raise InputError(
                 "long_prefill_token_threshold must be at least 0, "
                 f"got {self.long_prefill_token_threshold}"
             )
         if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
-            raise ValueError(
+            raise InputError(
                 f"long_prefill_token_threshold={self.long_prefill_token_threshold} cuts prompts "
                 "into chunks, but enable_chunked_prefill is False"
             )
+
+    def resolve_max_model_len(self, model_max_len: int | None) -> int:
+        """The `max_model_len` in force: with chunked prefill, whatever the step's budget."""
+        if not self.enable_chunked_prefill or self.max_model_len or not model_max_len:
+            return super().resolve_max_model_len(model_max_len)
+        return model_max_len
 
     def check_step_budget(self) -> None:
         """With chunked prefill any budget will do: a row that does not fit waits a step."""
@@ -47,7 +54,3 @@ class EngineConfig(m3_paged.config.EngineConfig):
         """With chunked prefill a recomputation takes as many steps as it needs."""
         if not self.enable_chunked_prefill:
             super().check_recompute_fits_a_step(max_model_len)
-
-    def max_row_tokens(self, budget: int) -> int:
-        """Most tokens that one row may compute when the step has `budget` tokens left."""
-        return min(budget, self.long_prefill_token_threshold or budget)

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 
 from milestone_llm.cli import add_options, positive
-from milestone_llm.demo.command import demo_parser, run_demo
+from milestone_llm.lab.demo.command import demo_parser, run_demo
 
 PICTURES = "m4_prefix.png", "m4_timeline.png"
 

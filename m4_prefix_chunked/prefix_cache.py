@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from m3_paged.block_manager import BlockManager
-from milestone_llm.engine.block_hash import hash_block, hash_salt
-from milestone_llm.engine.request import Request
+from m4_prefix_chunked.block_hash import hash_block, hash_salt
+from milestone_llm.core.request import Request
 
 from .caching_pool import CachingBlockPool
 

@@ -16,14 +16,10 @@ from typing import Any
 from m3_paged.block_manager import BlockManager
 from m3_paged.kv_usage import check_tables, kv_stats, paged_kv_usage
 from m3_paged.preemption import Preempter
-from milestone_llm.engine.kv import KVUsage
-from milestone_llm.engine.plan import ScheduledRequest, StepPlan
-from milestone_llm.engine.request import Request, RequestStatus
-from milestone_llm.engine.scheduler import (
-    BaseScheduler,
-    check_completions_fit,
-    check_prompt_fits_step,
-)
+from milestone_llm.core.kv import KVUsage
+from milestone_llm.core.plan import ScheduledRequest, StepPlan
+from milestone_llm.core.request import Request, RequestStatus
+from milestone_llm.core.scheduler import BaseScheduler
 
 from .caching_pool import CachingBlockPool
 from .config import EngineConfig
@@ -46,9 +42,9 @@ class Scheduler(BaseScheduler):
 
     def validate(self, request: Request) -> None:
         """Refuse completions that could not all run, and a prompt that no chunks can carry."""
-        check_completions_fit(request, self.config)
+        self.config.check_completions(request.sampling_params.n)
         if not self.config.enable_chunked_prefill:
-            check_prompt_fits_step(request, self.config)
+            self.config.check_prompt_fits_step(request.num_prompt_tokens)
 
     # -- a step ------------------------------------------------------------------------------
 
@@ -112,7 +108,8 @@ class Scheduler(BaseScheduler):
         """A row of as many tokens as the budget allows. Returns how many it takes."""
         num_new_tokens = request.num_uncomputed_tokens
         if self.config.enable_chunked_prefill:
-            num_new_tokens = min(num_new_tokens, self.config.max_row_tokens(budget))
+            longest = self.config.long_prefill_token_threshold or budget
+            num_new_tokens = min(num_new_tokens, budget, longest)
         start, blocks = request.num_computed_tokens, self.kv.block_tables[request.request_id]
         row = ScheduledRequest(request, start, num_new_tokens, False, blocks, num_cached)
         plan.rows.append(row)
@@ -143,7 +140,7 @@ class Scheduler(BaseScheduler):
 
     def _admit(self, request: Request, plan: StepPlan) -> int:
         """Give a new or preempted request blocks for all its tokens. Returns those found cached."""
-        is_new, num_cached = not request.metrics.num_preemptions, 0
+        is_new, num_cached = not request.num_preemptions, 0
         if request.status is RequestStatus.SWAPPED:
             self.kv.allocate(request.request_id, request.num_tokens)
             self.preempter.swap_in(request, plan)
@@ -152,7 +149,7 @@ class Scheduler(BaseScheduler):
             plan.copies += self.prefix_cache.allocate(request, hit)
             request.num_computed_tokens = num_cached = hit.num_tokens
             if is_new:
-                request.metrics.num_cached_tokens = num_cached
+                request.num_cached_tokens = num_cached
         request.status = RequestStatus.RUNNING
         self.running.append(request)
         (plan.admitted if is_new else plan.resumed).append(request)
@@ -184,9 +181,14 @@ class Scheduler(BaseScheduler):
         self.kv.pool.reset()
         return True
 
+    def num_used_units(self) -> int:
+        """Blocks that requests own."""
+        return self.kv.pool.num_used
+
     def kv_usage(self) -> KVUsage:
         """KV memory in blocks, and how many free ones can still be found."""
-        return paged_kv_usage(self.kv, self.running, self.prefix_cache.pool.num_cached_free)
+        num_cached = self.prefix_cache.pool.num_cached_free
+        return paged_kv_usage(self.kv, self.running, self.watermark, num_cached)
 
     def stats(self) -> dict[str, Any]:
         """M3's figures, and those of the prefix cache."""

@@ -17,7 +17,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from milestone_llm.bench.command import Bench, bench_command, positive
+from milestone_llm.lab.bench.command import Bench, bench_command, positive
 
 from .tools.launch import SIZE_HELP, hush, start_ranks
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import m4_prefix_chunked.config
+from milestone_llm.core.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,6 @@ class EngineConfig(m4_prefix_chunked.config.EngineConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tensor_parallel_size < 1:
-            raise ValueError(
+            raise InputError(
                 f"tensor_parallel_size must be at least 1, got {self.tensor_parallel_size}"
             )

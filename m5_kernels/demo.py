@@ -18,7 +18,7 @@ from typing import Any
 import m4_prefix_chunked
 import m5_kernels
 from milestone_llm.cli import console, positive
-from milestone_llm.demo.command import demo_parser, run_demo
+from milestone_llm.lab.demo.command import demo_parser, run_demo
 
 from .tools.launch import SIZE_HELP, hush, start_ranks
 
@@ -37,8 +37,8 @@ def parser() -> argparse.ArgumentParser:
 
 def demo(args: argparse.Namespace) -> None:
     """Serve the requests with M4 and M5, then show the pipeline."""
-    from milestone_llm.demo import show
-    from milestone_llm.demo.work import load_work
+    from milestone_llm.lab.demo import show
+    from milestone_llm.lab.demo.work import load_work
 
     from .tools.pipeline_log import show_pipeline
 

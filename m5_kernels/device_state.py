@@ -18,8 +18,8 @@ import torch
 
 from m5_kernels.kernels.backend import ceil_div
 from m5_kernels.kernels.step_metadata import RowState
-from milestone_llm.engine.request import Request
-from milestone_llm.engine.sampling import clamped_penalty
+from milestone_llm.core.request import Request
+from milestone_llm.core.sampling import clamped_penalty
 
 MAX_STOP_IDS = 16
 """Stop tokens of a request that the device knows; they matter to it while `min_tokens` does."""

@@ -19,15 +19,15 @@ from m3_paged.block_cache import BlockCache
 from m3_paged.kv_memory import num_kv_blocks, with_swap_space
 from m4_prefix_chunked.engine import USEFUL_KV
 from m4_prefix_chunked.scheduler import Scheduler
-from milestone_llm.engine.engine import BaseEngine
-from milestone_llm.engine.outbox import Reader
-from milestone_llm.engine.plan import StepPlan
-from milestone_llm.engine.request import Request
-from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.frontend.engine import BaseEngine
+from milestone_llm.frontend.output_queue import Reader
+from milestone_llm.core.plan import StepPlan
+from milestone_llm.core.request import Request
+from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, LoadedModel, load_model
 from milestone_llm.models.pretrained import is_hollow
 from milestone_llm.models.support import check_flat
-from milestone_llm.trace.tracer import Tracer
+from milestone_llm.lab.trace.tracer import Tracer
 
 from .config import EngineConfig
 from .decoder import FusedDecoder

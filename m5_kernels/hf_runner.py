@@ -9,10 +9,9 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from m2_batching.runner import decode_rows_first, flat_forward
 from m3_paged.block_cache import BlockCache
-from milestone_llm.engine.plan import LaunchedStep, ScheduledRequest, StepPlan
-from milestone_llm.engine.request import SampledToken
+from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
 
-from .attention import AttentionMetadata, attend
+from .decoder.attention import AttentionMetadata, attend
 from .kernels.rope_kv_write import write_kv
 
 NAME = "flash_decoding"
@@ -37,10 +36,6 @@ class HFRunner:
         with torch.cuda.device_of(self.cache.keys[0]):  # where Triton launches its kernels
             sampled = flat_forward(self.model, rows, NAME, self._metadata(rows))
         return LaunchedStep(lambda: sampled)
-
-    def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
-        """A token for each request that samples, by id."""
-        return launched.wait()
 
     def reset(self) -> None:
         """Nothing to do: no kernel reads a slot beyond its context."""

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from m3_paged.block_cache import BlockCache
-from milestone_llm.engine.outputs import Logprob
-from milestone_llm.engine.plan import LaunchedStep, ScheduledRequest, StepPlan
-from milestone_llm.engine.request import Request, RequestStatus, SampledToken
-from milestone_llm.engine.sampling import note_prompt_logprobs, read_logprobs
-from milestone_llm.engine.sampling import sample as sample_on_host
+from milestone_llm.frontend.outputs import Logprob
+from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
+from milestone_llm.core.request import Request, RequestStatus, SampledToken
+from milestone_llm.core.sampling import note_prompt_logprobs, read_logprobs
+from milestone_llm.core.sampling import sample as sample_on_host
 
 from .attention import AttentionMetadata
 from .config import EngineConfig

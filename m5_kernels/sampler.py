@@ -1,6 +1,6 @@
 """From logits to tokens on the device, without a word from the host.
 
-What the host's sampler (`milestone_llm.engine.sampling`) does request by request is done here for
+What the host's sampler (`milestone_llm.core.sampling`) does request by request is done here for
 all rows of a step at once, from `DeviceState`: penalties, the kernel that filters and draws, and
 log-probabilities for rows that want them. So a step may be launched before the last one's tokens
 are known, whatever its requests ask for, and a decode step fits into a CUDA graph.
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from milestone_llm.engine.request import Request
-from milestone_llm.engine.sampling import logprob_columns
+from milestone_llm.core.request import Request
+from milestone_llm.core.sampling import logprob_columns
 
 from .device_state import MAX_STOP_IDS, DeviceState
 from .kernels.sample import sample

@@ -22,8 +22,8 @@ import m3_paged
 import m4_prefix_chunked
 import m5_kernels
 from m1_single import RequestOutput, SamplingParams
-from milestone_llm.engine.plan import LaunchedStep, StepPlan
-from milestone_llm.engine.request import Request, SampledToken
+from milestone_llm.core.plan import LaunchedStep, StepPlan
+from milestone_llm.core.request import Request, SampledToken
 from milestone_llm.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, build_tiny_model
 
 PACKAGES: list[Any] = [m1_single, m2_batching, m3_paged, m4_prefix_chunked, m5_kernels]

@@ -17,9 +17,9 @@ from m4_prefix_chunked import EngineConfig
 from m4_prefix_chunked.caching_pool import CachingBlockPool
 from m4_prefix_chunked.prefix_cache import PrefixCache
 from m4_prefix_chunked.scheduler import Scheduler
-from milestone_llm.engine.plan import StepPlan
-from milestone_llm.engine.request import Request
-from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.core.plan import StepPlan
+from milestone_llm.core.request import Request
+from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import EOS_TOKEN_ID
 from paged_helpers import VOCAB_SIZE, PagedDevice, expected_tokens, plan_line, step
 

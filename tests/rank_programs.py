@@ -208,7 +208,7 @@ def folder_part(rank: int, size: int, model: str) -> Any:
 def only_rank_0_is_asked(rank: int, size: int) -> Any:
     """Rank 0 runs a program with two engines and an abort; the others follow."""
     from m5_kernels import LLMEngine
-    from m5_kernels.ranks import Ranks
+    from m5_kernels.tensor_parallel.ranks import Ranks
 
     if rank:
         Ranks.join(size).follow(LLMEngine)
@@ -269,7 +269,7 @@ def fused_kernel(rank: int, size: int) -> Any:
 
     from m5_kernels.kernels.all_reduce_norm import Mailbox, all_reduce_add_rms_norm
     from m5_kernels.kernels.rms_norm import rms_norm_torch
-    from m5_kernels.ranks import Ranks
+    from m5_kernels.tensor_parallel.ranks import Ranks
 
     device = Ranks.join(size).device
     errors = []

@@ -12,9 +12,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from milestone_llm.engine.plan import LaunchedStep, ScheduledRequest, StepPlan
-from milestone_llm.engine.request import Request, SampledToken
-from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
+from milestone_llm.core.request import Request, SampledToken
+from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
 
 Place = tuple[object, int]

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from milestone_llm import MILESTONES
-from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 from milestone_llm.serving import command, engine_process
 from milestone_llm.serving import connection as http_connection

@@ -2,7 +2,7 @@
 
 import torch
 
-from milestone_llm.engine.philox import gumbel_noise, seeds_to_tensor
+from milestone_llm.core.philox import gumbel_noise, seeds_to_tensor
 
 PROBABILITIES = torch.tensor([0.50, 0.25, 0.15, 0.07, 0.03])
 LOGITS, DRAWS, SEED = PROBABILITIES.log(), 20_000, 7

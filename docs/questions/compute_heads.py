@@ -5,7 +5,7 @@ import argparse
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from milestone_llm.plots.picture import set_titles, write_picture
+from milestone_llm.lab.plots.picture import set_titles, write_picture
 
 KINDS = {
     "MHA": (8, "a KV head for each query head"),

@@ -6,7 +6,7 @@ import torch
 from matplotlib.figure import Figure
 
 from docs.questions.m0_transformer import rotate
-from milestone_llm.plots.picture import set_titles, write_picture
+from milestone_llm.lab.plots.picture import set_titles, write_picture
 
 HEAD_DIM, THETA = 64, 10_000.0
 

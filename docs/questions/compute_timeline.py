@@ -12,7 +12,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from milestone_llm.plots.picture import set_titles, write_picture
+from milestone_llm.lab.plots.picture import set_titles, write_picture
 
 PLAN, LAUNCH, KERNEL, SETTLE, KERNELS, STEPS = 4.0, 4.0, 1.5, 3.0, 8, 10
 END = 122

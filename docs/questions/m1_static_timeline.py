@@ -6,8 +6,8 @@ Steps depend on lengths alone, so a tiny model of random weights shows what a la
 import argparse
 
 from m1_single import LLMEngine
-from milestone_llm.bench.workloads import mixed, serve
-from milestone_llm.plots.timeline import draw_timeline
+from milestone_llm.lab.bench.workloads import mixed, serve
+from milestone_llm.lab.plots.timeline import draw_timeline
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("-o", "--output", metavar="PATH.png", required=True)

@@ -6,7 +6,7 @@ r0 and r1 want 12 and 30 tokens; r2 arrives before step 5 and wants 4.
 import m1_single
 import m2_batching
 from m1_single import SamplingParams
-from milestone_llm.bench.workloads import WorkItem, serve
+from milestone_llm.lab.bench.workloads import WorkItem, serve
 
 
 def item(num_prompt_tokens: int, num_tokens: int, arrival_step: int) -> WorkItem:

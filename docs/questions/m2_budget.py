@@ -6,7 +6,7 @@ Computed positions stand for time.
 from itertools import pairwise
 
 from m2_batching import LLMEngine, SamplingParams
-from milestone_llm.bench.workloads import WorkItem, serve
+from milestone_llm.lab.bench.workloads import WorkItem, serve
 
 
 def exactly(num_tokens: int) -> SamplingParams:

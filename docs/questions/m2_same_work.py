@@ -7,8 +7,8 @@ import argparse
 
 import m1_single
 import m2_batching
-from milestone_llm.bench.workloads import mixed, serve
-from milestone_llm.plots.timeline import draw_timeline
+from milestone_llm.lab.bench.workloads import mixed, serve
+from milestone_llm.lab.plots.timeline import draw_timeline
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("-o", "--output", metavar="PATH.png", help="draw both timelines")

@@ -8,7 +8,7 @@ import random
 import m1_single
 import m2_batching
 from m1_single import SamplingParams
-from milestone_llm.bench.workloads import WorkItem, serve
+from milestone_llm.lab.bench.workloads import WorkItem, serve
 
 rng = random.Random(0)
 items, step = [], 0

@@ -4,7 +4,7 @@ import argparse
 
 from m1_single import SamplingParams
 from m3_paged import LLMEngine
-from milestone_llm.plots.kvmap import draw_kvmap
+from milestone_llm.lab.plots.kvmap import draw_kvmap
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("-o", "--output", metavar="PATH.png", required=True)

@@ -2,7 +2,7 @@
 
 import m2_batching
 import m3_paged
-from milestone_llm.bench.workloads import mixed, serve
+from milestone_llm.lab.bench.workloads import mixed, serve
 
 KV_TOKENS = 1024
 print(f"memory for {KV_TOKENS:,} tokens, 16 requests of 16..64 tokens in and out")

@@ -1,7 +1,7 @@
 """What does a pool that is too small cost: tokens computed again, or blocks copied?"""
 
 from m3_paged import LLMEngine
-from milestone_llm.bench.workloads import mixed, serve
+from milestone_llm.lab.bench.workloads import mixed, serve
 
 
 def run(**fields):

@@ -12,7 +12,7 @@ import torch
 
 from m3_paged.block_cache import BlockCache
 from m5_kernels import LLMEngine, SamplingParams
-from milestone_llm.engine.plan import StepPlan
+from milestone_llm.core.plan import StepPlan
 
 ONE_TOKEN = SamplingParams(max_tokens=1)
 LENGTHS, ROUNDS, BLOCK_SIZE = (128, 2048, 16_384), 5, 16

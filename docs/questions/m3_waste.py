@@ -5,7 +5,7 @@ The same 16 requests each time, with the KV memory of 4 slots of 512 tokens.
 
 import m2_batching
 import m3_paged
-from milestone_llm.bench.workloads import mixed, serve
+from milestone_llm.lab.bench.workloads import mixed, serve
 
 MEMORY, MAX_MODEL_LEN = 4 * 512, 512
 

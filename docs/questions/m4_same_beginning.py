@@ -6,7 +6,7 @@ Six requests of one system prompt (96 tokens) and a few tokens of their own, two
 import m3_paged
 import m4_prefix_chunked
 from m1_single import SamplingParams
-from milestone_llm.bench.workloads import WorkItem, serve
+from milestone_llm.lab.bench.workloads import WorkItem, serve
 
 SYSTEM_PROMPT = [5 + i % 90 for i in range(96)]
 items = [

@@ -9,8 +9,8 @@ from itertools import pairwise
 import m3_paged
 import m4_prefix_chunked
 from m1_single import SamplingParams
-from milestone_llm.bench.workloads import WorkItem, serve
-from milestone_llm.plots.timeline import draw_timeline
+from milestone_llm.lab.bench.workloads import WorkItem, serve
+from milestone_llm.lab.plots.timeline import draw_timeline
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("-o", "--output", metavar="PATH.png")

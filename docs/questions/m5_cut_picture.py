@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from milestone_llm.plots.picture import set_titles, write_picture
+from milestone_llm.lab.plots.picture import set_titles, write_picture
 
 OWN, OTHER, WHOLE, SUM = "#74b3e0", "#f4f4f4", "#c9c9c9", "#e8a13a"
 EDGE = "#333333"

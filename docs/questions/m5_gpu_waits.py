@@ -11,7 +11,7 @@ import time
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.core.sampling_params import SamplingParams
 
 REQUESTS, PROMPT, STEPS = 4, 500, 20
 

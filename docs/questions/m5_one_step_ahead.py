@@ -5,9 +5,9 @@ import inspect
 import textwrap
 
 from m5_kernels.engine import LLMEngine
-from milestone_llm.engine.loop import StepLoop
-from milestone_llm.engine.request import Request
-from milestone_llm.engine.scheduler import BaseScheduler
+from milestone_llm.core.engine_core import StepLoop
+from milestone_llm.core.request import Request
+from milestone_llm.core.scheduler import BaseScheduler
 
 
 def show(owner: type, *names: str) -> None:

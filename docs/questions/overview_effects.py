@@ -10,7 +10,7 @@ from docs.questions.compute_tiles import HEAD_DIM, HEADS, PeakMemory, tiled, who
 from docs.questions.m0_cache import NUM_NEW, NUM_PROMPT, generate
 from docs.questions.m0_transformer import Model
 from m3_paged import LLMEngine
-from milestone_llm.bench.workloads import mixed, serve
+from milestone_llm.lab.bench.workloads import mixed, serve
 from milestone_llm.models.checkpoint import load_model
 
 RECORDS = Path("docs/measurements")

@@ -5,7 +5,7 @@ import argparse
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
-from milestone_llm.plots.picture import write_picture
+from milestone_llm.lab.plots.picture import write_picture
 
 LANES = ["M0", "compute", "M1", "M2", "M3", "M4", "M5", ""]
 CONCEPTS = {

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from milestone_llm.plots.picture import set_titles, write_picture
+from milestone_llm.lab.plots.picture import set_titles, write_picture
 
 RECORDS = Path("docs/measurements")
 

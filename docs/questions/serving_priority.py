@@ -5,7 +5,7 @@ A step stands for time here: no clock is involved. A lower priority is served so
 
 from m1_single import SamplingParams
 from m4_prefix_chunked import LLMEngine
-from milestone_llm.bench.workloads import WorkItem, serve
+from milestone_llm.lab.bench.workloads import WorkItem, serve
 
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=8, ignore_eos=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import m1_single
-from milestone_llm.engine.sampling_params import SamplingParams
-from milestone_llm.walkthrough.guide import read_guide
+from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.lab.walkthrough.guide import read_guide
 
 GUIDE = read_guide(
     """M1: a static batch, step by step
@@ -17,7 +17,7 @@ Watch two numbers: how many positions are computed in vain, and how long r2 wait
 row of r0 has nothing left to do.
 
 # three prompts come in
-call milestone_llm/engine/engine.py::BaseEngine.generate
+call milestone_llm/frontend/engine.py::BaseEngine.generate
 This is all a user sees: prompts in, outputs out. generate() makes a Request of each prompt, queues
 them, and goes on step by step until all of them are finished.
 p [len(prompt) for prompt in prompts] == [3, 5, 4]  # prompt lengths, in tokens
@@ -26,7 +26,7 @@ p self.config.max_num_seqs == 2  # most requests that one step computes
 Try `a` (the arguments), `l` (the source around here), `c` (on to the next stop).
 
 # the loop of every milestone
-call milestone_llm/engine/loop.py::StepLoop._step
+call milestone_llm/core/engine_core.py::StepLoop._step
 One step is plan, launch, settle. The scheduler plans what to compute and knows no tensors; the
 runner launches it and knows no queues; to settle is to wait for the tokens and hand them to the
 requests. Later milestones bring another scheduler and runner, never another loop.
@@ -77,7 +77,7 @@ p sorted(sampled) == ['r0', 'r1']  # who got a token
 Try `pp sampled` (the tokens), `p logits.argmax(-1)` (greedy sampling took these).
 
 # the step is on its way
-return milestone_llm/engine/loop.py::StepLoop._launch
+return milestone_llm/core/engine_core.py::StepLoop._launch
 The launched step's tokens count as computed: their keys and values are in the cache, or will be.
 The tokens that it samples count as in flight: how many there are is known, which they are is not.
 Here they wait in the runner for the next line; M5 plans another step first.
@@ -87,7 +87,7 @@ p len(self.in_flight) == 1  # steps that were launched and not settled
 Try `u` (_step(), which settles it), `ll`.
 
 # tokens are handed out
-return milestone_llm/engine/scheduler.py::BaseScheduler.update
+return milestone_llm/core/scheduler.py::BaseScheduler.update
 Each request has one more token. The new token's keys and values are not in the cache yet: known
 tokens are one ahead of computed ones, and that one is what the next step computes.
 p [(r.num_computed_tokens, len(r.token_ids)) for r in self.running]
@@ -109,7 +109,7 @@ p self.attention_mask.tolist()
 Try `p __return__`.
 
 # r0 has all its tokens
-return milestone_llm/engine/scheduler.py::BaseScheduler.update, when hits == 2
+return milestone_llm/core/scheduler.py::BaseScheduler.update, when hits == 2
 r0 wanted two tokens and has them: it is finished, and its output could go to the user. Yet its row
 stays in the batch, since a row cannot leave the rectangle. r2 could use it, and waits.
 p self.batch[0].finish_reason == 'length'  # why r0 ended
@@ -157,7 +157,7 @@ p [r.request_id for r in self.waiting] == []  # who waits
 Try `u`, `u` (_launch(), in the step loop), then `p self.counts`.
 
 # the bill
-return milestone_llm/engine/engine.py::BaseEngine.generate
+return milestone_llm/frontend/engine.py::BaseEngine.generate
 Outputs come back in the order of the prompts, whenever they were done. The trace shows where the
 work went: 18 of 23 computed positions were somebody's. With outputs of 10 and 100 tokens instead of
 2 and 5, the share is far worse.

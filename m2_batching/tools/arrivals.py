@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from milestone_llm.bench.workloads import WorkItem, with_poisson_arrivals
-from milestone_llm.demo.command import numbers
+from milestone_llm.lab.bench.workloads import WorkItem, with_poisson_arrivals
+from milestone_llm.lab.demo.command import numbers
 
 
 def add_arrival_options(parser: argparse.ArgumentParser) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import m2_batching
-from milestone_llm.engine.sampling_params import SamplingParams
-from milestone_llm.walkthrough.guide import read_guide
+from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.lab.walkthrough.guide import read_guide
 
 GUIDE = read_guide(
     """M2: requests are chosen at every step
@@ -18,7 +18,7 @@ After the third step two more arrive: r3 with a prompt of nine tokens, and r4 wi
 Watch what each request is told when it asks to join a step, and which region of KV memory it gets.
 
 # the loop is M1's
-call milestone_llm/engine/loop.py::StepLoop._step
+call milestone_llm/core/engine_core.py::StepLoop._step
 Plan, launch, settle: M1 runs the very same loop. What differs is whom it asks: m2_batching.engine
 builds another scheduler and another runner.
 p type(self.scheduler).__module__ == 'm2_batching.scheduler'  # who decides
@@ -163,7 +163,7 @@ p sorted(__return__) == ['r1', 'r2']  # who got a token
 Try `pp __return__`, `w` (who called it).
 
 # r3 arrives while others decode
-call milestone_llm/engine/scheduler.py::BaseScheduler.add, when self.running
+call milestone_llm/core/scheduler.py::BaseScheduler.add, when self.running
 Between two steps a request arrives. It is put into the queue and no more: nothing is stopped for
 it, and the next call of schedule() will ask whether it may join.
 p (request.request_id, request.num_prompt_tokens) == ('r3', 9)  # who comes
@@ -191,7 +191,7 @@ p [r.request_id for r in self.waiting] == ['r3', 'r4']  # who waits
 Try `ll`, `p self.config.policy`.
 
 # the bill
-return milestone_llm/engine/engine.py::BaseEngine.stats
+return milestone_llm/frontend/engine.py::BaseEngine.stats
 The requests of M1's walkthrough are done after five steps, not seven, and 18 positions, not 23. r2
 has its first token in the third step instead of the sixth. The other two steps are for r3 and r4.
 Below, see how little of the reserved KV memory is used.

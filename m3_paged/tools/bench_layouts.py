@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from milestone_llm.bench.command import Bench
-from milestone_llm.bench.contest import Contest, Tables
-from milestone_llm.bench.measure import Figures, engine_contestant
-from milestone_llm.bench.report import THROUGHPUT
-from milestone_llm.bench.workloads import WorkItem
-from milestone_llm.trace.kv_figures import KVFigures
-from milestone_llm.trace.text import plural
+from milestone_llm.lab.bench.command import Bench
+from milestone_llm.lab.bench.contest import Contest, Tables
+from milestone_llm.lab.bench.measure import Figures, engine_contestant
+from milestone_llm.lab.bench.report import THROUGHPUT
+from milestone_llm.lab.bench.workloads import WorkItem
+from milestone_llm.lab.trace.kv_figures import KVFigures
+from milestone_llm.lab.trace.text import plural
 
 TABLES: Tables = {
     "Throughput{of_rounds}": {**THROUGHPUT, "requests\nat a time": "{max_concurrent:.0f}"},

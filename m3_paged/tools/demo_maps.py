@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from milestone_llm.cli import console
-from milestone_llm.demo import show
-from milestone_llm.demo.work import DemoRun
-from milestone_llm.plots.block_history import block_history
-from milestone_llm.plots.block_map import print_block_map
-from milestone_llm.plots.timeline_spans import arrival_order
-from milestone_llm.trace.kv_figures import KVFigures
-from milestone_llm.trace.records import StepRecord
-from milestone_llm.trace.text import plural
+from milestone_llm.lab.demo import show
+from milestone_llm.lab.demo.work import DemoRun
+from milestone_llm.lab.plots.block_history import block_history
+from milestone_llm.lab.plots.block_map import print_block_map
+from milestone_llm.lab.plots.timeline_spans import arrival_order
+from milestone_llm.lab.trace.kv_figures import KVFigures
+from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.lab.trace.text import plural
 
 
 def steps_to_map(records: Sequence[StepRecord]) -> dict[int, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from milestone_llm.plots.command import picture_command
+from milestone_llm.lab.plots.command import picture_command
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -19,8 +19,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--title", default="", help="default: the milestone")
 
     def draw(options: argparse.Namespace) -> Path:
-        from milestone_llm.plots.kvmap import draw_kvmap
-        from milestone_llm.trace.jsonl import read_jsonl
+        from milestone_llm.lab.plots.kvmap import draw_kvmap
+        from milestone_llm.lab.trace.jsonl import read_jsonl
 
         return draw_kvmap(read_jsonl(options.trace), options.output, options.title)
 

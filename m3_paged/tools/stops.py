@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import m3_paged
-from milestone_llm.engine.sampling_params import SamplingParams
-from milestone_llm.walkthrough.guide import read_guide
+from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.lab.walkthrough.guide import read_guide
 
 GUIDE = read_guide(
     """M3: KV memory in blocks
@@ -29,7 +29,7 @@ p list(pool.free_blocks) == [0, 1, 2, 3, 4]  # all are free
 Try `u` (the scheduler, which builds it), `l`.
 
 # the same loop over another scheduler
-call milestone_llm/engine/loop.py::StepLoop._step
+call milestone_llm/core/engine_core.py::StepLoop._step
 The step loop is the one of M1 and M2: plan, launch, settle. M3 brings a scheduler that counts
 blocks, and a runner that moves blocks as the plan says before the model runs.
 p type(self.scheduler).__module__ == 'm3_paged.scheduler'  # who plans
@@ -179,7 +179,7 @@ p plan.rows[-1].blocks == [3, 2, 4]  # its block table
 Try `p request.token_ids`.
 
 # nobody lost a token
-return milestone_llm/engine/engine.py::BaseEngine.generate
+return milestone_llm/frontend/engine.py::BaseEngine.generate
 Both have all they wanted. The tokens of r1 are those that it would have got alone, because the same
 tokens give the same KV, and a sampled token depends on its seed and position only.
 p [len(output.token_ids) for output in __return__] == [5, 7]  # tokens each
@@ -226,7 +226,7 @@ p [torch.equal(self.keys[0][old], self.keys[0][new]) for old, new in plan.copies
 Try `u` (launch(), where blocks are moved first).
 
 # what sharing saved
-return milestone_llm/engine/engine.py::BaseEngine.generate
+return milestone_llm/frontend/engine.py::BaseEngine.generate
 Two completions of their own, from one computation of the prompt. All blocks are back.
 p [len(c.token_ids) for c in __return__[0].outputs] == [3, 3]  # tokens each
 p len({tuple(c.token_ids) for c in __return__[0].outputs}) == 2  # different completions
@@ -254,7 +254,7 @@ p self.preempter.host.block_tables == {}  # block tables in host memory
 Try `p request.status`, `pp plan.rows[-1]`.
 
 # the same tokens either way
-return milestone_llm/engine/engine.py::BaseEngine.generate
+return milestone_llm/frontend/engine.py::BaseEngine.generate
 Recompute and swap differ in what a preemption costs, and in nothing that a user could see. Swap
 computed nine tokens less.
 p [len(output.token_ids) for output in __return__] == [5, 7]  # tokens each

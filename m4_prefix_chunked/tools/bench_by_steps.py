@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from milestone_llm.bench.measure import (
+from milestone_llm.lab.bench.measure import (
     Contestant,
     RunResult,
     log_round,
@@ -17,8 +17,8 @@ from milestone_llm.bench.measure import (
     prepare,
     short_work,
 )
-from milestone_llm.bench.workloads import WorkItem
-from milestone_llm.engine.outputs import RequestOutput
+from milestone_llm.lab.bench.workloads import WorkItem
+from milestone_llm.frontend.outputs import RequestOutput
 from milestone_llm.threads import ThreadWatch
 
 

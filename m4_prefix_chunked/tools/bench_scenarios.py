@@ -10,13 +10,13 @@ from typing import Any
 
 import m3_paged
 from m4_prefix_chunked.engine import LLMEngine
-from milestone_llm.bench.command import Bench
-from milestone_llm.bench.contest import Contest, Tables, Target
-from milestone_llm.bench.measure import Contestant, FactMaker, Figures, engine_contestant
-from milestone_llm.bench.workloads import WorkItem
-from milestone_llm.engine.outputs import RequestOutput
-from milestone_llm.engine.sampling_params import SamplingParams
-from milestone_llm.trace.records import StepRecord
+from milestone_llm.lab.bench.command import Bench
+from milestone_llm.lab.bench.contest import Contest, Tables, Target
+from milestone_llm.lab.bench.measure import Contestant, FactMaker, Figures, engine_contestant
+from milestone_llm.lab.bench.workloads import WorkItem
+from milestone_llm.frontend.outputs import RequestOutput
+from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.lab.trace.records import StepRecord
 
 from .bench_by_steps import measure_by_steps
 from .gaps import GapFigures

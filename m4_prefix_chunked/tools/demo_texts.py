@@ -6,7 +6,7 @@ import itertools
 import random
 from typing import Any
 
-from milestone_llm.demo.work import vocabulary_size
+from milestone_llm.lab.demo.work import vocabulary_size
 from milestone_llm.models.checkpoint import LoadedModel, render_chat
 
 SYSTEM_PROMPT = """\

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milestone_llm.engine.outputs import RequestOutput
+from milestone_llm.frontend.outputs import RequestOutput
 
 
 @dataclass(frozen=True)

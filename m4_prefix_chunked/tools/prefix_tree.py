@@ -15,9 +15,9 @@ from rich.text import Text
 from rich.tree import Tree
 
 from m4_prefix_chunked.prefix_cache import PrefixCache
-from milestone_llm.engine.block_hash import hash_blocks
-from milestone_llm.engine.request import Request
-from milestone_llm.trace.text import Glyphs, Words, fit, id_ranges, plural, print_lines, safe
+from m4_prefix_chunked.block_hash import hash_blocks
+from milestone_llm.core.request import Request
+from milestone_llm.lab.trace.text import Glyphs, Words, fit, id_ranges, plural, print_lines, safe
 
 
 @dataclass

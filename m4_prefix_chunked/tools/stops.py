@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import m4_prefix_chunked
-from milestone_llm.engine.sampling_params import SamplingParams
-from milestone_llm.walkthrough.guide import read_guide
+from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.lab.walkthrough.guide import read_guide
 
 GUIDE = read_guide(
     """M4: a hit, an eviction, a chunk
@@ -19,7 +19,7 @@ more blocks than were never used. r4 then goes on with the conversation of r0.
 Watch which tokens are computed, and what happens to blocks that no request owns.
 
 # another scheduler, M3's runner
-call milestone_llm/engine/loop.py::StepLoop._step
+call milestone_llm/core/engine_core.py::StepLoop._step
 The loop is M1's, the runner and the block tables are M3's. Finding what is in the cache and cutting
 prompts into chunks are decisions: no tensor code changes for them. The prefix cache stands beside
 the block tables, over a pool of blocks that remembers their content.
@@ -30,7 +30,7 @@ p self.scheduler.prefix_cache.pool is self.scheduler.kv.pool == True  # over one
 Try `w` (who called us), `ll` (the whole step).
 
 # the name of a block
-return milestone_llm/engine/block_hash.py::hash_block
+return m4_prefix_chunked/block_hash.py::hash_block
 A full block is known by a hash of its tokens and of its parent, the block before it. The first
 block's parent is the hash of the request's cache_salt, so that tenants with different salts never
 meet.
@@ -197,7 +197,7 @@ p __return__ == False  # whether the cache is empty now
 Try `ll`, `p self.kv.block_tables`.
 
 # the bill
-return milestone_llm/engine/engine.py::BaseEngine.stats
+return milestone_llm/frontend/engine.py::BaseEngine.stats
 Of 62 prompt tokens 23 were saved and 39 computed, and no output is different. The hit
 rate counts tokens: the share of those looked for that were found. The second eviction was for r4:
 block 4, which r1 had filled while decoding.

@@ -31,7 +31,7 @@ from milestone_llm.cli import (
     try_to_write,
 )
 from milestone_llm.threads import ThreadWatch
-from milestone_llm.trace.text import plural
+from milestone_llm.lab.trace.text import plural
 
 if TYPE_CHECKING:
     from .stress_report import StressReport
@@ -71,8 +71,8 @@ def before(args: argparse.Namespace) -> None:
 
 def stress(args: argparse.Namespace, milestone: str) -> StressReport:
     """Build, run, report."""
-    from milestone_llm.demo import show
-    from milestone_llm.trace.explore import Run, write_page
+    from milestone_llm.lab.demo import show
+    from milestone_llm.lab.trace.explore import Run, write_page
 
     from . import stress_plot, stress_report, stress_traffic
 

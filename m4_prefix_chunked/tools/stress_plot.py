@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from milestone_llm.plots.style import CACHED_STYLE, PHASE_STYLE, STORED_STYLE
+from milestone_llm.lab.plots.style import CACHED_STYLE, PHASE_STYLE, STORED_STYLE
 
 from .stress_report import MB, WARM_UP_SHARE, Sample, StressReport
 

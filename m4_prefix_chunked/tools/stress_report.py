@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from milestone_llm.bench.contest import environment, machine_text
-from milestone_llm.demo import show
-from milestone_llm.engine.outputs import RequestOutput
-from milestone_llm.trace.text import plural
+from milestone_llm.lab.bench.contest import environment, machine_text
+from milestone_llm.lab.demo import show
+from milestone_llm.frontend.outputs import RequestOutput
+from milestone_llm.lab.trace.text import plural
 
 WARM_UP_SHARE = 0.2
 """The first steps fill allocators and caches: growth is counted from there on."""

@@ -13,8 +13,8 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from milestone_llm.engine.outputs import RequestOutput
-from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.frontend.outputs import RequestOutput
+from milestone_llm.core.sampling_params import SamplingParams
 
 ArrivalKind = Literal["poisson", "burst"]
 

@@ -341,8 +341,8 @@ def sample_torch(
 ) -> torch.Tensor:
     """The specification of `sample`: the filters and the noise of the first milestone."""
     # Imported here: the package of the first milestone brings its engine and transformers along.
-    from milestone_llm.engine.philox import gumbel_noise
-    from milestone_llm.engine.sampling import filter_logits
+    from milestone_llm.core.philox import gumbel_noise
+    from milestone_llm.core.sampling import filter_logits
 
     raw = logits.float()
     is_broken = ~(raw.amax(-1).isfinite() & ~raw.isnan().any(-1))

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from m5_kernels.ranks import Ranks
+from m5_kernels.tensor_parallel.ranks import Ranks
 from m5_kernels.sampler import Needs
 from milestone_llm import MILESTONES
-from milestone_llm.bench.command import Bench
-from milestone_llm.bench.contest import Contest, Results
-from milestone_llm.bench.measure import engine_contestant, measure
-from milestone_llm.bench.report import STANDARD_TABLES, losses
-from milestone_llm.bench.workloads import WorkItem
+from milestone_llm.lab.bench.command import Bench
+from milestone_llm.lab.bench.contest import Contest, Results
+from milestone_llm.lab.bench.measure import engine_contestant, measure
+from milestone_llm.lab.bench.report import STANDARD_TABLES, losses
+from milestone_llm.lab.bench.workloads import WorkItem
 from milestone_llm.cli import config_fields, console
 
 from .bench_all_reduce import print_all_reduces

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from milestone_llm.bench.workloads import WorkItem
+from milestone_llm.lab.bench.workloads import WorkItem
 from milestone_llm.models.kv_shape import KVShape
 
 from .measure import Ceilings

@@ -18,7 +18,7 @@ from m5_kernels.kernels.rms_norm import add_rms_norm_torch
 from m5_kernels.kernels.rope_kv_write import write_kv_torch
 from m5_kernels.kernels.silu_mul import silu_mul_torch
 from m5_kernels.kernels.skinny_linear import skinny_linear_torch
-from milestone_llm.bench.workloads import random_tokens
+from milestone_llm.lab.bench.workloads import random_tokens
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 
 FIELDS: dict[str, dict[str, Any]] = {

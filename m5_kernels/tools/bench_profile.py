@@ -18,8 +18,8 @@ import torch
 from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
 
-from milestone_llm.bench.report import table
-from milestone_llm.bench.workloads import WorkItem
+from milestone_llm.lab.bench.report import table
+from milestone_llm.lab.bench.workloads import WorkItem
 
 HOST_PARTS = {
     "schedule": "decide what the next step computes",

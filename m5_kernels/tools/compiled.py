@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch._dynamo.utils import calculate_time_spent
 
 from m5_kernels import decoder
-from m5_kernels.attention import AttentionMetadata, attend
-from m5_kernels.decoder import FusedDecoder, KVCaches
-from m5_kernels.decoder_weights import LayerWeights
+from m5_kernels.decoder.attention import AttentionMetadata, attend
+from m5_kernels.decoder.decoder import FusedDecoder, KVCaches
+from m5_kernels.decoder.weights import LayerWeights
 from m5_kernels.kernels.rms_norm import add_rms_norm_torch, rms_norm_torch
 from m5_kernels.kernels.rope_kv_write import norm_and_rotate_torch
 from m5_kernels.kernels.silu_mul import silu_mul_torch

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import torch
 
-from m5_kernels.attention import AttentionMetadata
-from m5_kernels.decoder import FusedDecoder
+from m5_kernels.decoder.attention import AttentionMetadata
+from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.kernels.flash_decode import DecodeWorkspace
 from m5_kernels.kernels.sample import sample
 from m5_kernels.kernels.step_metadata import RowState, StepMetadata, append_sampled, expand_step
-from milestone_llm.bench.workloads import random_tokens
+from milestone_llm.lab.bench.workloads import random_tokens
 from milestone_llm.models.checkpoint import load_model
 
 from .bench_limits import RunLimit

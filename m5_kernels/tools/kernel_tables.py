@@ -17,9 +17,9 @@ from m5_kernels.kernels.sample import sample, sample_torch
 from m5_kernels.kernels.silu_mul import silu_mul, silu_mul_torch
 from m5_kernels.kernels.step_metadata import StepMetadata, expand_step
 from m5_kernels.kernels.tiles import decode_tile, prefill_tile
-from milestone_llm.bench.report import table
+from milestone_llm.lab.bench.report import table
 from milestone_llm.cli import console
-from milestone_llm.trace.text import plural
+from milestone_llm.lab.trace.text import plural
 
 from .attention_work import (
     DECODE_SHAPES,

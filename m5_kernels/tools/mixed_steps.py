@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from m5_kernels import LLMEngine, SamplingParams
-from milestone_llm.bench.report import table
+from milestone_llm.lab.bench.report import table
 from milestone_llm.cli import Formatter, add_options, console, freeze_garbage, positive, run_command
 
 from .gpu_command import require_driver

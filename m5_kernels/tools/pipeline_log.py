@@ -10,8 +10,8 @@ from rich.table import Table
 import m5_kernels
 from m5_kernels import SamplingParams
 from milestone_llm.cli import console
-from milestone_llm.demo import show
-from milestone_llm.demo.work import Work
+from milestone_llm.lab.demo import show
+from milestone_llm.lab.demo.work import Work
 
 
 def show_pipeline(work: Work, prompt: list[int]) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import m4_prefix_chunked
 import m5_kernels
-from milestone_llm.engine.sampling_params import SamplingParams
-from milestone_llm.walkthrough.guide import read_guide
+from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.lab.walkthrough.guide import read_guide
 
 GUIDE = read_guide(
     """M5: a pipelined step
@@ -22,7 +22,7 @@ launched while step n runs, though its tokens are not known yet.
 Watch num_in_flight, which counts tokens on their way, and what happens to r1's last row.
 
 # nothing under way
-call milestone_llm/engine/loop.py::StepLoop._step, when self.milestone == 'm5_kernels'
+call milestone_llm/core/engine_core.py::StepLoop._step, when self.milestone == 'm5_kernels'
 The loop is M1's: plan, launch, settle. But one launched step may be left to settle here, so the
 next one is planned and launched before its tokens are there. The schedule is M4's; the model is a
 fused decoder that took over the Hugging Face model's weights.
@@ -45,7 +45,7 @@ p state.rows.num_computed_tokens.tolist() == [0, 0]  # computed so far, by row
 Try `p state.rows.block_table`, `u` (launch()).
 
 # where several GPUs would add up
-call m5_kernels/decoder.py::FusedDecoder._add_norm, when box == 0
+call m5_kernels/decoder/decoder.py::FusedDecoder._add_norm, when box == 0
 The product with the output matrix is there. With one GPU it is the whole sum. With several, each
 has the part of its own heads, and here the parts are added up: the first all-reduce of the layer.
 p self.shard.size == 1  # GPUs that the layer is cut over
@@ -55,7 +55,7 @@ p type(self.shard)(1, 2).cut(self.config).num_kv_heads == 1  # of which it would
 Try `ll`, `p residual.shape`.
 
 # the step is launched
-return milestone_llm/engine/loop.py::StepLoop._launch
+return milestone_llm/core/engine_core.py::StepLoop._launch
 On a GPU the kernels are queued by now, and the host has not waited: the runner gave back a promise
 of tokens. So that the next step can be planned, this one counts as computed, and each request
 counts a token in flight. The plan needs to know how many tokens there are, never which.
@@ -67,7 +67,7 @@ p [(len(r.token_ids), r.num_in_flight) for r in self.scheduler.running]
 Try `p step.launched`, `ll`.
 
 # the first call gives nothing
-return milestone_llm/engine/engine.py::BaseEngine.step
+return milestone_llm/frontend/engine.py::BaseEngine.step
 Outputs come one call late. That is the price: a call of latency, of which a caller notices nothing,
 since the device was never idle.
 p __return__ == []  # outputs
@@ -96,7 +96,7 @@ p [t.token_id for t in __return__.values()] == self.state.rows.token_ids[[0, 1],
 Try `pp __return__`, `u` (_settle()).
 
 # the first step is settled
-return milestone_llm/engine/scheduler.py::BaseScheduler.update
+return milestone_llm/core/scheduler.py::BaseScheduler.update
 The requests take their tokens in. Text, stop tokens and lengths are looked at as ever, one step
 late. The tokens of step 1 are still in flight.
 p [(len(r.token_ids), r.num_in_flight) for r in self.running]
@@ -105,7 +105,7 @@ p [len(output.token_ids) for output in __return__] == [1, 1]  # outputs so far
 Try `p sampled`, `ll`.
 
 # r1 turns out to have stopped
-return milestone_llm/engine/scheduler.py::BaseScheduler.update
+return milestone_llm/core/scheduler.py::BaseScheduler.update
 The third call has launched step 2, and now the tokens of step 1 are in: that of r1 is its stop
 token. It is finished as of step 1, and gets not one token more. But step 2 is under way, and r1 has
 a row in it.
@@ -125,7 +125,7 @@ p self.free_rows == [1]  # rows for newcomers
 Try `w`.
 
 # what the wasted row computed is dropped
-return milestone_llm/engine/scheduler.py::BaseScheduler.update, when plan.num_padding_tokens
+return milestone_llm/core/scheduler.py::BaseScheduler.update, when plan.num_padding_tokens
 Step 2 is settled. A token came back for r1 too, but r1 is finished. Its row was computed in vain,
 so from now on the plan calls it padding.
 p sorted(sampled) == ['r0', 'r1']  # who got a token from the device
@@ -135,7 +135,7 @@ p [output.request_id for output in __return__] == ['r0']  # who takes one in
 Try `p plan.rows[1].request.output_token_ids`.
 
 # no row for a length that is known
-return milestone_llm/engine/request.py::Request.num_uncomputed_tokens,
+return milestone_llm/core/request.py::Request.num_uncomputed_tokens,
   when self.num_tokens == self.max_num_tokens
 r0 has three tokens and one in flight, and wanted four. That can be known without the token, so it
 gets no row too many. Only an end that depends on what a token is - EOS, a stop token, a stop string
@@ -146,7 +146,7 @@ p __return__ == 0  # tokens that a step can compute now
 Try `ll`.
 
 # nothing to launch, one step to settle
-return milestone_llm/engine/loop.py::StepLoop._launch
+return milestone_llm/core/engine_core.py::StepLoop._launch
 The plan is empty, so no step is launched. The last one is settled at once, since none is ahead of
 it.
 p plan.rows == []  # rows of the plan
@@ -155,7 +155,7 @@ p len(self.in_flight) == 1  # steps to settle
 Try `u` (_step()), `ll`.
 
 # the bill
-return milestone_llm/engine/engine.py::BaseEngine.stats
+return milestone_llm/frontend/engine.py::BaseEngine.stats
 Four steps and one wasted row, which the trace calls padding. On a GPU such a row costs what any row
 costs in a step that would have been run anyway; waiting for the host in every step would cost far
 more.

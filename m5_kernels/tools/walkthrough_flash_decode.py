@@ -10,8 +10,8 @@ import functools
 import sys
 
 from m5_kernels.tools import flash_decode_by_hand as by_hand
-from milestone_llm.walkthrough.guide import read_guide
-from milestone_llm.walkthrough.runner import run_walkthrough
+from milestone_llm.lab.walkthrough.guide import read_guide
+from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
 GUIDE = read_guide(
     """M5: Flash-Decoding's split and merge

@@ -10,6 +10,7 @@ time: a model in eval mode without gradients, its tokenizer if it has one, and a
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,6 +68,11 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase | None
     """None: prompts are token ids and there is no text."""
     name: str
+
+    @property
+    def decode(self) -> Callable[[list[int]], str] | None:
+        """Text of token ids, if there is a tokenizer."""
+        return None if self.tokenizer is None else self.tokenizer.decode
 
 
 def load_model(

@@ -16,8 +16,8 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
-from milestone_llm.engine.inputs import encode_prompt
-from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.frontend.inputs import encode_prompt
+from milestone_llm.core.sampling_params import SamplingParams
 
 from .answers import Answer
 from .desk import Call, Desk

@@ -34,7 +34,7 @@ from milestone_llm.cli import (
     try_to_write,
     whole_number,
 )
-from milestone_llm.plots.command import check_suffix
+from milestone_llm.lab.plots.command import check_suffix
 
 from .bench_report import has_collapsed, machine, report
 
@@ -114,7 +114,7 @@ def measure(args: argparse.Namespace, command: str) -> None:
     Raises:
         ValueError: a server that does not start, or does not answer.
     """
-    from milestone_llm.bench.report import print_rows
+    from milestone_llm.lab.bench.report import print_rows
 
     data: dict[str, Any] = {"command": command, **_setting(args), "points": []}
     print_rows(console, data["about"].items(), gap=2)
@@ -181,7 +181,7 @@ def _door(args: argparse.Namespace, name: str) -> list[str]:
 
 def _points(args: argparse.Namespace, url: str) -> Iterator[dict[str, Any]]:
     """Figures of a run at each rate; in a sweep, of higher and higher ones until it collapses."""
-    from milestone_llm.bench.measure import short_work
+    from milestone_llm.lab.bench.measure import short_work
 
     from .open_loop import figures, send_all
 
@@ -228,7 +228,7 @@ def arrivals(args: argparse.Namespace, rate: float, place: int) -> list[Any]:
     from dataclasses import replace
     from random import Random
 
-    from milestone_llm.bench.workloads import random_tokens, with_poisson_arrivals
+    from milestone_llm.lab.bench.workloads import random_tokens, with_poisson_arrivals
 
     num_requests = max(1, round(rate * args.seconds))
     lengths = tuple(args.input_len), tuple(args.output_len)

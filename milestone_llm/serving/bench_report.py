@@ -44,7 +44,7 @@ def report(
     data: dict[str, Any], json_path: Path | None, markdown: Path | None, picture: Path | None
 ) -> None:
     """Print the tables and remarks of a bench, and write and draw them where there is a path."""
-    from milestone_llm.bench.report import print_report, print_rows
+    from milestone_llm.lab.bench.report import print_report, print_rows
 
     for name, points in _by_server(data).items():
         print_report(console, _as_report(points), _titled(name))
@@ -55,7 +55,7 @@ def report(
     if markdown:
         markdown.write_text(_markdown(data), encoding="utf-8")
     if picture:
-        from milestone_llm.plots.sweep_figure import draw_sweep
+        from milestone_llm.lab.plots.sweep_figure import draw_sweep
 
         console.print(f"wrote {draw_sweep(data, picture)}", soft_wrap=True)
 
@@ -108,7 +108,7 @@ def _remarks(data: dict[str, Any]) -> list[str]:
 
 
 def _markdown(data: dict[str, Any]) -> str:
-    from milestone_llm.bench.report import markdown_table, titled
+    from milestone_llm.lab.bench.report import markdown_table, titled
 
     parts = ["\n".join(f"- {name}: {text}" for name, text in data["about"].items())]
     for name, points in _by_server(data).items():

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from milestone_llm.engine.outputs import Logprob
+from milestone_llm.frontend.outputs import Logprob
 
 from .engine_client import EngineClient, EngineRequest, Piece, Progress
 from .errors import ApiError

@@ -12,9 +12,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from milestone_llm.engine.outputs import Logprob
-from milestone_llm.engine.sampling_params import SamplingParams
-from milestone_llm.trace.records import StepRecord
+from milestone_llm.frontend.outputs import Logprob
+from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.lab.trace.records import StepRecord
 
 from .engine_metrics import EngineMetrics
 

@@ -18,10 +18,10 @@ from queue import SimpleQueue
 
 import torch
 
-from milestone_llm.engine.engine import BaseEngine
-from milestone_llm.engine.outputs import CompletionOutput, RequestOutput
+from milestone_llm.frontend.engine import BaseEngine
+from milestone_llm.frontend.outputs import CompletionOutput, RequestOutput
 from milestone_llm.threads import ThreadWatch
-from milestone_llm.trace.tracer import Tracer
+from milestone_llm.lab.trace.tracer import Tracer
 
 from .engine_client import (
     EngineDeadError,

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from milestone_llm.cli import freeze_garbage
-from milestone_llm.trace.tracer import Tracer
+from milestone_llm.lab.trace.tracer import Tracer
 
 if TYPE_CHECKING:
-    from milestone_llm.engine.engine import BaseEngine
+    from milestone_llm.frontend.engine import BaseEngine
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from milestone_llm.trace.explore import explorer_html
-from milestone_llm.trace.live import LiveTrace, Subscription
+from milestone_llm.lab.trace.explore import explorer_html
+from milestone_llm.lab.trace.live import LiveTrace, Subscription
 
 from .desk import Desk
 from .errors import ApiError

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
-from milestone_llm.bench.measure import PERCENTS, percentile
-from milestone_llm.bench.workloads import WorkItem
+from milestone_llm.lab.bench.measure import PERCENTS, percentile
+from milestone_llm.lab.bench.workloads import WorkItem
 
 from .client import open_request
 

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from milestone_llm.bench.workloads import WORKLOADS
+from milestone_llm.lab.bench.workloads import WORKLOADS
 from milestone_llm.cli import config_fields, ended_in_one_line, freeze_garbage
 
 from . import timed
@@ -220,7 +220,7 @@ def _generate_when_told(args: argparse.Namespace, pipe: Connection) -> None:
 def _generate(args: argparse.Namespace, pipe: Connection) -> None:
     import torch
 
-    from milestone_llm.engine.sampling_params import SamplingParams
+    from milestone_llm.core.sampling_params import SamplingParams
 
     if args.threads:
         torch.set_num_threads(args.threads)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.core.sampling_params import SamplingParams
 
 from .errors import ApiError
 

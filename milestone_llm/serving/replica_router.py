@@ -7,8 +7,8 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from milestone_llm.engine.block_hash import hash_blocks
-from milestone_llm.engine.sampling_params import SamplingParams
+from m4_prefix_chunked.block_hash import hash_blocks
+from milestone_llm.core.sampling_params import SamplingParams
 
 from .router import Router
 

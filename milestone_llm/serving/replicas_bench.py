@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from milestone_llm.bench.workloads import WorkItem
+from milestone_llm.lab.bench.workloads import WorkItem
 from milestone_llm.cli import (
     Formatter,
     add_options,
@@ -34,7 +34,7 @@ from milestone_llm.cli import (
     positive,
     run_command,
 )
-from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.core.sampling_params import SamplingParams
 
 from .bench_report import machine
 from .engine_client import EngineReport, EngineRequest
@@ -204,7 +204,7 @@ def _found_and_load(
 
 def over_http(args: argparse.Namespace, options: Sequence[str]) -> tuple[float, float, float]:
     """Time to first token of requests one at a time, p50 and p95 in ms; tokens/s of 16 at once."""
-    from milestone_llm.bench.measure import percentile
+    from milestone_llm.lab.bench.measure import percentile
 
     from .open_loop import send_all
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from milestone_llm.engine.outputs import Logprob
+from milestone_llm.frontend.outputs import Logprob
 
 from .desk import Call
 from .engine_client import Piece

@@ -22,8 +22,8 @@ from milestone_llm.cli import at_least_0
 from .command import serve_command
 
 if TYPE_CHECKING:
-    from milestone_llm.engine.plan import LaunchedStep, StepPlan
-    from milestone_llm.engine.request import SampledToken
+    from milestone_llm.core.plan import LaunchedStep, StepPlan
+    from milestone_llm.core.request import SampledToken
 
 TOKEN_ID = 40
 """What is said; a token with a text in every vocabulary."""
@@ -54,8 +54,8 @@ def replace_model(milestone: str, step_ms: float, token_ms: float = 0.0) -> None
     """
     import torch
 
-    from milestone_llm.engine.plan import LaunchedStep
-    from milestone_llm.engine.request import SampledToken
+    from milestone_llm.core.plan import LaunchedStep
+    from milestone_llm.core.request import SampledToken
 
     torch.set_num_threads(1)  # there is nothing to share
 

@@ -7,7 +7,7 @@ import pytest
 from engine_helpers import FakeRunner, make_request, scripted_steps
 from m1_single import EngineConfig
 from m1_single.scheduler import Scheduler
-from milestone_llm.engine.request_queue import RequestQueue
+from milestone_llm.core.request_queue import RequestQueue
 
 EXERCISE = ("m1_sorted_batches.py", "SortedScheduler")
 

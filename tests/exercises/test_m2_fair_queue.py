@@ -7,7 +7,7 @@ import pytest
 from engine_helpers import FakeRunner, make_request, scripted_steps
 from m2_batching import EngineConfig
 from m2_batching.scheduler import Scheduler
-from milestone_llm.engine.request_queue import RequestQueue
+from milestone_llm.core.request_queue import RequestQueue
 
 EXERCISE = ("m2_fair_queue.py", "FairQueue")
 

@@ -10,9 +10,9 @@ import m1_single.scheduler
 import m2_batching.scheduler
 from engine_helpers import FakeRunner, make_request
 from m2_batching import EngineConfig as RegionConfig
-from milestone_llm.engine.config import EngineConfig
-from milestone_llm.engine.protocols import SettledStep
-from milestone_llm.trace.records import StepRecord
+from milestone_llm.frontend.config import EngineConfig
+from milestone_llm.core.protocols import SettledStep
+from milestone_llm.lab.trace.records import StepRecord
 
 EXERCISE = ("m2_read_a_trace.py", "latencies")
 

@@ -12,8 +12,8 @@ import pytest
 from m1_single import LLMEngine, SamplingParams
 from m1_single.bench import main
 from milestone_llm import MILESTONES
-from milestone_llm.bench.hf_baselines import hf_static, plain_generation
-from milestone_llm.bench.measure import (
+from milestone_llm.lab.bench.hf_baselines import hf_static, plain_generation
+from milestone_llm.lab.bench.measure import (
     Contestant,
     Progress,
     RunResult,
@@ -24,8 +24,8 @@ from milestone_llm.bench.measure import (
     short_work,
     speedups,
 )
-from milestone_llm.bench.report import losses, verdicts
-from milestone_llm.bench.workloads import WorkItem, mixed
+from milestone_llm.lab.bench.report import losses, verdicts
+from milestone_llm.lab.bench.workloads import WorkItem, mixed
 from milestone_llm.models.tiny_models import build_tiny_model
 
 pytest_plugins = ["bench_helpers"]

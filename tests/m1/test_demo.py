@@ -15,9 +15,9 @@ from rich.console import Console
 from m1_single import LLMEngine
 from m1_single.demo import main
 from milestone_llm import MILESTONES, cli
-from milestone_llm.demo.show import milliseconds
+from milestone_llm.lab.demo.show import milliseconds
 from milestone_llm.models.checkpoint import DEFAULT_MODEL
-from milestone_llm.trace.tracer import read_jsonl
+from milestone_llm.lab.trace.tracer import read_jsonl
 
 PNG = b"\x89PNG\r\n"
 TINY = ["--model", "tiny-llama"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from milestone_llm.engine.detokenizer import Detokenizer
+from milestone_llm.frontend.detokenizer import Detokenizer
 
 FAMILY = "👨‍👩‍👧‍👦"  # four emoji and three joiners: 25 bytes
 LINES = [

@@ -12,9 +12,9 @@ import pytest
 import m1_single
 from engine_helpers import greedy, make_engine, make_request
 from milestone_llm.engine import intake
-from milestone_llm.engine.outbox import Outbox, Reader
-from milestone_llm.engine.outputs import RequestOutput
-from milestone_llm.engine.request import SampledToken
+from milestone_llm.frontend.output_queue import Outbox, Reader
+from milestone_llm.frontend.outputs import RequestOutput
+from milestone_llm.core.request import SampledToken
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milestone_llm.engine.philox import gumbel_noise, gumbel_noise_at, philox4x32, seeds_to_tensor
+from milestone_llm.core.philox import gumbel_noise, gumbel_noise_at, philox4x32, seeds_to_tensor
 
 # kat_vectors of Random123, lines "philox4x32 10": counter, key, output.
 KNOWN_ANSWERS = [

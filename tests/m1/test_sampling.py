@@ -21,10 +21,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from milestone_llm.engine.philox import gumbel_noise, seeds_to_tensor
-from milestone_llm.engine.request import Request
-from milestone_llm.engine.sampling import apply_penalties, filter_logits, sample
-from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.core.philox import gumbel_noise, seeds_to_tensor
+from milestone_llm.core.request import Request
+from milestone_llm.core.sampling import apply_penalties, filter_logits, sample
+from milestone_llm.core.sampling_params import SamplingParams
 
 VOCAB_SIZE = 257  # no multiple of 4 or of a vector's width
 

@@ -20,7 +20,7 @@ from engine_helpers import (
 )
 from m1_single import EngineConfig
 from m1_single.scheduler import Scheduler
-from milestone_llm.engine.request import RequestStatus
+from milestone_llm.core.request import RequestStatus
 
 
 def make_scheduler(max_model_len: int = 64, **fields: Any) -> Scheduler:

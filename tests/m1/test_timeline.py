@@ -15,12 +15,12 @@ import pytest
 import m1_single
 import m2_batching
 import m3_paged
-import milestone_llm.trace
+import milestone_llm.lab.trace
 from engine_helpers import greedy, make_engine, tiny_model
 from m1_single.tools.timeline import main
-from milestone_llm.engine.kv import KVEvent, KVUsage
-from milestone_llm.plots.timeline import draw_timeline, step_extents
-from milestone_llm.plots.timeline_spans import (
+from milestone_llm.core.kv import KVEvent, KVUsage
+from milestone_llm.lab.plots.timeline import draw_timeline, step_extents
+from milestone_llm.lab.plots.timeline_spans import (
     Mark,
     Span,
     arrival_order,
@@ -29,7 +29,7 @@ from milestone_llm.plots.timeline_spans import (
     request_spans,
     useful_share,
 )
-from milestone_llm.trace.records import BatchRow, StepRecord
+from milestone_llm.lab.trace.records import BatchRow, StepRecord
 
 PNG_HEADER = b"\x89PNG\r\n\x1a\n"
 
@@ -293,7 +293,7 @@ def test_bad_input_ends_with_code_2_and_a_reason(
 
 
 def test_the_trace_imports_no_picture_and_no_matplotlib() -> None:
-    for path in Path(milestone_llm.trace.__path__[0]).glob("*.py"):
+    for path in Path(milestone_llm.lab.trace.__path__[0]).glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [node.module] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

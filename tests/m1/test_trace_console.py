@@ -9,11 +9,11 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from milestone_llm.engine.kv import KVEvent, KVUsage
-from milestone_llm.trace.colors import request_color
-from milestone_llm.trace.console import ConsoleSink, print_changes, steps_with_changes
-from milestone_llm.trace.records import BatchRow, StepRecord
-from milestone_llm.trace.text import ASCII, UNICODE, Words, fit, id_ranges, plural, safe
+from milestone_llm.core.kv import KVEvent, KVUsage
+from milestone_llm.lab.trace.colors import request_color
+from milestone_llm.lab.trace.console import ConsoleSink, print_changes, steps_with_changes
+from milestone_llm.lab.trace.records import BatchRow, StepRecord
+from milestone_llm.lab.trace.text import ASCII, UNICODE, Words, fit, id_ranges, plural, safe
 
 
 def row(name: str, phase: str, start: int, new: int, **fields: Any) -> BatchRow:

@@ -18,11 +18,11 @@ from engine_helpers import (
     random_prompts,
     run_to_end,
 )
-from milestone_llm.engine.kv import KVEvent, KVUsage
-from milestone_llm.engine.plan import Preemption, ScheduledRequest, StepPlan
-from milestone_llm.engine.protocols import SettledStep
-from milestone_llm.trace.records import StepRecord
-from milestone_llm.trace.tracer import Tracer, read_jsonl
+from milestone_llm.core.kv import KVEvent, KVUsage
+from milestone_llm.core.plan import Preemption, ScheduledRequest, StepPlan
+from milestone_llm.core.protocols import SettledStep
+from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.lab.trace.tracer import Tracer, read_jsonl
 
 SCHEMA: dict[str, Any] = {
     "step": int,

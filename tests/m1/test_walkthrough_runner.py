@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from milestone_llm.walkthrough.engine_map import engine_map
-from milestone_llm.walkthrough.guide import read_guide
-from milestone_llm.walkthrough.runner import run_walkthrough
+from milestone_llm.lab.walkthrough.engine_map import engine_map
+from milestone_llm.lab.walkthrough.guide import read_guide
+from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
 ROOT = Path(__file__).parents[2]
 HERE = f"{__name__.replace('.', '/')}.py"
@@ -278,8 +278,8 @@ def test_value_needs_a_meaning():
 
 GUIDED = '''
 import sys
-from milestone_llm.walkthrough.guide import read_guide
-from milestone_llm.walkthrough.runner import run_walkthrough
+from milestone_llm.lab.walkthrough.guide import read_guide
+from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
 class Engine:
     def step(self, number):

@@ -18,7 +18,7 @@ from engine_helpers import (
     make_engine,
     random_prompts,
 )
-from milestone_llm.bench.workloads import (
+from milestone_llm.lab.bench.workloads import (
     CLASSIC_LENGTHS,
     WORKLOADS,
     WorkItem,

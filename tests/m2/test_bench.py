@@ -6,9 +6,9 @@ from typing import Any
 
 from m2_batching import LLMEngine
 from m2_batching.bench import main
-from milestone_llm.bench.hf_baselines import hf_continuous
-from milestone_llm.bench.measure import check_work
-from milestone_llm.bench.workloads import mixed
+from milestone_llm.lab.bench.hf_baselines import hf_continuous
+from milestone_llm.lab.bench.measure import check_work
+from milestone_llm.lab.bench.workloads import mixed
 from milestone_llm.models.tiny_models import build_tiny_model
 
 pytest_plugins = ["bench_helpers"]

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from m2_batching.regions import RegionManager
-from milestone_llm.engine.kv import KVEvent
+from milestone_llm.core.kv import KVEvent
 
 
 def manager_of(num_regions: int) -> RegionManager:

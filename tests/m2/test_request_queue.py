@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_helpers import make_request
-from milestone_llm.engine.request import Request
-from milestone_llm.engine.request_queue import RequestQueue
+from milestone_llm.core.request import Request
+from milestone_llm.core.request_queue import RequestQueue
 
 
 def filled(policy: str, *priorities: int) -> tuple[RequestQueue, list[Request]]:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from engine_helpers import FakeRunner, make_request
 from m2_batching.config import EngineConfig
 from m2_batching.scheduler import Scheduler
-from milestone_llm.engine.plan import StepPlan
-from milestone_llm.engine.request import Request, RequestStatus
+from milestone_llm.core.plan import StepPlan
+from milestone_llm.core.request import Request, RequestStatus
 
 
 def check_step(scheduler: Scheduler, plan: StepPlan, waiting_before: list[Request]) -> None:

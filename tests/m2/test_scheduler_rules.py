@@ -15,7 +15,7 @@ from engine_helpers import (
 )
 from m2_batching.config import EngineConfig
 from m2_batching.scheduler import Scheduler
-from milestone_llm.engine.request import Request
+from milestone_llm.core.request import Request
 
 
 def make_scheduler(max_model_len: int = 64, **fields: Any) -> Scheduler:

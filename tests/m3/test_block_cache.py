@@ -7,7 +7,7 @@ import torch
 
 from engine_helpers import tiny_model
 from m3_paged.block_cache import BlockCache
-from milestone_llm.engine.plan import ScheduledRequest, StepPlan
+from milestone_llm.core.plan import ScheduledRequest, StepPlan
 from paged_helpers import make_requests
 
 NUM_BLOCKS, BLOCK_SIZE = 6, 4

@@ -6,7 +6,7 @@ import pytest
 
 from m3_paged.block_manager import BlockManager
 from m3_paged.block_pool import BlockPool
-from milestone_llm.engine.kv import KVEvent
+from milestone_llm.core.kv import KVEvent
 
 
 def filled(num_blocks: int, block_size: int, **num_tokens: int) -> BlockManager:

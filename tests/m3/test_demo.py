@@ -9,7 +9,7 @@ import pytest
 
 from m3_paged import LLMEngine
 from m3_paged.demo import main
-from milestone_llm.trace.tracer import read_jsonl
+from milestone_llm.lab.trace.tracer import read_jsonl
 
 PNG = b"\x89PNG\r\n"
 
@@ -21,8 +21,8 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     def draw(traces: Any, *labels_and_path: Any, by: str = "step") -> None:
         Path(labels_and_path[-1]).write_bytes(PNG)
 
-    monkeypatch.setattr("milestone_llm.demo.show.draw_timeline", draw)
-    monkeypatch.setattr("milestone_llm.plots.kvmap.draw_kvmap", draw)
+    monkeypatch.setattr("milestone_llm.lab.demo.show.draw_timeline", draw)
+    monkeypatch.setattr("milestone_llm.lab.plots.kvmap.draw_kvmap", draw)
 
 
 @pytest.fixture

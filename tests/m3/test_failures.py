@@ -14,7 +14,7 @@ from engine_helpers import (
     run_to_end,
 )
 from m1_single import RequestOutput
-from milestone_llm.engine.plan import LaunchedStep, StepPlan
+from milestone_llm.core.plan import LaunchedStep, StepPlan
 
 PROMPTS = random_prompts([9, 6, 7, 3], seed=11)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from milestone_llm.engine.plan import Preemption, ScheduledRequest, StepPlan
-from milestone_llm.engine.request import RequestStatus
+from milestone_llm.core.plan import Preemption, ScheduledRequest, StepPlan
+from milestone_llm.core.request import RequestStatus
 from paged_helpers import PagedDevice, add_all, make_requests, make_scheduler, run_to_end, step
 
 FIVE_EACH = [("a", 4, 5), ("b", 3, 5)]

@@ -17,10 +17,10 @@ import m2_batching
 import m3_paged
 from m1_single import SamplingParams
 from m3_paged.tools.kvmap import main
-from milestone_llm.plots.block_history import BlockState, block_history, block_runs
-from milestone_llm.plots.block_map import print_block_map
-from milestone_llm.plots.kvmap import draw_kvmap
-from milestone_llm.trace.kv_figures import KVFigures
+from milestone_llm.lab.plots.block_history import BlockState, block_history, block_runs
+from milestone_llm.lab.plots.block_map import print_block_map
+from milestone_llm.lab.plots.kvmap import draw_kvmap
+from milestone_llm.lab.trace.kv_figures import KVFigures
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

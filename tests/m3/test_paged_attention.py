@@ -11,7 +11,7 @@ from engine_helpers import tiny_model
 from m3_paged import attention
 from m3_paged.attention import AttentionMetadata, paged_attention
 from m3_paged.block_cache import BlockCache
-from milestone_llm.engine.plan import ScheduledRequest
+from milestone_llm.core.plan import ScheduledRequest
 from paged_helpers import make_requests
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 16  # of tiny llama

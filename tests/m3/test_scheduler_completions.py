@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from m3_paged.scheduler import Scheduler
-from milestone_llm.engine.request import Request, RequestStatus, SampledToken
+from milestone_llm.core.request import Request, RequestStatus, SampledToken
 from paged_helpers import (
     PagedDevice,
     add_all,

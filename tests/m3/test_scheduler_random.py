@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m3_paged.scheduler import Scheduler
-from milestone_llm.engine.plan import StepPlan
-from milestone_llm.engine.request import Request, RequestStatus, SampledToken
+from milestone_llm.core.plan import StepPlan
+from milestone_llm.core.request import Request, RequestStatus, SampledToken
 from paged_helpers import PagedDevice, expected_tokens, make_requests, make_scheduler
 
 NUM_STEPS = 2_500  # in each of four modes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from milestone_llm.engine.plan import StepPlan
-from milestone_llm.engine.request import RequestStatus
+from milestone_llm.core.plan import StepPlan
+from milestone_llm.core.request import RequestStatus
 from paged_helpers import (
     PagedDevice,
     add_all,

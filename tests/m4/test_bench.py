@@ -9,7 +9,7 @@ import torch
 
 from m4_prefix_chunked.bench import main
 from m4_prefix_chunked.tools.gaps import GapFigures
-from milestone_llm.bench.report import verdicts
+from milestone_llm.lab.bench.report import verdicts
 
 pytest_plugins = ["bench_helpers"]
 TINY = ["--model", "tiny-llama", "--rounds", "1"]

@@ -7,7 +7,7 @@ import timeit
 import pytest
 
 from m4_prefix_chunked.caching_pool import CachingBlockPool
-from milestone_llm.engine.kv import KVEvent
+from milestone_llm.core.kv import KVEvent
 
 H = [bytes([i]) * 32 for i in range(10)]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from milestone_llm.engine.plan import StepPlan
-from milestone_llm.engine.request import Request
+from milestone_llm.core.plan import StepPlan
+from milestone_llm.core.request import Request
 from prefix_helpers import Life, assert_tokens, prompt, request_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from milestone_llm.engine.request import RequestStatus
+from milestone_llm.core.request import RequestStatus
 from prefix_helpers import Life, assert_tokens, prompt, request_of
 
 both_modes = pytest.mark.parametrize("preemption", ["recompute", "swap"])

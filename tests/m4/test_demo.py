@@ -14,7 +14,7 @@ import m4_prefix_chunked
 from engine_helpers import greedy, make_engine, random_prompts, run_to_end
 from m4_prefix_chunked.demo import main
 from m4_prefix_chunked.tools.prefix_tree import PrefixTree, print_prefix_tree
-from milestone_llm.trace.tracer import read_jsonl
+from milestone_llm.lab.trace.tracer import read_jsonl
 
 PNG = b"\x89PNG\r\n"
 

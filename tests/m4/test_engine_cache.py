@@ -16,7 +16,7 @@ from engine_helpers import (
     run_to_end,
 )
 from m1_single import SamplingParams
-from milestone_llm.engine.plan import StepPlan
+from milestone_llm.core.plan import StepPlan
 from milestone_llm.models.tiny_models import build_tiny_model
 
 SYSTEM, TAIL, OTHER = random_prompts([16, 9, 18], seed=21)

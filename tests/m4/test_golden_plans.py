@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from milestone_llm.engine.plan import ScheduledRequest, StepPlan
+from milestone_llm.core.plan import ScheduledRequest, StepPlan
 from prefix_helpers import Life, assert_tokens, prompt, request_of
 
 GOLDEN: dict[str, tuple[dict[str, Any], list[tuple[int, str, str, int]], list[str]]] = {

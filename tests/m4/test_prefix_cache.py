@@ -9,9 +9,9 @@ import struct
 import pytest
 
 from m4_prefix_chunked.prefix_cache import PrefixCache, PrefixHit
-from milestone_llm.engine.block_hash import hash_block
-from milestone_llm.engine.kv import KVEvent
-from milestone_llm.engine.request import Request, SampledToken
+from m4_prefix_chunked.block_hash import hash_block
+from milestone_llm.core.kv import KVEvent
+from milestone_llm.core.request import Request, SampledToken
 from prefix_helpers import make_cache, prompt, request_of
 
 

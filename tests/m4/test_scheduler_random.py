@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milestone_llm.engine.plan import StepPlan
-from milestone_llm.engine.request import Request, RequestStatus, SampledToken
+from milestone_llm.core.plan import StepPlan
+from milestone_llm.core.request import Request, RequestStatus, SampledToken
 from paged_helpers import VOCAB_SIZE, expected_tokens
 from prefix_helpers import Life, request_of
 

@@ -18,9 +18,9 @@ from m5_kernels.tools.bench_limits import RunLimit, limit_lines, limit_text
 from m5_kernels.tools.bench_parts import KERNELS, switched_off
 from m5_kernels.tools.bench_profile import profile_steps
 from m5_kernels.tools.measure import Ceilings
-from milestone_llm.bench.measure import RunResult
-from milestone_llm.bench.workloads import WorkItem, mixed
-from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.lab.bench.measure import RunResult
+from milestone_llm.lab.bench.workloads import WorkItem, mixed
+from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import build_tiny_model
 
 pytest_plugins = ["bench_helpers"]

@@ -11,7 +11,7 @@ import torch
 
 from m5_kernels import LLMEngine, SamplingParams, decoder
 from m5_kernels.bench import main
-from m5_kernels.decoder import FusedDecoder
+from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.kernels.rope_kv_write import rope_kv_write_torch
 from m5_kernels.kernels.step_metadata import RowState, StepMetadata, expand_step_torch
 from m5_kernels.tools import compiled as compiled_file

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoConfig
 
 from m5_kernels import decoder as decoder_file
-from m5_kernels.attention import AttentionMetadata
-from m5_kernels.decoder import FusedDecoder
-from m5_kernels.decoder_config import DecoderConfig
+from m5_kernels.decoder.attention import AttentionMetadata
+from m5_kernels.decoder.decoder import FusedDecoder
+from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.kernels.backend import supports_pdl
 from m5_kernels.tools.measure import relative_error
 from milestone_llm.models.tiny_models import build_tiny_model

@@ -13,8 +13,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from milestone_llm.engine.plan import LaunchedStep, StepPlan
-from milestone_llm.engine.request import Request, RequestStatus, SampledToken
+from milestone_llm.core.plan import LaunchedStep, StepPlan
+from milestone_llm.core.request import Request, RequestStatus, SampledToken
 from milestone_llm.models.tiny_models import VOCAB_SIZE
 from prefix_helpers import make_scheduler, request_of
 from read_back import ReadBackRunner, right_output

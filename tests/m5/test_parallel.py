@@ -14,9 +14,9 @@ import torch
 
 import m5_kernels
 import rank_programs
-from m5_kernels.decoder import FusedDecoder
-from m5_kernels.decoder_config import DecoderConfig
-from m5_kernels.parallel import Shard
+from m5_kernels.decoder.decoder import FusedDecoder
+from m5_kernels.decoder.config import DecoderConfig
+from m5_kernels.decoder.parallel import Shard
 from milestone_llm.models.tiny_models import build_tiny_model
 
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

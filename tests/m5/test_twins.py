@@ -10,7 +10,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from m5_kernels.decoder_config import rope_table
+from m5_kernels.decoder.config import rope_table
 from m5_kernels.kernels.flash_decode import flash_decode_torch
 from m5_kernels.kernels.paged_prefill import paged_prefill_torch
 from m5_kernels.kernels.rms_norm import add_rms_norm_torch, rms_norm_torch
@@ -18,7 +18,7 @@ from m5_kernels.kernels.rope_kv_write import rope_kv_write_torch
 from m5_kernels.kernels.sample import sample_torch
 from m5_kernels.kernels.silu_mul import silu_mul_torch
 from m5_kernels.tools.measure import PagedBatch
-from milestone_llm.engine.sampling import filter_logits
+from milestone_llm.core.sampling import filter_logits
 
 HALF = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 

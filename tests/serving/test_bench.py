@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import m1_single
-from milestone_llm.bench.workloads import random_tokens, with_poisson_arrivals
-from milestone_llm.plots.sweep_figure import draw_sweep
+from milestone_llm.lab.bench.workloads import random_tokens, with_poisson_arrivals
+from milestone_llm.lab.plots.sweep_figure import draw_sweep
 from milestone_llm.serving import timed
 from milestone_llm.serving.bench import main
 from milestone_llm.serving.open_loop import Outcome, figures, send_all

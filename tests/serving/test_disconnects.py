@@ -2,7 +2,7 @@
 
 import pytest
 
-from milestone_llm.engine.sampling_params import SamplingParams
+from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.serving.engine_client import EngineRequest
 from milestone_llm.serving.engine_loop import EngineLoop
 from serving_helpers import wait_for

@@ -18,7 +18,7 @@ def test_https_process_loads_no_torch(tmp_path):
     program = f"""
 import pickle, sys
 import milestone_llm.serving.command, milestone_llm.serving.server
-from milestone_llm.engine.inputs import encode_prompt
+from milestone_llm.frontend.inputs import encode_prompt
 tokenizer = pickle.load(open({str(pickled)!r}, "rb"))
 assert len(encode_prompt(tokenizer, [{{"role": "user", "content": "Hello"}}], False)) > 5
 assert "torch" not in sys.modules

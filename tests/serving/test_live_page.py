@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from milestone_llm.trace.compact import Restorer
+from milestone_llm.lab.trace.compact import Restorer
 from serving_helpers import serve, wait_for
 
 PROMPT = "hello"

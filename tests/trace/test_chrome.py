@@ -10,7 +10,7 @@ import pytest
 
 import m5_kernels
 from engine_helpers import every_milestone, greedy, make_engine, random_prompts, run_to_end
-from milestone_llm.trace import explore
+from milestone_llm.lab.trace import explore
 
 Event = dict[str, Any]
 

@@ -17,9 +17,9 @@ import m1_single
 import m2_batching
 import m3_paged
 from engine_helpers import every_milestone, greedy, make_engine
-from milestone_llm.engine.plan import LaunchedStep, StepPlan
-from milestone_llm.trace.explore import Run, explorer_html, write_page
-from milestone_llm.trace.live import LiveTrace
+from milestone_llm.core.plan import LaunchedStep, StepPlan
+from milestone_llm.lab.trace.explore import Run, explorer_html, write_page
+from milestone_llm.lab.trace.live import LiveTrace
 from read_back import ReadBackRunner
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

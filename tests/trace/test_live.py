@@ -8,8 +8,8 @@ from typing import Any
 
 import m3_paged
 from engine_helpers import greedy, make_engine, random_prompts
-from milestone_llm.trace.compact import Restorer
-from milestone_llm.trace.live import LiveTrace
+from milestone_llm.lab.trace.compact import Restorer
+from milestone_llm.lab.trace.live import LiveTrace
 
 
 def records_of_a_run() -> list[Any]:

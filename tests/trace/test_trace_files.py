@@ -13,11 +13,11 @@ import pytest
 
 import m3_paged
 from engine_helpers import every_milestone, greedy, make_engine, random_prompts, run_to_end
-from milestone_llm.engine.kv import KVEvent, KVUsage
-from milestone_llm.trace import explore, jsonl
-from milestone_llm.trace.compact import Restorer, Shortener
-from milestone_llm.trace.records import BatchRow, StepRecord
-from milestone_llm.trace.tracer import Tracer, read_jsonl
+from milestone_llm.core.kv import KVEvent, KVUsage
+from milestone_llm.lab.trace import explore, jsonl
+from milestone_llm.lab.trace.compact import Restorer, Shortener
+from milestone_llm.lab.trace.records import BatchRow, StepRecord
+from milestone_llm.lab.trace.tracer import Tracer, read_jsonl
 
 
 def traced(package: Any, trace: str = "memory") -> Any:
@@ -164,7 +164,7 @@ def test_a_page_of_a_trace_needs_no_torch(tmp_path):
     path = tmp_path / "run.jsonl"
     traced(m3_paged, str(path))
     program = (
-        "import sys; from milestone_llm.trace import explore\n"
+        "import sys; from milestone_llm.lab.trace import explore\n"
         f"assert explore.main([{str(path)!r}, '-o', {str(tmp_path / 'page.html')!r}]) == 0\n"
         "sys.exit('torch' in sys.modules)"
     )

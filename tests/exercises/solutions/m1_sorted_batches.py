@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from m1_single.scheduler import Scheduler
-from milestone_llm.engine.request import Request
+from milestone_llm.core.request import Request
 
 
 class SortedScheduler(Scheduler):

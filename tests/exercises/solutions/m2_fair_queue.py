@@ -3,8 +3,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from milestone_llm.engine.request import Request
-from milestone_llm.engine.request_queue import RequestQueue
+from milestone_llm.core.request import Request
+from milestone_llm.core.request_queue import RequestQueue
 
 
 class FairQueue(RequestQueue):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from m3_paged.scheduler import Scheduler
-from milestone_llm.engine.request import Request
+from milestone_llm.core.request import Request
 
 MAX_PREEMPTIONS = 4
 

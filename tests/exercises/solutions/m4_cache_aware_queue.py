@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from m4_prefix_chunked.prefix_cache import PrefixCache
-from milestone_llm.engine.request import Request
-from milestone_llm.engine.request_queue import Key, RequestQueue
+from milestone_llm.core.request import Request
+from milestone_llm.core.request_queue import Key, RequestQueue
 
 
 class CacheAwareQueue(RequestQueue):

@@ -1,0 +1,1 @@
+"""A decoder of our own: merged weights, attention over the paged cache, cut over ranks."""

@@ -1,0 +1,1 @@
+"""Several processes with one engine: who they are, and how they stay alike."""

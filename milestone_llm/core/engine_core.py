@@ -1,0 +1,116 @@
+"""The engine's core: plan, launch, settle. Written once, for all milestones.
+
+    plan     scheduler.schedule()         who computes which tokens
+    launch   runner.launch(plan)          the forward begins
+    settle   launched.wait()              its tokens are there
+             scheduler.update(...)        requests take them in, some finish
+
+M1 to M4 settle a step at once. M5 settles it after the next one has been launched, so that the GPU
+has work while Python plans (`is_pipelined`):
+
+    M1 to M4   | plan 0 | launch 0 | settle 0 | plan 1 | launch 1 | settle 1 | ...
+    M5         | plan 0 | launch 0 | plan 1 | launch 1 | settle 0 | plan 2 | launch 2 | settle 1 ...
+
+Requests are token ids here, and so is what comes out. Text, stop strings, threads, interruptions
+and traces are the business of those who call (`milestone_llm.frontend`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from .outputs import EngineCoreOutput
+from .plan import LaunchedStep, StepPlan
+from .request import Request
+from .scheduler import BaseScheduler
+
+
+class ModelRunner(Protocol):
+    """Carries plans out. Owns the KV tensors."""
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Start a step. It may still run when this returns."""
+
+    def reset(self) -> None:
+        """Forget all requests, after an exception: nothing of them may reach later ones."""
+
+
+@dataclass
+class StepInFlight:
+    """A step that was launched and whose tokens have not been taken in."""
+
+    plan: StepPlan
+    launched: LaunchedStep
+
+
+class EngineCore:
+    """A scheduler, a model runner, and the steps that they make together.
+
+    Args:
+        is_pipelined: whether a step is settled after the next one has been launched.
+    """
+
+    def __init__(
+        self, scheduler: BaseScheduler, runner: ModelRunner, is_pipelined: bool = False
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.is_pipelined = is_pipelined
+        self.in_flight: deque[StepInFlight] = deque()
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request; the next steps compute it."""
+        self.scheduler.add(request)
+
+    def finish_request(self, request: Request, reason: str) -> None:
+        """End a request, in whatever state it is, for a reason that is not in its tokens."""
+        self.scheduler.finish(request, reason)
+        if not self.scheduler.has_unfinished_requests():
+            self.settle_until(0)  # what is in flight is for nobody
+
+    def step(self) -> list[EngineCoreOutput]:
+        """Plan and launch a step, settle those that are due.
+
+        Returns:
+            What the settled steps have brought, in the order of their rows.
+        """
+        if not self.scheduler.has_unfinished_requests():
+            return []
+        plan = self.plan()
+        assert self.in_flight or not plan.is_empty, "there are requests, but the plan is empty"
+        # A step that cannot run ahead of the tokens before it is launched when they are known.
+        num_ahead = 1 if self.is_pipelined and plan.can_run_ahead else 0
+        outputs = self.settle_until(num_ahead)
+        if not plan.is_empty:
+            self.launch(plan)
+        outputs += self.settle_until(num_ahead)
+        if not self.scheduler.has_unfinished_requests():
+            outputs += self.settle_until(0)
+        return outputs
+
+    def plan(self) -> StepPlan:
+        """Decide who computes which tokens."""
+        return self.scheduler.schedule()
+
+    def launch(self, plan: StepPlan) -> None:
+        """Start a step. From here on its tokens count as computed."""
+        launched = self.runner.launch(plan)
+        self.scheduler.mark_launched(plan)
+        self.in_flight.append(StepInFlight(plan, launched))
+
+    def settle(self) -> list[EngineCoreOutput]:
+        """Wait for the oldest step in flight, and hand its tokens to the requests."""
+        step = self.in_flight[0]
+        sampled = step.launched.wait()
+        outputs = self.scheduler.update(step.plan, sampled)
+        self.in_flight.popleft()
+        return outputs
+
+    def settle_until(self, num_ahead: int) -> list[EngineCoreOutput]:
+        """Settle all but the last `num_ahead` steps in flight."""
+        outputs: list[EngineCoreOutput] = []
+        while len(self.in_flight) > num_ahead:
+            outputs += self.settle()
+        return outputs

@@ -1,0 +1,37 @@
+"""What a step gives back: tokens, how likely they were, and why a request ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """Log-probability of one token under the model's raw distribution (before temperature)."""
+
+    logprob: float
+    rank: int
+    """1 for the most likely token of the vocabulary."""
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True)
+class SampledToken:
+    """What the runner gives back for one request in one step."""
+
+    token_id: int
+    """-1 where there was none to choose: the logits held a NaN or an infinity."""
+    logprobs: dict[int, Logprob] | None = None
+
+
+@dataclass(slots=True)
+class EngineCoreOutput:
+    """What one completion has got since its last output."""
+
+    request_id: str
+    """Of the completion: for n > 1, its own and not its leader's."""
+    new_token_ids: list[int] = field(default_factory=list)
+    new_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    """Per new token, log-probabilities by token id; empty unless asked for."""
+    finish_reason: str | None = None
+    """`stop`, `length`, `abort`, `error`; None while tokens may still come."""

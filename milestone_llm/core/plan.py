@@ -1,0 +1,129 @@
+"""What one step computes. The scheduler writes a `StepPlan`, the runner carries it out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .outputs import Logprob, SampledToken
+from .request import Request
+
+MAX_DEVICE_STOP_IDS = 16
+"""Stop tokens of a request that a sampler on the device knows (m5_kernels)."""
+
+
+@dataclass(slots=True)
+class ScheduledRequest:
+    """One row of a step: tokens `start .. start + num_new_tokens - 1` of a request."""
+
+    request: Request
+    start: int
+    num_new_tokens: int
+    is_padding: bool = False
+    """A row computed in vain: its request is finished."""
+    blocks: list[int] = field(default_factory=list)
+    """Where the request's KV lives: its region in m2_batching, its block table from m3_paged on."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that the prefix cache saved this request (from m4_prefix_chunked on)."""
+    sampling_requests: list[Request] = field(init=False)
+    """The row's request and its forks, if the row reaches the last known token; else none."""
+    prompt_logprobs: dict[int, dict[int, Logprob]] = field(default_factory=dict)
+    """Of prompt tokens, by their positions; filled by the runner if the request wants them."""
+
+    def __post_init__(self) -> None:
+        is_last = not self.is_padding and self.end == self.request.num_tokens
+        self.sampling_requests = [self.request, *self.request.forks] if is_last else []
+
+    @property
+    def end(self) -> int:
+        """Tokens computed once the step is done."""
+        return self.start + self.num_new_tokens
+
+    @property
+    def samples(self) -> bool:
+        """Whether the row reaches the last known token, so that a new one is sampled."""
+        return bool(self.sampling_requests)
+
+    @property
+    def needs_host_sampler(self) -> bool:
+        """Whether a sampler on the device cannot do it: completions of a prompt begin (n > 1), each
+        with a token of its own, or `min_tokens` bans more stop tokens than the device knows.
+        """
+        request = self.request
+        return len(self.sampling_requests) > 1 or (
+            request.num_output_tokens < request.sampling_params.min_tokens
+            and len(request.stop_token_ids) > MAX_DEVICE_STOP_IDS
+        )
+
+    @property
+    def prompt_positions(self) -> range:
+        """Positions of the row whose logits say how likely the next prompt token was, if asked."""
+        if self.is_padding or not self.request.lacks_prompt_logprobs:
+            return range(0)
+        first = max(self.start, len(self.request.prompt_logprobs) - 1)
+        return range(first, min(self.end, self.request.num_prompt_tokens - 1))
+
+    @property
+    def phase(self) -> str:
+        """`prefill`, `decode` or `padding`: a label for people and kernels, not a mode."""
+        if self.is_padding:
+            return "padding"
+        is_decode = self.num_new_tokens == 1 and self.start >= self.request.num_prompt_tokens
+        return "decode" if is_decode else "prefill"
+
+
+@dataclass(frozen=True)
+class Preemption:
+    """A running request that had to give up its memory, and why."""
+
+    request: Request
+    reason: str
+
+
+@dataclass
+class StepPlan:
+    """The rows of one step, and the scheduler's decisions on the way there."""
+
+    rows: list[ScheduledRequest] = field(default_factory=list)
+    admitted: list[Request] = field(default_factory=list)
+    resumed: list[Request] = field(default_factory=list)
+    preempted: list[Preemption] = field(default_factory=list)
+    waiting_reasons: dict[str, str] = field(default_factory=dict)
+    """Why requests at the head of the queue were left there, by request id."""
+    num_padding_tokens: int = 0
+    """Positions computed in vain: left padding and rows of finished requests."""
+    is_launched: bool = False
+    """Whether the requests already count the step's tokens as computed."""
+
+    # Block moves that come before the forward, in this order (from m3_paged on).
+    swap_outs: list[tuple[int, int]] = field(default_factory=list)
+    """(device block, host block)"""
+    swap_ins: list[tuple[int, int]] = field(default_factory=list)
+    """(host block, device block)"""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """Copy-on-write: (device block, device block)"""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that belong to a request, over all rows."""
+        return sum(row.num_new_tokens for row in self.rows if not row.is_padding)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do, neither rows nor blocks to move."""
+        return not self.rows and not self.preempted
+
+    @property
+    def can_run_ahead(self) -> bool:
+        """Whether the next step may be planned, and this one launched, before tokens are known.
+
+        The host's sampler must know all tokens before its own, and a device those that it chose.
+        """
+        return not (self.is_empty or any(row.needs_host_sampler for row in self.rows))
+
+
+@dataclass(frozen=True)
+class LaunchedStep:
+    """A step under way. `wait` blocks until its tokens are there and gives them by request id."""
+
+    wait: Callable[[], dict[str, SampledToken]]

@@ -1,0 +1,176 @@
+"""A request on its way through the engine.
+
+What is known of a request is one list of tokens, prompt and output together; how many of them have
+their keys and values in the cache is `num_computed_tokens`. A step moves that number forward and,
+when it reaches the end of the list, one token is sampled. There is nothing else to "prefill" and
+"decode" than this.
+
+A step may be launched before the tokens of the one before have come back (m5_kernels does it).
+Tokens that are on their way count in `num_tokens`, and are in `token_ids` once they are known:
+
+    token_ids  | p p p p p p | o o o |  ?        num_tokens = 10, num_in_flight = 1
+                 prompt        output   in flight
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from .outputs import Logprob, SampledToken
+from .sampling_params import SamplingParams
+
+
+class RequestStatus(enum.Enum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SWAPPED = "swapped"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False, repr=False)
+class Request:
+    """One request inside the engine.
+
+    `arrival` numbers requests as they come: the lower number is first.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    arrival: int = 0
+    priority: int = 0
+    seed: int = 0
+    eos_token_ids: frozenset[int] = frozenset()
+
+    status: RequestStatus = RequestStatus.WAITING
+    num_computed_tokens: int = 0
+    """Tokens whose keys and values are in the cache, or will be after the steps launched so far."""
+    num_once_computed: int = 0
+    """Tokens that some step has computed. A preempted request computes them again, for nothing."""
+    num_in_flight: int = 0
+    """Tokens that launched steps are sampling for this request."""
+    num_cached_tokens: int = 0
+    """Prompt tokens whose keys and values came from the prefix cache."""
+    num_preemptions: int = 0
+    first_scheduled_time: float | None = None
+    """When a step was first planned for it, if somebody looks at the clock."""
+    finish_reason: str | None = None
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+
+    leader: Request | None = None
+    """For the second and later completions of a prompt (n > 1): the request of the first."""
+    index: int = 0
+    """Which completion of its prompt this is."""
+
+    def __post_init__(self) -> None:
+        self.completions: list[Request] = [self]
+        """Of a leader: itself and, for n > 1, the further completions of its prompt."""
+        self.forks: list[Request] = []
+        """Completions that start from this request's KV in the step that completes its prompt."""
+        self.prompt_logprobs: list[dict[int, Logprob] | None] = [None]
+        """If asked for, of the prompt tokens so far: nothing comes before the first."""
+        self.token_ids = list(self.prompt_token_ids)
+        """All known tokens: the prompt's, then the output's."""
+        self.num_prompt_tokens = len(self.prompt_token_ids)
+        self.max_num_tokens = self.num_prompt_tokens + self.sampling_params.max_tokens
+        """Tokens, prompt and output, with which it ends for `length`."""
+        eos = frozenset() if self.sampling_params.ignore_eos else self.eos_token_ids
+        self.stop_token_ids = eos.union(self.sampling_params.stop_token_ids)
+        """Tokens that end this request: its own and, unless ignored, the model's EOS."""
+
+    def __repr__(self) -> str:
+        counts = f"{self.num_prompt_tokens} + {self.num_tokens - self.num_prompt_tokens} tokens"
+        return f"<Request {self.request_id}: {self.status.name}, {counts}>"
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and output, those in flight included."""
+        return len(self.token_ids) + self.num_in_flight
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens that a step can compute now: none while the last token is in flight."""
+        if self.num_in_flight and self.num_tokens >= self.max_num_tokens:
+            return 0
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far; also the position of the next one in the output."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """A copy of the tokens generated so far."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of prompt tokens are still to be computed."""
+        is_asked = self.sampling_params.prompt_logprobs is not None and self.leader is None
+        return is_asked and len(self.prompt_logprobs) < self.num_prompt_tokens
+
+    def take_prompt_logprobs(self, entries: dict[int, dict[int, Logprob]]) -> None:
+        """Keep those of the prompt tokens at some positions; some may be known already."""
+        for position, entry in entries.items():
+            if position == len(self.prompt_logprobs):
+                self.prompt_logprobs.append(entry)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the request has its `finish_reason`."""
+        return self.status is RequestStatus.FINISHED
+
+    @property
+    def is_done(self) -> bool:
+        """Whether this request and all other completions of its prompt are finished."""
+        return all(completion.is_finished for completion in (self.leader or self).completions)
+
+    def append_token(self, sampled: SampledToken) -> None:
+        """Take a sampled token and finish the request if it was its last.
+
+        Finishing needs a reason: `stop` (EOS or stop token), `length` (`max_tokens` or
+        `max_model_len` reached) or `error` (there was no token to choose).
+        """
+        self.num_in_flight = max(0, self.num_in_flight - 1)
+        if sampled.token_id < 0:
+            self.finish("error")
+            return
+        if sampled.logprobs is not None:
+            self.logprobs.append(sampled.logprobs)
+        self.token_ids.append(sampled.token_id)
+        self._end_if_due()
+
+    def _end_if_due(self) -> None:
+        may_stop = self.num_output_tokens > self.sampling_params.min_tokens
+        if may_stop and self.token_ids[-1] in self.stop_token_ids:
+            self.finish("stop")
+        elif len(self.token_ids) >= self.max_num_tokens:
+            self.finish("length")
+
+    def finish(self, reason: str) -> None:
+        """End the request; `reason` is stop, length, abort or error."""
+        self.num_in_flight = 0
+        self.finish_reason = reason
+        self.status = RequestStatus.FINISHED
+
+    def restart(self) -> None:
+        """After an interruption anywhere: keep the tokens, compute their KV again.
+
+        `token_ids` is the truth. What is derived from it may have been interrupted half way.
+        """
+        if self.is_finished:
+            return
+        if self.finish_reason is not None:  # interrupted while it ended
+            self.finish(self.finish_reason)
+            return
+        del self.logprobs[self.num_output_tokens :]
+        if self.status is not RequestStatus.WAITING:
+            self.num_preemptions += 1
+        self.status = RequestStatus.WAITING
+        self.num_computed_tokens = self.num_in_flight = 0
+        if self.num_output_tokens:
+            self._end_if_due()

@@ -1,0 +1,210 @@
+"""From logits to tokens, for every request of a step at once and each in its own way.
+
+A row goes through repetition penalty, `min_tokens` mask, temperature, top-k, top-p and min-p (the
+order of Hugging Face), then argmax(scores + Gumbel noise), which draws from softmax(scores). Work
+is vectorised over the rows that ask for it and skipped where none does: a batch of greedy requests
+costs one argmax. Sampling keeps no state, and no row sees another: sums whose last bits would
+depend on the batch are taken over integers, so a request gets the same tokens alone and in company.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .logprobs import logprob_columns, read_logprobs
+from .outputs import SampledToken
+from .philox import gumbel_noise, gumbel_noise_at, seeds_to_tensor
+from .request import Request
+
+MIN_TEMPERATURE = 1e-5
+"""A temperature below acts like this one: any smaller, and logits / temperature may overflow."""
+
+
+def sample(logits: Tensor, requests: list[Request]) -> dict[str, SampledToken]:
+    """Choose the next token of each request, with log-probabilities where it wants them.
+
+    Args:
+        logits: `[num_rows, vocab_size]`, any float type; all work is done in fp32. Not changed.
+        requests: `[num_rows]`, whose rows these are; `num_output_tokens` tells which output token
+            is being sampled.
+
+    Returns:
+        The token of each request by its id, -1 for one whose row holds a NaN or +inf or leaves no
+        token to choose. Log-probabilities are those of the raw logits, before penalties,
+        temperature and filters.
+    """
+    assert len(logits) == len(requests), f"{len(logits)} rows for {len(requests)} requests"
+    if not requests:
+        return {}
+    raw = logits.float()
+    scores = apply_penalties(raw, requests)
+    best, token_ids = scores.max(dim=-1)
+    random = [row for row, each in enumerate(requests) if each.sampling_params.temperature > 0]
+    if random:
+        token_ids[random] = _draw(scores[random], [requests[row] for row in random])
+    numbers = torch.stack([token_ids.double(), best.double()]).tolist()  # one transfer for both
+    chosen = [int(token) if math.isfinite(score) else -1 for token, score in zip(*numbers)]
+    sampled = {each.request_id: SampledToken(token) for each, token in zip(requests, chosen)}
+    wanted = {
+        row: each.sampling_params.logprobs
+        for row, each in enumerate(requests)
+        if each.sampling_params.logprobs is not None
+    }
+    if wanted:
+        rows, num_top = list(wanted), min(max(wanted.values()), logits.shape[-1])
+        columns = logprob_columns(raw[rows], token_ids[rows], num_top).tolist()
+        for row, numbers in zip(rows, columns):
+            logprobs = read_logprobs(chosen[row], numbers, wanted[row])
+            sampled[requests[row].request_id] = SampledToken(chosen[row], logprobs)
+    return sampled
+
+
+def apply_penalties(logits: Tensor, requests: list[Request]) -> Tensor:
+    """Repetition penalty (CTRL, Keskar et al. 2019, section 4.1) and `min_tokens`.
+
+    Args:
+        logits: `[num_rows, vocab_size]` fp32; not changed, but returned if there is nothing to do.
+
+    Returns:
+        `[num_rows, vocab_size]` fp32. Logits of tokens in the prompt or the output are divided by
+        the penalty where positive, multiplied where negative; stop tokens are -inf while the
+        output has fewer than `min_tokens` tokens.
+    """
+    rows: list[int] = []
+    ids: list[int] = []
+    penalties: list[float] = []
+    stop_rows: list[int] = []
+    stop_ids: list[int] = []
+    for row, request in enumerate(requests):
+        params = request.sampling_params
+        if params.repetition_penalty != 1:
+            seen = set(request.token_ids)
+            rows += [row] * len(seen)
+            ids += seen
+            penalties += [clamped_penalty(params.repetition_penalty)] * len(seen)
+        if request.num_output_tokens < params.min_tokens:
+            stops = [token_id for token_id in request.stop_token_ids if token_id < logits.shape[-1]]
+            stop_rows += [row] * len(stops)
+            stop_ids += stops
+    if not ids and not stop_ids:
+        return logits
+    scores = logits.clone()
+    if ids:
+        where = torch.tensor([rows, ids], device=logits.device).unbind()
+        penalty = torch.tensor(penalties, dtype=torch.float32, device=logits.device)
+        seen_logits = logits[where]
+        scores[where] = torch.where(seen_logits < 0, seen_logits * penalty, seen_logits / penalty)
+    if stop_ids:
+        scores[torch.tensor([stop_rows, stop_ids], device=logits.device).unbind()] = -math.inf
+    return scores
+
+
+def clamped_penalty(repetition_penalty: float) -> float:
+    """A penalty that fp32 can hold: past 1e30 either way there is no difference left to see."""
+    return min(max(repetition_penalty, 1e-30), 1e30)
+
+
+def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Set to -inf what a row's top-k, then top-p, then min-p leave out; the most likely stays.
+
+    Tokens tied with the k-th most likely one are all kept, as in Hugging Face. top-p (nucleus
+    sampling, Holtzman et al. 2020) keeps the smallest set that has at least top_p of the
+    probability left by top-k; of tied tokens the lower ids are kept.
+
+    Args:
+        logits: `[num_rows, vocab_size]` fp32, already divided by the temperature.
+        top_k: `[num_rows]` int64; below 1 or above vocab_size keeps all.
+        top_p: `[num_rows]` fp64; 1 keeps all.
+        min_p: `[num_rows]` fp64; 0 keeps all. All three best live on the CPU, where looking
+            into them does not wait for the device.
+
+    Returns:
+        `[num_rows, vocab_size]` fp32.
+    """
+    steps: tuple[tuple[Tensor, Tensor, Callable[[Tensor, Tensor], Tensor]], ...] = (
+        (top_k, (top_k >= 1) & (top_k < logits.shape[-1]), _outside_top_k),
+        (top_p, top_p < 1, _outside_top_p),
+        (min_p, min_p > 0, _outside_min_p),
+    )
+    for limits, is_asked, outside in steps:
+        rows = is_asked.nonzero().flatten()
+        if len(rows):
+            asking = logits[rows.to(logits.device)]
+            kept = asking.masked_fill(outside(asking, limits[rows]), -math.inf)
+            logits = logits.index_copy(0, rows.to(logits.device), kept)
+    return logits
+
+
+def _outside_top_k(logits: Tensor, top_k: Tensor) -> Tensor:
+    largest = logits.topk(int(top_k.max())).values
+    return logits < largest.gather(-1, top_k.to(logits.device)[:, None] - 1)
+
+
+def _outside_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
+    values, ids = _compact(logits)
+    if ids is not None:
+        outside = _outside_top_p(values, top_p)
+        return torch.ones_like(logits, dtype=torch.bool).scatter(-1, ids, outside)
+    top_p = top_p.to(logits.device)[:, None]
+    # exp(logit - maximum) as a multiple of 2**-40: integers add up to the same sum in any order.
+    mass = (_relative_probability(logits) * 2.0**40).round().long()
+    total = mass.sum(dim=-1, keepdim=True)
+    # Tokens below (1 - top_p) / vocab_size are outside, as together they do not reach 1 - top_p.
+    # In a language model's distribution few others are left to be sorted.
+    outside = mass < (1 - top_p) * total / logits.shape[-1]
+    values, ids = _compact(logits.masked_fill(outside, -math.inf))
+    order = values.sort(dim=-1, descending=True, stable=True).indices
+    order = order if ids is None else ids.gather(-1, order)
+    mass = mass.gather(-1, order)
+    is_outside = mass.cumsum(dim=-1) - mass >= top_p * total
+    is_outside[:, 0] = False
+    return outside.scatter(-1, order, is_outside)
+
+
+def _outside_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
+    return _relative_probability(logits) < min_p.to(logits.device)[:, None]
+
+
+def _relative_probability(logits: Tensor) -> Tensor:
+    return (logits.double() - logits.amax(dim=-1, keepdim=True).double()).exp()
+
+
+def _compact(scores: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The few columns that filters left: scores and ids `[num_rows, num_left]`, ids ascending.
+
+    Where many are left, the scores as they are and None.
+    """
+    num_left = max(1, int((scores > -math.inf).sum(dim=-1).max()))
+    if num_left > scores.shape[-1] // 8:
+        return scores, None
+    ids = scores.topk(num_left).indices.sort(dim=-1).values
+    return scores.gather(-1, ids), ids
+
+
+def _draw(scores: Tensor, requests: list[Request]) -> Tensor:
+    """Tokens `[num_rows]` drawn from softmax(filter(scores / temperature)) by the Gumbel-max trick.
+
+    Whichever of logit_i + g_i is largest, with g standard Gumbel, is a draw from softmax(logits).
+    """
+    params = [request.sampling_params for request in requests]
+    device = scores.device
+    temperature = [max(each.temperature, MIN_TEMPERATURE) for each in params]
+    scores = scores / torch.tensor(temperature, dtype=torch.float32, device=device)[:, None]
+    filtered = filter_logits(
+        scores,
+        torch.tensor([each.top_k for each in params]),
+        # In fp32 first, as a GPU kernel knows them: what is kept must not depend on who samples.
+        torch.tensor([each.top_p for each in params], dtype=torch.float32).double(),
+        torch.tensor([each.min_p for each in params], dtype=torch.float32).double(),
+    )
+    seeds = seeds_to_tensor([request.seed for request in requests], device)
+    positions = torch.tensor([request.num_output_tokens for request in requests], device=device)
+    values, ids = (scores, None) if filtered is scores else _compact(filtered)
+    if ids is None:
+        return (values + gumbel_noise(seeds, positions, scores.shape[-1])).argmax(dim=-1)
+    best = (values + gumbel_noise_at(seeds, positions, ids)).argmax(dim=-1, keepdim=True)
+    return ids.gather(-1, best).squeeze(-1)

@@ -1,0 +1,112 @@
+"""How one request wants its tokens chosen and when it wants to stop. Names follow vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import InputError
+
+
+def is_whole_number(value: object) -> bool:
+    """Whether a value is an int; True and False do not count as 1 and 0."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Sampling and stopping of one request.
+
+    Raises:
+        InputError: a value is out of range; the message states the value and the range.
+    """
+
+    temperature: float = 1.0
+    """0 is greedy; above, logits are divided by it."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 or -1 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches top_p."""
+    min_p: float = 0.0
+    """Keep tokens at least min_p times as likely as the most likely one."""
+    repetition_penalty: float = 1.0
+    """Above 1, tokens of the prompt and the output become less likely (CTRL, section 4.1)."""
+    seed: int | None = None
+    """Makes the request's tokens the same in every run, batch and milestone."""
+    max_tokens: int = 16
+    """Most tokens to generate."""
+    min_tokens: int = 0
+    """No stop (EOS, stop token, stop string) before this many tokens."""
+    stop: str | list[str] = field(default_factory=list)
+    """Strings that end the text; they are not part of it. None: none."""
+    stop_token_ids: list[int] = field(default_factory=list)
+    """Token ids that end the request, besides the model's EOS. None: none."""
+    ignore_eos: bool = False
+    """Go on after EOS (for benchmarks)."""
+    logprobs: int | None = None
+    """Give log-probabilities of the sampled token and of this many most likely ones."""
+    prompt_logprobs: int | None = None
+    """The same of each prompt token after the first; such a prompt is computed in full, whatever
+    the prefix cache holds."""
+    cache_salt: str = ""
+    """Requests with different salts never share KV through the prefix cache (from M4 on)."""
+    n: int = 1
+    """Completions of the same prompt (from m3_paged on)."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", [self.stop])
+        for name in ("stop", "stop_token_ids"):
+            if isinstance(value := getattr(self, name), list | tuple | set | None):
+                object.__setattr__(self, name, list(value or ()))
+        for name, (is_good, wanted) in _RULES.items():
+            value = getattr(self, name)
+            if not is_good(value):
+                raise InputError(f"{name} must be {wanted}, got {value!r}")
+        if self.min_tokens > self.max_tokens:
+            wanted = f"in [0, max_tokens={self.max_tokens}]"
+            raise InputError(f"min_tokens must be {wanted}, got {self.min_tokens}")
+        # More than any vocabulary has means all; the number has to fit into 32 bits on a GPU.
+        object.__setattr__(self, "top_k", min(self.top_k, 2**31 - 1))
+        # Less than any token has means the likeliest; fp32 knows no number that is much smaller.
+        object.__setattr__(self, "top_p", max(self.top_p, 1e-30))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _whole(least: int, end: float = float("inf")) -> Callable[[Any], bool]:
+    return lambda value: is_whole_number(value) and least <= value < end
+
+
+def _or_none(is_good: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or is_good(value)
+
+
+# Written so that a NaN, for which every comparison is false, is refused too.
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    # From 1e6 on all tokens are equally likely; beyond, fp32 has no room left.
+    "temperature": (lambda v: _is_number(v) and 0 <= v <= 1e6, "a number from 0 to 1,000,000"),
+    "top_k": (_whole(-1), "a whole number: -1, 0 (both: keep all) or more"),
+    "top_p": (lambda v: _is_number(v) and 0 < v <= 1, "a number in (0, 1]"),
+    "min_p": (lambda v: _is_number(v) and 0 <= v <= 1, "a number in [0, 1]"),
+    "repetition_penalty": (lambda v: _is_number(v) and 0 < v < float("inf"), "a number above 0"),
+    "seed": (_or_none(_whole(0, 2**64)), "a whole number in [0, 2**64) or None"),
+    "max_tokens": (_whole(1), "a whole number, at least 1"),
+    "min_tokens": (_whole(0), "a whole number in [0, max_tokens]"),
+    "stop": (
+        lambda v: isinstance(v, list) and all(isinstance(text, str) and text for text in v),
+        "a list of strings, none of them empty",
+    ),
+    "stop_token_ids": (
+        lambda v: isinstance(v, list) and all(is_whole_number(token) for token in v),
+        "a list of whole numbers",
+    ),
+    "ignore_eos": (lambda v: isinstance(v, bool), "True or False"),
+    "logprobs": (_or_none(_whole(0)), "a whole number, 0 or more, or None"),
+    "prompt_logprobs": (_or_none(_whole(0)), "a whole number, 0 or more, or None"),
+    "cache_salt": (lambda v: isinstance(v, str), "a string"),
+    "n": (_whole(1), "a whole number, at least 1"),
+}

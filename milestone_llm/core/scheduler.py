@@ -1,0 +1,198 @@
+"""What the schedulers of all milestones share: requests come, get tokens, and go.
+
+A milestone's scheduler is a file of its own that says which requests run (`schedule`) and where KV
+lives (`free_memory`, `reset_memory`, `kv_usage`). Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+from .kv import KVEvent, KVUsage
+from .outputs import EngineCoreOutput, SampledToken
+from .plan import StepPlan
+from .request import Request, RequestStatus
+from .request_queue import RequestQueue
+
+
+class BaseScheduler(ABC):
+    """Decides what each step computes. Knows requests and token counts, no tensors."""
+
+    def __init__(self, max_model_len: int, policy: str = "fcfs") -> None:
+        self.max_model_len = max_model_len
+        self.waiting = RequestQueue(policy)
+        self.running: list[Request] = []
+        self.watermark = 0
+        """Most units of KV memory that a step has had."""
+        self.events: list[KVEvent] = []
+        """What happened to KV memory since the engine last asked, in order."""
+
+    # -- what a milestone decides ------------------------------------------------------------
+
+    @abstractmethod
+    def schedule(self) -> StepPlan:
+        """Plan the next step."""
+
+    @abstractmethod
+    def validate(self, request: Request) -> None:
+        """Refuse a request that no step could ever compute.
+
+        Raises:
+            InputError: the message states the number and the limit.
+        """
+
+    @abstractmethod
+    def free_memory(self, request: Request) -> None:
+        """Give back what KV memory a request has, if any. It runs no more."""
+
+    @abstractmethod
+    def reset_memory(self) -> None:
+        """Give back all KV memory, whatever state it is in."""
+
+    @abstractmethod
+    def num_used_units(self) -> int:
+        """Units of KV memory that requests own, in the unit of `kv_usage`."""
+
+    @abstractmethod
+    def kv_usage(self) -> KVUsage:
+        """How full KV memory is."""
+
+    @abstractmethod
+    def check_invariants(self) -> None:
+        """Assert that no KV memory is lost and that it belongs to the right requests."""
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of this milestone for `LLMEngine.stats`."""
+        return {}
+
+    # -- requests come and go ----------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue a new request where the policy wants it."""
+        self._limit(request)
+        self.waiting.add(request)
+
+    def finish(self, request: Request, reason: str) -> None:
+        """End a request in whatever state it is."""
+        status = request.status
+        request.finish(reason)
+        self._leave(request, status)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether a further step has something to compute."""
+        return bool(self.waiting or self.running)
+
+    # -- a step ------------------------------------------------------------------------------
+
+    def mark_launched(self, plan: StepPlan) -> None:
+        """Count a launched step as computed: its tokens are on their way."""
+        for row in plan.rows:
+            if row.is_padding:
+                continue
+            row.request.num_computed_tokens = row.end
+            for request in row.sampling_requests:
+                request.num_computed_tokens = row.end
+                request.num_in_flight += 1
+        plan.is_launched = True
+        self.watermark = max(self.watermark, self.num_used_units())
+
+    def update(self, plan: StepPlan, sampled: dict[str, SampledToken]) -> list[EngineCoreOutput]:
+        """Take in the results of a step: append tokens, finish some requests.
+
+        Args:
+            plan: the executed plan. A row whose request has finished meanwhile was computed in
+                vain: it becomes padding.
+            sampled: one token for each request that samples, by id.
+
+        Returns:
+            An output for each request that got a token.
+        """
+        if not plan.is_launched:
+            self.mark_launched(plan)
+        outputs = []
+        for row in plan.rows:
+            if row.request.is_finished and not row.is_padding:
+                row.is_padding = True
+                plan.num_padding_tokens += row.num_new_tokens
+            if row.prompt_logprobs:
+                row.request.take_prompt_logprobs(row.prompt_logprobs)
+            for request in row.sampling_requests:
+                if not request.is_finished:
+                    outputs.append(self._append(request, sampled[request.request_id]))
+        return outputs
+
+    def _append(self, request: Request, sampled: SampledToken) -> EngineCoreOutput:
+        """Give a request its token; it leaves if that was its last."""
+        status, num_before = request.status, len(request.token_ids)
+        request.append_token(sampled)
+        if request.is_finished:
+            self._leave(request, status)
+        new_token_ids = request.token_ids[num_before:]  # empty where there was none to choose
+        new_logprobs = [] if sampled.logprobs is None else [sampled.logprobs] * len(new_token_ids)
+        name = request.request_id
+        return EngineCoreOutput(name, new_token_ids, new_logprobs, request.finish_reason)
+
+    def fail(self, plan: StepPlan) -> None:
+        """End the requests of a step whose forward raised. All others are computed again.
+
+        Nothing that is in the KV cache can be trusted then, so all of it is given back.
+        """
+        for row in plan.rows:
+            for request in (row.request, *row.request.forks, *row.sampling_requests):
+                if not request.is_finished:
+                    request.finish("error")
+        self.restart([*self.running, *self.waiting])
+
+    def restart(self, requests: Iterable[Request]) -> None:
+        """Begin anew with these requests: all wait, and no KV memory is in use.
+
+        For use after an exception anywhere. Requests keep the tokens that they have.
+        """
+        requests = list(requests)
+        self.running = []
+        self.waiting.clear()
+        self.reset_memory()
+        for request in requests:
+            request.restart()
+        for request in requests:
+            leader = request.leader or request
+            if request.is_finished:
+                continue
+            self._limit(leader)
+            is_to_fork = request is not leader and not (
+                leader.is_finished or leader.num_output_tokens or request.num_output_tokens
+            )
+            if is_to_fork and request not in leader.forks:
+                leader.forks.append(request)
+            elif not is_to_fork:
+                if request in leader.forks:
+                    leader.forks.remove(request)
+                self.waiting.add(request)
+
+    def reset_watermark(self) -> None:
+        """Count from now on, when KV memory is as good as new."""
+        self.watermark = 0
+
+    def _limit(self, leader: Request) -> None:
+        """A request has at most `max_model_len` tokens, and so have its further completions."""
+        for completion in leader.completions:
+            completion.max_num_tokens = min(completion.max_num_tokens, self.max_model_len)
+
+    def _leave(self, request: Request, status: RequestStatus) -> None:
+        """Take a finished request out of its queue, and free its memory."""
+        leader = request.leader or request
+        if status is RequestStatus.RUNNING:
+            self.running.remove(request)
+        elif request in leader.forks:
+            leader.forks.remove(request)
+        else:
+            self.waiting.remove(request)
+        self.free_memory(request)
+
+    def drain_events(self) -> list[KVEvent]:
+        """What happened to KV memory since the last call, in order."""
+        events = self.events[:]
+        del self.events[:]  # the KV manager writes into this very list
+        return events

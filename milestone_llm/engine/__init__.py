@@ -1,1 +1,0 @@
-"""Requests, plans, the step loop, sampling: what every milestone runs on."""

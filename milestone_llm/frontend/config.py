@@ -1,0 +1,114 @@
+"""What an engine is built with: `EngineConfig`, one frozen dataclass per milestone.
+
+Later milestones subclass it and add only the fields their idea brings.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields
+from typing import Any, get_type_hints
+
+from milestone_llm.core.errors import InputError
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Limits and switches of an engine. All lengths are in tokens.
+
+    Raises:
+        InputError: a limit is not positive; the message states the number.
+    """
+
+    max_num_seqs: int = 8
+    """Most requests that one step computes."""
+    max_model_len: int | None = None
+    """Most tokens (prompt and output) of one request. None: what the model was trained for, but at
+    most `max_num_batched_tokens` where a prompt is computed whole, and what KV memory holds."""
+    max_num_batched_tokens: int = 2048
+    """Most tokens that one step computes, padding included."""
+    dtype: str | None = None
+    """"float32", "bfloat16" or "float16". None: float32 on a CPU, bfloat16 on CUDA."""
+    device: str | None = None
+    """"cpu", "cuda", "cuda:1"... None: CUDA where there is one."""
+    seed: int = 0
+    """Seeds the requests that bring no seed of their own."""
+    trace: str | None = None
+    """"console", a path in .jsonl or .jsonl.gz, or None. `LLM_TRACE=1` prints besides."""
+    check_invariants: bool = False
+    """Check after every step that no slot or block is lost (slow; the tests set it)."""
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if name in ("dtype", "device"):  # torch has types of its own for these
+                continue
+            if isinstance(value, bool):
+                is_good = kind is bool  # True is not taken for the number 1
+            else:
+                is_good = isinstance(value, kind) or (kind is float and isinstance(value, int))
+            if not is_good:
+                wanted = getattr(kind, "__name__", str(kind))
+                raise InputError(f"{name} must be of type {wanted}, got {value!r}")
+        for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+
+    @classmethod
+    def from_fields(cls, **given: Any) -> EngineConfig:
+        """Build a config from keyword arguments.
+
+        Raises:
+            InputError: a keyword is no field; the message names the nearest one.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+                hint = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(known)}"
+                raise InputError(f"{cls.__module__}.EngineConfig has no field {name!r}; {hint}")
+        return cls(**given)
+
+    def check_prompt_fits_step(self, num_prompt_tokens: int) -> None:
+        """For schedulers that compute a prompt whole.
+
+        Raises:
+            InputError: the prompt is larger than a step.
+        """
+        if num_prompt_tokens > self.max_num_batched_tokens:
+            raise InputError(
+                f"the prompt has {num_prompt_tokens} tokens, but a step computes at most "
+                f"max_num_batched_tokens={self.max_num_batched_tokens}"
+            )
+
+    def check_completions(self, n: int, can_share_kv: bool = True) -> None:
+        """Completions of a prompt share its KV and start together.
+
+        Raises:
+            InputError: they cannot share it in this milestone, or they are more than may run.
+        """
+        if n > 1 and not can_share_kv:
+            raise InputError(
+                f"n={n}: completions of a prompt share its KV from m3_paged on; here, add the "
+                f"prompt {n} times"
+            )
+        if n > self.max_num_seqs:
+            raise InputError(
+                f"n={n} completions start together, but max_num_seqs={self.max_num_seqs}"
+            )
+
+    def resolve_max_model_len(self, model_max_len: int | None) -> int:
+        """The `max_model_len` in force for a model trained for `model_max_len` tokens.
+
+        Raises:
+            InputError: the configured length exceeds what the model can take.
+        """
+        if self.max_model_len is None:
+            return min(model_max_len or self.max_num_batched_tokens, self.max_num_batched_tokens)
+        if model_max_len is not None and self.max_model_len > model_max_len:
+            raise InputError(
+                f"max_model_len is {self.max_model_len}, but the model has positions for only "
+                f"{model_max_len} tokens"
+            )
+        return self.max_model_len

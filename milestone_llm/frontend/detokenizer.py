@@ -1,0 +1,180 @@
+"""Text of a request as it grows, token by token, and the stop strings in it.
+
+Tokens cannot be decoded one by one: a Chinese character or an emoji may be spread over several,
+and a space may depend on the token before. Decoding the whole output after each token costs O(n^2).
+So a short window is decoded: the chunk of tokens last settled (context) and those after it.
+
+    tokens  [ settled ............ | context | not settled yet ]
+                                   |<------- window ---------->|
+    text      _settled ......................| _pending = decode(window) less decode(context)
+
+What may still change stays back: an unfinished character, or text that could become a stop string.
+`tokenizers.decoders.DecodeStream` has such a window but no stop strings, needs a fast tokenizer,
+and raises where a byte token makes those before it invalid, which sampled tokens do.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_MAX_UNSETTLED_TOKENS = 64
+
+
+class Detokenizer:
+    """Turns output tokens into text that only ever grows, and finds stop strings in it.
+
+    Once flushed, the text is exactly `tokenizer.decode(output_token_ids, skip_special_tokens=True)`
+    without clean-up of spaces, cut before the stop string if there is one. (Prompt tokens play no
+    part: what `decode` does to the first space, it does here too.) Appending a token decodes a few
+    tokens, however long the output; only a run of byte tokens is decoded from its start.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer, fast or slow.
+        stop: Strings that end the text; the one that is complete first counts.
+    """
+
+    def __init__(self, tokenizer: Any, stop: list[str]) -> None:
+        self.tokenizer = tokenizer
+        self.stop = stop
+        self.is_stopped = False
+        self._window: list[int] = []
+        self._num_context = 0  # tokens of the window that are settled
+        self._context_text = ""
+        self._settled = ""
+        self._pending = ""  # text of the window's other tokens, as they decode now
+        self._num_searched = 0  # characters in which no stop string ends (or none was wanted)
+        self.num_shown = 0
+        """Characters that can be shown."""
+        self._num_begun = self._num_taken = 0  # tokens; they differ if `append` was interrupted
+
+    @property
+    def text(self) -> str:
+        """What can be shown: a prefix of all that will ever be, and free of stop strings.
+
+        (A stop string that appeared while `look_for_stop` was False is ordinary text.)
+        """
+        return (self._settled + self._pending)[: self.num_shown]
+
+    def append(self, token_id: int, look_for_stop: bool) -> bool:
+        """Take the next output token.
+
+        Args:
+            look_for_stop: Whether a stop string that this token completes ends the text.
+
+        Returns:
+            Whether a stop string has appeared; `text` is then complete.
+        """
+        self._num_begun += 1
+        is_stopped = self._append(token_id, look_for_stop)
+        self._num_taken += 1
+        return is_stopped
+
+    def has_taken(self, num_tokens: int) -> bool:
+        """Whether this many tokens have been taken, the last one whole."""
+        return self._num_begun == self._num_taken == num_tokens
+
+    def fresh_copy(self) -> Detokenizer:
+        """A new one with the same tokenizer and stop strings."""
+        return Detokenizer(self.tokenizer, self.stop)
+
+    def _append(self, token_id: int, look_for_stop: bool) -> bool:
+        token = self.tokenizer.convert_ids_to_tokens(token_id)
+        if self.is_stopped or token is None:  # models may have more ids than their tokenizer
+            return self.is_stopped
+        self._window.append(token_id)
+        pending = self._decode(self._window)[len(self._context_text) :]
+        if pending == self._pending and self._is_special(token_id):
+            self._window.pop()  # so that it is not taken for the start of a text, nor piles up
+            return False
+        self._pending = pending
+        known = self._settled + pending.rstrip("\ufffd")
+        if look_for_stop and self._cut_at_stop(known):
+            return True
+        self._num_searched = max(self._num_searched, len(known))
+
+        # A run of byte tokens (SentencePiece's fallback) decodes as a whole: one more byte may
+        # make all of it invalid. Otherwise only a last, unfinished character can change.
+        is_byte_run = _BYTE_TOKEN.fullmatch(token) is not None
+        if not is_byte_run:
+            if pending and not pending.endswith("\ufffd"):
+                self._settle(len(self._window), pending)
+            elif len(self._window) > _MAX_UNSETTLED_TOKENS:
+                self._settle_part()
+        certain = self._settled + ("" if is_byte_run else self._pending.rstrip("\ufffd"))
+        self.num_shown = max(self.num_shown, len(certain) - self._num_held_back(certain))
+        return False
+
+    def flush(self) -> None:
+        """Show all that was held back, once no more tokens will come.
+
+        An unfinished character comes out as the tokenizer decodes it, U+FFFD.
+        """
+        self.num_shown = len(self._settled) + len(self._pending)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(
+            token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def _is_special(self, token_id: int) -> bool:
+        return not self._decode([token_id]) and bool(self.tokenizer.decode([token_id]))
+
+    def _settle(self, end: int, text: str) -> None:
+        """Take `text` of the window's tokens up to `end` as final."""
+        self._settled += text
+        self._pending = self._pending[len(text) :]
+        if end == len(self._window):
+            self._window = self._window[self._num_context :]
+            self._num_context = len(self._window)
+            self._context_text = self._decode(self._window)
+        else:
+            del self._window[self._num_context : end]  # the context serves the rest just as well
+
+    def _settle_part(self) -> None:
+        """Settle the front of a long row of U+FFFD, which a model babbling bytes can write.
+
+        A character has at most 4 bytes and a token at least 1, so of any 4 neighbouring places
+        between tokens one is no character's inside. There, the two sides decode to the whole.
+        """
+        context, skip = self._window[: self._num_context], len(self._context_text)
+        for end in range(len(self._window) - 4, len(self._window) - 8, -1):
+            front = self._decode(self._window[:end])[skip:]
+            back = self._decode(context + self._window[end:])[skip:]
+            if front + back == self._pending:
+                self._settle(end, front)
+                return
+
+    def _cut_at_stop(self, known: str) -> bool:
+        """End the text before the stop string that was complete first, if there is a new one."""
+        found = []
+        for stop in self.stop:
+            start = known.find(stop, max(0, self._num_searched - len(stop) + 1))
+            if start >= 0:
+                found.append((start + len(stop), start))
+        if found:
+            self.is_stopped = True
+            self._settled, self._pending = known[: min(found)[1]], ""
+            self.num_shown = len(self._settled)
+        return self.is_stopped
+
+    def _num_held_back(self, text: str) -> int:
+        """Characters at the end of `text` that may be the beginning of a stop string."""
+        held_back = 0
+        for stop in self.stop:
+            for length in range(min(len(stop) - 1, len(text)), held_back, -1):
+                if text.endswith(stop[:length]):
+                    held_back = length
+                    break
+        return held_back
+
+
+def decode_whole(tokenizer: Any, token_ids: list[int]) -> str:
+    """The text of tokens of which no more will come: what a flushed `Detokenizer` has."""
+    known = [token for token in token_ids if tokenizer.convert_ids_to_tokens(token) is not None]
+    text: str = tokenizer.decode(
+        known, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    return text

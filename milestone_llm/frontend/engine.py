@@ -1,0 +1,290 @@
+"""The engine that people call: prompts in, `step()` by `step()`, outputs out. For all milestones.
+
+    prompt -> InputProcessor -> Request -> EngineCore -> tokens -> OutputProcessor -> OutputQueue
+
+A milestone assembles a scheduler and a runner; the rest is here. Outputs of a request go to the
+caller that added it: a call of `generate` or `stream`, or `step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, ClassVar, cast
+
+from milestone_llm.core.request import Request
+from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.core.scheduler import BaseScheduler
+from milestone_llm.models.checkpoint import LoadedModel, stop_token_ids
+from milestone_llm.models.kv_shape import kv_bytes_per_token
+
+from .config import EngineConfig
+from .exclusive import Exclusive
+from .guarded_core import GuardedCore
+from .input_processor import InputProcessor
+from .inputs import Prompt, Prompts, check_request_id
+from .output_processor import OutputProcessor, RequestState
+from .output_queue import OutputQueue
+from .outputs import RequestOutput
+from .stats import engine_stats
+from .watching import StepWatcher
+
+
+class BaseEngine:
+    """Serves requests on a core.
+
+    One thread steps at a time; `add_request`, `abort` and `step` may be called from any thread, and
+    wait until the step under way is done.
+
+    Args:
+        config: limits and switches.
+        loaded: the model, its tokenizer and its name.
+        max_model_len: most tokens of a request, as the scheduler has it.
+        core: what the milestone has assembled.
+    """
+
+    milestone: ClassVar[str]
+    warm_up_sizes: ClassVar[Sequence[int]] = (1,)
+    """How many requests `warm_up` computes at one time."""
+
+    def __init__(
+        self, config: EngineConfig, loaded: LoadedModel, max_model_len: int, core: GuardedCore
+    ) -> None:
+        self.config = config
+        self.model, self.tokenizer, self.model_name = loaded.model, loaded.tokenizer, loaded.name
+        self.max_model_len = max_model_len
+        self.vocab_size: int = self.model.config.get_text_config().vocab_size
+        self.eos_token_ids = stop_token_ids(self.model)
+        self.core = core
+        self.input_processor = InputProcessor(
+            self.tokenizer,
+            self.vocab_size,
+            max_model_len,
+            self.eos_token_ids,
+            config.seed,
+            self.is_taken,
+            core.scheduler.validate,
+        )
+        self.output_processor = OutputProcessor(self.tokenizer, core.note_end)
+        self._step_queue = OutputQueue()
+        """Outputs of requests that `add_request` brought."""
+        self._to_abort: list[str] = []
+        self._exclusive = Exclusive(self._restart)
+
+    @property
+    def scheduler(self) -> BaseScheduler:
+        """What plans the steps."""
+        return self.core.scheduler
+
+    @property
+    def runner(self) -> Any:
+        """What carries the plans out."""
+        return self.core.runner
+
+    @property
+    def tracer(self) -> StepWatcher | None:
+        """The first of those who watch the steps."""
+        return self.core.watchers[0] if self.core.watchers else None
+
+    @property
+    def requests(self) -> dict[str, Request]:
+        """Unfinished requests by id, without further completions."""
+        return {name: state.request for name, state in self.output_processor.states.items()}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Counts of steps, rows and tokens since the engine was built: `stats` without a search."""
+        return self.core.counts
+
+    # -- offline use -------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat: bool = False,
+    ) -> list[RequestOutput]:
+        """Complete prompts and return when all are done.
+
+        Args:
+            prompts: one prompt or several; each text, token ids or chat messages.
+            sampling_params: one for all prompts, or one each.
+            chat: take a text prompt as a user's message and apply the model's chat template.
+
+        Returns:
+            One output a prompt, in the order given.
+
+        Raises:
+            InputError: bad input; nothing has been queued then.
+        """
+        with self.input_processor.lock:
+            requests = self.input_processor.make_all(prompts, sampling_params, chat)
+        states: list[RequestState] = []
+        for _ in self._run(requests, OutputQueue(wants_all=False), states):
+            pass
+        return [state.snapshot() for state in states]
+
+    def stream(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat: bool = False,
+    ) -> Iterator[RequestOutput]:
+        """Like `generate`, but yield each request's output whenever it has grown.
+
+        Closing the iterator early aborts the unfinished requests.
+        """
+        with self.input_processor.lock:
+            requests = self.input_processor.make_all(prompts, sampling_params, chat)
+        outputs = self._run(requests, OutputQueue(), [])
+        next(outputs)  # a generator that was never entered would not abort on `close`
+        return cast(Iterator[RequestOutput], outputs)
+
+    def _run(
+        self, requests: list[Request], queue: OutputQueue, states: list[RequestState]
+    ) -> Iterator[RequestOutput | None]:
+        """Step until these requests are done, and yield their outputs.
+
+        The first thing yielded is None, before any step.
+
+        Args:
+            states: theirs are appended here.
+        """
+        try:
+            states += self._exclusive.run(partial(self._add, requests, queue))
+            yield None
+            while queue.unfinished:
+                self._exclusive.run(self._step)
+                yield from queue.take()
+            yield from queue.take()  # of a step that another caller made
+        finally:  # Ctrl-C, an error, a closed iterator: leave nothing behind
+            for request in requests:
+                if request.request_id in queue.unfinished:
+                    self.abort(request.request_id)
+
+    # -- online use --------------------------------------------------------------------------
+
+    def add_request(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        *,
+        chat: bool = False,
+    ) -> str:
+        """Queue one request; `step` will compute it. Returns its id.
+
+        Args:
+            priority: lower is sooner, for schedulers with `policy="priority"` (from M2 on).
+
+        Raises:
+            InputError: bad input; no other request is affected.
+        """
+        params = sampling_params or SamplingParams()
+        with self.input_processor.lock:
+            request = self.input_processor.make(prompt, params, request_id, priority, chat)
+        self._exclusive.run(partial(self._add, [request], self._step_queue))
+        return request.request_id
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step.
+
+        Returns:
+            Outputs of the requests that changed, finished ones for the last time. Those that a call
+            of `generate` or `stream` waits for are not among them.
+
+        Raises:
+            Exception: what the model's forward raised. The step's requests have then ended with
+                `error` (their outputs come with the next step); the others go on.
+        """
+        if self.output_processor.states or self.core.in_flight:
+            self._exclusive.run(self._step)
+        return self._step_queue.take()
+
+    def take_outputs(self) -> list[RequestOutput]:
+        """What the next `step` would return besides its own: after one that raised, its errors."""
+        return self._step_queue.take()
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request in whatever state it is; None if it is not (or no longer) known."""
+        if self._exclusive.is_inside():  # a forgotten iterator of `stream` ends in mid-step
+            self._to_abort.append(request_id)
+            return None
+        return self._exclusive.run(partial(self._abort, request_id))
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has more to give: requests to compute, or outputs kept for it."""
+        return bool(self.output_processor.states or self._step_queue)
+
+    def is_taken(self, request_id: str) -> bool:
+        """Whether an id belongs to a request, or completion, that is unfinished or undelivered."""
+        return self.output_processor.is_known(request_id) or request_id in self._step_queue
+
+    # -- one thread at a time ----------------------------------------------------------------
+
+    def _add(self, requests: list[Request], queue: OutputQueue) -> list[RequestState]:
+        for request in requests:  # another thread may have been faster with the same id
+            check_request_id(request.request_id, self.is_taken)
+        for request in requests:
+            self.output_processor.add(request, queue)
+            self.core.add_request(request)
+        return [self.output_processor.states[request.request_id] for request in requests]
+
+    def _step(self) -> None:
+        while self._to_abort:
+            self._abort(self._to_abort.pop())
+        for request in self.output_processor.process(self.core.step()):
+            self.core.finish_request(request, "stop")
+        self.core.close_steps()
+
+    def _abort(self, request_id: str) -> RequestOutput | None:
+        state = self.output_processor.states.get(request_id)
+        if state is None:
+            return None
+        for completion in reversed(state.request.completions):  # forks before what they fork from
+            if not completion.is_finished:
+                self.core.finish_request(completion, "abort")
+        output = self.output_processor.abort(state)
+        self.core.close_steps()
+        return output
+
+    def _restart(self) -> None:
+        """After whatever was raised: go on with the requests as they are."""
+        states = list(self.output_processor.states.values())
+        self.core.restart([each for state in states for each in state.request.completions])
+        for request in self.output_processor.catch_up():
+            if not request.is_finished:
+                self.core.finish_request(request, "stop")
+        self.core.close_steps()
+
+    # -- before and after --------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Do the work that a first request would have to wait for. Figures and seeds do not notice.
+
+        Raises:
+            RuntimeError: there are requests already.
+        """
+        if num_requests := len(self.output_processor.states):
+            raise RuntimeError(f"warm_up is for the start; there are {num_requests} requests")
+        counts, watchers = dict(self.core.counts), self.core.watchers
+        num_arrivals = self.input_processor.num_arrivals
+        self.core.watchers = []
+        try:
+            prompt = [0] * min(2, self.max_model_len - 1)
+            # With prompt_logprobs it asks nothing of a prefix cache, which counts its queries.
+            params = SamplingParams(max_tokens=2, ignore_eos=True, prompt_logprobs=0)
+            for size in self.warm_up_sizes:
+                self.generate([prompt] * min(size, self.config.max_num_seqs), params)
+        finally:
+            self.core.watchers = watchers
+            self.core.counts.update(counts)
+            self.scheduler.reset_watermark()
+            self.input_processor.num_arrivals = num_arrivals  # seeds depend on it
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the engine was built, and the state of queues and KV memory now."""
+        return engine_stats(self.core.counts, self.scheduler, kv_bytes_per_token(self.model))

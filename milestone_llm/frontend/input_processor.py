@@ -1,0 +1,136 @@
+"""From a prompt to a request: encoded, checked, numbered, seeded."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from milestone_llm.core.errors import InputError
+from milestone_llm.core.request import Request
+from milestone_llm.core.sampling_params import SamplingParams
+
+from .inputs import (
+    Prompt,
+    Prompts,
+    as_list,
+    check_params,
+    check_priority,
+    check_prompt,
+    check_request_id,
+    encode_prompt,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class InputProcessor:
+    """Makes requests of prompts.
+
+    Args:
+        seed: seeds the requests that bring no seed of their own.
+        is_taken: whether an id belongs to a request that is unfinished or undelivered.
+        validate: the scheduler's word on whether a request could ever be computed.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase | None,
+        vocab_size: int,
+        max_model_len: int,
+        eos_token_ids: frozenset[int],
+        seed: int,
+        is_taken: Callable[[str], bool],
+        validate: Callable[[Request], None],
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.eos_token_ids = eos_token_ids
+        self.seed = seed
+        self.is_taken = is_taken
+        self.validate = validate
+        self.num_arrivals = 0
+        self.lock = threading.Lock()
+        """Held while requests are made: each gets a number of its own."""
+
+    def make_all(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        chat: bool,
+    ) -> list[Request]:
+        """A request for each of several prompts, none of them queued.
+
+        Raises:
+            InputError: one of them is bad; then there is none.
+        """
+        many = as_list(prompts)
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            sampling_params = [sampling_params or SamplingParams()] * len(many)
+        if len(sampling_params) != len(many):
+            raise InputError(f"{len(many)} prompts, but {len(sampling_params)} sampling_params")
+        num_arrivals = self.num_arrivals
+        try:
+            return [
+                self.make(prompt, params, None, 0, chat)
+                for prompt, params in zip(many, sampling_params, strict=True)
+            ]
+        except InputError:
+            self.num_arrivals = num_arrivals  # later requests get the seeds they would have had
+            raise
+
+    def make(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str | None,
+        priority: int,
+        chat: bool,
+    ) -> Request:
+        """A checked request and, for n > 1, its further completions. Not queued.
+
+        Raises:
+            InputError: bad input; the message states the number and the limit.
+        """
+        token_ids = encode_prompt(self.tokenizer, prompt, chat)
+        check_prompt(token_ids, self.vocab_size, self.max_model_len)
+        check_params(params, self.vocab_size, self.tokenizer, self.eos_token_ids)
+        check_priority(priority)
+        arrival = self.num_arrivals
+        if request_id is None:
+            request_id = self._free_id(f"r{arrival}")
+        check_request_id(request_id, self.is_taken)
+        seed = params.seed
+        if seed is None:
+            seed = random.Random(f"{self.seed}/{arrival}").getrandbits(64)
+        leader = None
+        for index in range(params.n):
+            own_id = self._free_id(f"{request_id}/{index}") if index else request_id
+            request = Request(
+                request_id=own_id,
+                prompt_token_ids=token_ids,
+                sampling_params=params,
+                arrival=arrival,
+                priority=priority,
+                seed=(seed + index) % 2**64,
+                eos_token_ids=self.eos_token_ids,
+                leader=leader,
+                index=index,
+            )
+            if leader is None:
+                leader = request
+                self.validate(leader)  # before n completions are made
+            else:
+                leader.completions.append(request)
+                leader.forks.append(request)
+        assert leader is not None
+        self.num_arrivals += 1
+        return leader
+
+    def _free_id(self, request_id: str) -> str:
+        while self.is_taken(request_id):
+            request_id += "_"
+        return request_id

@@ -1,0 +1,145 @@
+"""From a user's prompt to checked token ids. Bad input ends here, with number and limit."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from milestone_llm.core.errors import InputError
+from milestone_llm.core.sampling_params import SamplingParams, is_whole_number
+from milestone_llm.models.chat import render_chat
+
+Prompt: TypeAlias = str | list[int] | list[dict[str, str]]
+"""Text, token ids, or chat messages (`{"role": ..., "content": ...}`)."""
+Prompts: TypeAlias = Prompt | Sequence[Prompt]
+
+
+def as_list(prompts: Prompts) -> Sequence[Prompt]:
+    """The argument of `generate`, a single prompt or several, as several."""
+    given: Any = prompts
+    is_one = isinstance(given, str | dict) or not hasattr(given, "__getitem__")
+    if not is_one:
+        is_one = len(given) > 0 and not isinstance(given[0], str | list | tuple)
+    return [given] if is_one else given  # what is no prompt at all is told so when it is encoded
+
+
+def encode_prompt(tokenizer: Any, prompt: Any, chat: bool) -> list[int]:
+    """Token ids of a prompt of any kind.
+
+    Raises:
+        InputError: it is no prompt, or text for an engine without a tokenizer.
+    """
+    is_text = isinstance(prompt, str)
+    try:
+        if isinstance(prompt, bytes | bytearray):
+            raise TypeError("bytes are neither text nor token ids")
+        is_messages = not is_text and len(prompt) > 0 and isinstance(prompt[0], dict)
+        if not is_text and not is_messages:
+            if any(isinstance(token, bool) for token in prompt):
+                raise TypeError("True and False are no token ids")
+            return [operator.index(token) for token in prompt]
+    except (TypeError, KeyError) as error:
+        raise InputError(
+            f"a prompt is text, a list of token ids or a list of messages, got {prompt!r}"
+        ) from error
+    if tokenizer is None:
+        raise InputError("the engine has no tokenizer: give the prompt as token ids")
+    texts = [prompt] if is_text else [text for each in prompt for text in each.values()]
+    for text in texts:
+        _check_text("the prompt", str(text))
+    if is_text and not chat:
+        return list(tokenizer(prompt)["input_ids"])
+    messages = [{"role": "user", "content": prompt}] if is_text else prompt
+    return render_chat(tokenizer, messages)
+
+
+def _check_text(what: str, text: str) -> None:
+    """Refuse text that cannot be encoded.
+
+    Raises:
+        InputError: a half of a surrogate pair stands alone; the message says where.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{what} is no valid text: character {error.start} is half of a pair"
+        ) from None
+
+
+def check_prompt(token_ids: list[int], vocab_size: int, max_model_len: int) -> None:
+    """Refuse token ids that no model step could take.
+
+    Raises:
+        InputError: no token, a token outside the vocabulary, or no room for one output token.
+    """
+    if not token_ids:
+        raise InputError("the prompt is empty: it has 0 tokens and needs at least 1")
+    _check_vocabulary("the prompt", token_ids, vocab_size)
+    if len(token_ids) >= max_model_len:
+        raise InputError(
+            f"the prompt has {len(token_ids)} tokens, but max_model_len={max_model_len} leaves "
+            f"room for at most {max_model_len - 1} and one token of output"
+        )
+
+
+def check_params(
+    params: SamplingParams, vocab_size: int, tokenizer: Any, eos_token_ids: frozenset[int]
+) -> None:
+    """Refuse sampling parameters that do not fit the model.
+
+    Raises:
+        InputError: no `SamplingParams`, a stop token outside the vocabulary, more logprobs than
+            tokens, stop strings without a tokenizer, or `min_tokens` when every token stops.
+    """
+    if not isinstance(params, SamplingParams):
+        raise InputError(f"sampling parameters must be SamplingParams, got {params!r}")
+    _check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
+    for name in ("logprobs", "prompt_logprobs"):
+        if (getattr(params, name) or 0) > vocab_size:
+            raise InputError(
+                f"{name}={getattr(params, name)} exceeds the vocabulary of {vocab_size} tokens"
+            )
+    stop_token_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else eos_token_ids)
+    if params.min_tokens and len(stop_token_ids) >= vocab_size:
+        raise InputError(
+            f"min_tokens={params.min_tokens} forbids stop tokens, and all {vocab_size} tokens of "
+            "the vocabulary are stop tokens: there is nothing to sample"
+        )
+    if params.stop and tokenizer is None:
+        raise InputError(f"stop={params.stop!r} needs a tokenizer, and the engine has none")
+
+
+def check_priority(priority: Any) -> None:
+    """Refuse a priority that a queue could not put in order.
+
+    Raises:
+        InputError: it is not a whole number.
+    """
+    if not is_whole_number(priority):
+        raise InputError(f"priority must be a whole number, got {priority!r}")
+
+
+def check_request_id(request_id: Any, is_taken: Callable[[str], bool]) -> None:
+    """Refuse an id that would not name one request.
+
+    Raises:
+        InputError: it is no string, or belongs to another request.
+    """
+    if not isinstance(request_id, str) or not request_id:
+        raise InputError(f"request_id must be a string that is not empty, got {request_id!r}")
+    _check_text("request_id", request_id)
+    if is_taken(request_id):
+        raise InputError(
+            f"request_id {request_id!r} belongs to an unfinished request, or to one whose last "
+            "output has not been taken yet"
+        )
+
+
+def _check_vocabulary(what: str, token_ids: list[int], vocab_size: int) -> None:
+    for token in token_ids:
+        if not 0 <= token < vocab_size:
+            raise InputError(
+                f"{what} holds token id {token}, but the vocabulary ends at {vocab_size - 1}"
+            )

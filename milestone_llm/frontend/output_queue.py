@@ -1,0 +1,38 @@
+"""Outputs on their way to one caller: the newest of each request, once."""
+
+from __future__ import annotations
+
+from .outputs import RequestOutput
+
+
+class OutputQueue:
+    """The outputs of one reader: a call of `generate` or `stream`, or all who call `step`.
+
+    Threads may put and take at once: each line that changes it is one operation on one dict or set.
+
+    Args:
+        wants_all: whether outputs are wanted as they grow (`stream`, `step`), or only the news that
+            a request is done (`generate`).
+    """
+
+    def __init__(self, wants_all: bool = True) -> None:
+        self.wants_all = wants_all
+        self.unfinished: set[str] = set()
+        """Ids of the reader's requests that are not done."""
+        self._outputs: dict[str, RequestOutput] = {}
+
+    def put(self, output: RequestOutput) -> None:
+        """Keep an output until it is taken; it replaces an older one of the same request."""
+        if self.wants_all:
+            self._outputs[output.request_id] = output
+
+    def take(self) -> list[RequestOutput]:
+        """Outputs that the reader has not had yet."""
+        outputs = [self._outputs.pop(name, None) for name in list(self._outputs)]
+        return [output for output in outputs if output is not None]  # None: another thread has it
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._outputs
+
+    def __len__(self) -> int:
+        return len(self._outputs)

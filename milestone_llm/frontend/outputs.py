@@ -1,0 +1,137 @@
+"""The results of a request: snapshots that cost nothing until they are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from milestone_llm.core.outputs import Logprob
+
+
+@dataclass
+class RequestMetrics:
+    """Times in seconds of `time.perf_counter()`, and counts."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    token_times: list[float] = field(default_factory=list)
+    """When each output token became known."""
+    finish_time: float | None = None
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens whose keys and values came from the prefix cache."""
+
+    @property
+    def first_token_time(self) -> float | None:
+        """When the first output token became known."""
+        return self.token_times[0] if self.token_times else None
+
+    @property
+    def queue_time(self) -> float | None:
+        """Seconds from arrival until a step first computed the request."""
+        start = self.first_scheduled_time
+        return None if start is None else start - self.arrival_time
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token: seconds from arrival."""
+        return self.token_times[0] - self.arrival_time if self.token_times else None
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token after the first, mean, in seconds."""
+        if len(self.token_times) < 2:
+            return None
+        return (self.token_times[-1] - self.token_times[0]) / (len(self.token_times) - 1)
+
+
+class CompletionOutput:
+    """One completion of a prompt, as far as it had come when the snapshot was taken.
+
+    Its tokens and log-probabilities only ever grow, so a snapshot keeps the lists and how long they
+    were; what is shown is made when it is asked for.
+
+    Args:
+        finish_reason: `stop`, `length`, `abort`, `error`; None while tokens may still come.
+        read_text: gives the text as it was at the time of the snapshot.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        token_ids: list[int],
+        logprobs: list[dict[int, Logprob]] | None,
+        finish_reason: str | None,
+        read_text: Callable[[], str],
+    ) -> None:
+        self.index = index
+        self.finish_reason = finish_reason
+        self.num_tokens = len(token_ids)
+        """How many tokens were generated so far."""
+        self._all_token_ids = token_ids
+        self._all_logprobs = logprobs
+        self._read_text = read_text
+
+    @cached_property
+    def token_ids(self) -> list[int]:
+        """Tokens generated so far."""
+        return self._all_token_ids[: self.num_tokens]
+
+    @cached_property
+    def text(self) -> str:
+        """Text generated so far; empty for an engine without a tokenizer."""
+        return self._read_text()
+
+    @cached_property
+    def logprobs(self) -> list[dict[int, Logprob]] | None:
+        """Per token, log-probabilities by token id; None unless asked for."""
+        return None if self._all_logprobs is None else self._all_logprobs[: self.num_tokens]
+
+    def __repr__(self) -> str:
+        return (
+            f"CompletionOutput(index={self.index}, text={self.text!r}, "
+            f"token_ids={self.token_ids}, finish_reason={self.finish_reason!r})"
+        )
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What the user sees of a request: a snapshot, the last one once `finished`.
+
+    `outputs` has `SamplingParams.n` completions; `token_ids`, `text`, `finish_reason` and
+    `logprobs` are those of the first, and all there is when n is 1.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    metrics: RequestMetrics
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """Per prompt token, log-probabilities by token id, None for the first; None unless asked for.
+    Complete when the first output token is there."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether no completion will get more tokens."""
+        return all(output.finish_reason is not None for output in self.outputs)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the first completion ended; None while any completion goes on."""
+        return self.outputs[0].finish_reason if self.finished else None
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Tokens generated for the first completion."""
+        return self.outputs[0].token_ids
+
+    @property
+    def text(self) -> str:
+        """Text of the first completion."""
+        return self.outputs[0].text
+
+    @property
+    def logprobs(self) -> list[dict[int, Logprob]] | None:
+        """Per token of the first completion: log-probabilities by token id."""
+        return self.outputs[0].logprobs

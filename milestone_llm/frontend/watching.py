@@ -1,0 +1,69 @@
+"""What is told to those who watch an engine's steps, a tracer for one."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from milestone_llm.core.kv import KVEvent, KVUsage
+from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.plan import StepPlan
+from milestone_llm.core.request import Request
+from milestone_llm.core.request_queue import RequestQueue
+
+TRACER = "milestone_llm.lab.trace.tracer:Tracer"
+"""By name: the lab looks at engines, and no engine imports it."""
+
+
+class QueueState(Protocol):
+    """What a watcher may ask of a scheduler, at the end of a step."""
+
+    waiting: RequestQueue
+    running: list[Request]
+
+    def kv_usage(self) -> KVUsage:
+        """How full KV memory is."""
+
+
+@dataclass(frozen=True)
+class SettledStep:
+    """A step whose tokens have been taken in, or which failed."""
+
+    number: int
+    milestone: str
+    times: list[float]
+    """Seconds of `time.perf_counter()` at start, after schedule, after execute, after update."""
+    plan: StepPlan
+    sampled: dict[str, SampledToken]
+    finished: list[tuple[str, str]]
+    """(request id, reason) of requests that ended since the step before, aborted ones included."""
+    events: list[KVEvent]
+    """Of this plan, and what followed until the next one was made."""
+    arrived: list[str]
+    """Requests that came since the step before was planned."""
+
+
+class StepWatcher(Protocol):
+    """Gets every step of an engine: a tracer."""
+
+    def record(self, step: SettledStep, queues: QueueState) -> None:
+        """Called once a step, at its end. Must not raise."""
+
+
+def open_trace(
+    option: str | None, decode: Callable[[list[int]], str] | None
+) -> StepWatcher | None:
+    """The tracer that `EngineConfig.trace` and the environment's `LLM_TRACE` ask for.
+
+    Args:
+        decode: text of token ids, to be printed beside sampled ones.
+
+    Raises:
+        InputError: there is no such trace.
+    """
+    if option is None and not os.environ.get("LLM_TRACE"):
+        return None
+    return cast("StepWatcher | None", pkgutil.resolve_name(TRACER).from_option(option, decode))

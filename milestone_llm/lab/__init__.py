@@ -1,0 +1,1 @@
+"""Whatever watches, shows and measures engines. No engine imports it."""

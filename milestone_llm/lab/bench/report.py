@@ -1,0 +1,213 @@
+"""The report of a benchmark: a heading, tables for 80 columns, remarks; or Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from milestone_llm.lab.trace.text import plural
+
+from .contest import Tables, environment, machine_text
+
+__all__ = ["environment", "losses", "markdown", "print_heading", "print_report", "short"]
+
+PERCENTILES = [
+    (f"{metric.upper()}\np{percent}", f"{{{metric}_p{percent}}}")
+    for metric in ("ttft", "tpot", "itl")
+    for percent in (50, 95, 99)
+]
+THROUGHPUT = {
+    "tok/s": "{tok_s:,.1f}",
+    "min..max": "{tok_s_min:,.1f}..{tok_s_max:,.1f}",
+    "seconds": "{seconds:.2f}",
+    "its seconds /\n{ours}'s": "{speedup:.2f}x",
+}
+STANDARD_TABLES: Tables = {
+    "Throughput{of_rounds}": THROUGHPUT,
+    "Steps": {
+        "steps": "{steps:,.0f}",
+        "rows\na step": "{rows_per_step:.1f}",
+        "tokens\na step": "{tokens_per_step:.1f}",
+        "useful\npositions": "{useful_share:.1%}",
+        "peak KV\n{kv_unit}s": "{kv_watermark:,.0f}",
+    },
+    "Latency in ms (TTFT: since the start of the run)": dict(PERCENTILES),
+}
+"""What the bench of a workload shows. Columns and rows without any figure are left out."""
+
+
+class Number(float):
+    """A float that `{}` writes with about three digits."""
+
+    def __format__(self, spec: str) -> str:
+        return super().__format__(spec) if spec else short(self)
+
+
+def short(number: float) -> str:
+    """A number of about three digits; none for 0."""
+    return f"{number:.2f}" if 0 < number < 10 else f"{number:,.0f}"
+
+
+def cell(text: str, figures: Mapping[str, float]) -> str:
+    """`text` with its figures filled in; empty where one is missing."""
+    try:
+        return text.format_map({name: Number(value) for name, value in figures.items()})
+    except KeyError:
+        return ""
+
+
+def filled(
+    data: Mapping[str, Any], columns: Mapping[str, str]
+) -> tuple[list[str], dict[str, list[str]]]:
+    """Headings, and the cells of each contestant's row: medians over the rounds."""
+    words = {"ours": next(iter(data["contestants"])), "kv_unit": data.get("kv_unit", "")}
+    rows = {}
+    for name, contestant in data["contestants"].items():
+        figures = dict(contestant["median"])
+        if name in data["speedups"]:
+            figures["speedup"] = data["speedups"][name]["median"]
+        rows[name] = [cell(text, figures) for text in columns.values()]
+    rows = {name: cells for name, cells in rows.items() if any(cells)}
+    used = [index for index in range(len(columns)) if any(cells[index] for cells in rows.values())]
+    headings = [heading.format_map(words) for heading in columns]
+    return [headings[i] for i in used], {n: [cells[i] for i in used] for n, cells in rows.items()}
+
+
+def titled(
+    data: Mapping[str, Any], tables: Tables
+) -> Iterator[tuple[str, list[str], dict[str, list[str]]]]:
+    """Title, headings and rows of each table that has any."""
+    of_rounds = f", median of {data['rounds']} rounds" if data["rounds"] > 1 else ""
+    for title, columns in tables.items():
+        headings, rows = filled(data, columns)
+        if rows:
+            yield title.format(of_rounds=of_rounds), headings, rows
+
+
+def heading(data: Mapping[str, Any]) -> dict[str, str]:
+    """What runs where, by name: enough to run it again."""
+    work, machine = data["workload"], data["environment"]
+    lengths = " and ".join(
+        str(low) if low == high else f"{low}..{high}"
+        for low, high in (work["input_len"], work["output_len"])
+    )
+    return {
+        "workload": f"{work['name']}, seed {work['seed']}: "
+        f"{plural(work['num_requests'], 'request')}, "
+        f"{lengths} tokens in and out, {work['input_tokens']:,} and {work['output_tokens']:,} in "
+        f"total, temperature {work['temperature']:g}",
+        "model": f"{data['model']}, {machine['dtype']}",
+        **data["about"],
+        "machine": machine_text(machine),
+    }
+
+
+def print_heading(console: Console, data: Mapping[str, Any]) -> None:
+    """What runs where, before it runs."""
+    print_rows(console, heading(data).items(), gap=2)
+
+
+def print_report(console: Console, data: Mapping[str, Any], tables: Tables) -> None:
+    """Tables and remarks."""
+    for title, headings, rows in titled(data, tables):
+        console.print()
+        console.print(table(title, ["", *headings], [[name, *rows[name]] for name in rows]))
+    if data["remarks"]:
+        console.print()
+    print_rows(console, [("-", remark) for remark in data["remarks"]])
+
+
+def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table as all benches print it: the first column is a name, the others are numbers."""
+    grid = Table(
+        title=title, title_justify="left", title_style="bold", box=None, header_style="bold"
+    )
+    for index, text in enumerate(headings):
+        grid.add_column(text, justify="right" if index else "left", no_wrap=True)
+    for row in rows:
+        grid.add_row(*row)
+    return grid
+
+
+def print_rows(console: Console, rows: Iterable[tuple[str, str]], gap: int = 1) -> None:
+    """Lines that begin with a name or a dash and are wrapped beside it."""
+    grid = Table.grid(padding=(0, gap))
+    for row in rows:
+        grid.add_row(*row)
+    console.print(grid)
+
+
+def markdown(data: Mapping[str, Any], tables: Tables) -> str:
+    """Heading, tables and remarks, to be kept beside the documentation."""
+    parts = ["\n".join(f"- {name}: {text}" for name, text in heading(data).items())]
+    for title, headings, rows in titled(data, tables):
+        parts += [f"**{title}**", markdown_table(headings, rows)]
+    if data["remarks"]:
+        parts.append("\n".join(f"- {remark}" for remark in data["remarks"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown_table(headings: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
+    """A row for each name."""
+    lines = ["| | " + " | ".join(text.replace("\n", " ") for text in headings) + " |"]
+    lines.append("|---|" + "---:|" * len(headings))
+    lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
+    return "\n".join(lines)
+
+
+def losses(data: Mapping[str, Any]) -> list[str]:
+    """What the figures say against the engine of the bench."""
+    name, *others = data["contestants"]
+    figures = data["contestants"][name]["median"]
+    lines = []
+    if figures["useful_share"] < 0.95:
+        lines.append(
+            f"{1 - figures['useful_share']:.0%} of the positions that {name} computed were no "
+            "useful work: padding of prompts, finished rows that wait for the last one, or tokens "
+            "computed again after a preemption"
+        )
+    for other in others:
+        theirs, speedup = data["contestants"][other]["median"], data["speedups"][other]["median"]
+        if speedup < 0.995:
+            lines.append(f"{name} loses against {other}: {speedup:.2f}x its tok/s")
+        for metric, meaning in (
+            ("ttft_p50", "the first token comes later"),
+            ("tpot_p50", "each further token takes longer"),
+            ("itl_p99", "the longest pauses between tokens are longer"),
+        ):
+            if metric in figures and theirs.get(metric, 1e30) * 1.05 < figures[metric]:
+                label = metric.upper().replace("_P", " p")
+                lines.append(
+                    f"{name} loses against {other} where {meaning}: {label} "
+                    f"{figures[metric]:.1f} ms against {theirs[metric]:.1f} ms"
+                )
+    return lines
+
+
+def verdicts(data: Mapping[str, Any]) -> list[str]:
+    """Each target's ratio in words, where something loses, and whether all gave the same tokens."""
+    lines = []
+    for target in data["targets"]:
+        rounds = target["rounds"]
+        spread = f" ({min(rounds):.3f}..{max(rounds):.3f})" if len(rounds) > 1 else ""
+        line = (
+            f"{target['meaning']}, {target['ours']} against {target['theirs']}: "
+            f"{target['ratio']:.3f}x{spread}"
+        )
+        if target["at_most"] is not None:
+            verdict = "met" if target["is_met"] else "MISSED"
+            line += f"; our target, at most {target['at_most']:g}x: {verdict}"
+        lines.append(line)
+        is_steady = len(rounds) > 1 and min(rounds) > 1  # and not one slow round of the machine
+        if target["ratio"] > 1.02 and is_steady and target["loses"]:
+            lines.append(f"{target['ours']} loses there: {target['loses']}")
+    if data["workload"]["temperature"] == 0:
+        total = plural(data["workload"]["num_requests"], "output")
+        lines += [
+            f"token for token the same as {other}: {same} of {total}"
+            for other, same in data["same_tokens"].items()
+        ]
+    return lines

@@ -1,0 +1,172 @@
+"""Work for an engine: named sets of requests, and a loop that serves them as they arrive."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from milestone_llm.frontend.outputs import RequestOutput
+from milestone_llm.core.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """One request of a workload and when it comes."""
+
+    prompt: Any
+    params: SamplingParams
+    arrival_step: int = 0
+    """Engine step before which it is added."""
+    arrival_time: float = 0.0
+    """Seconds after the start before which it is not added."""
+    priority: int = 0
+
+
+CLASSIC_PROMPTS = (
+    "Name a fruit.",
+    "You are writing for a science magazine whose readers are curious but not experts. Explain "
+    "why the sky is blue at noon and red at sunset.",
+    "Write two sentences about the sea in winter.",
+)
+"""A short, a long and a medium prompt."""
+CLASSIC_LENGTHS = (10, 100, 50)
+"""Output tokens of each: lengths differ, which is what batching is about."""
+
+
+def classic(prompts: Sequence[Any] = CLASSIC_PROMPTS, **params: Any) -> list[WorkItem]:
+    """The demos' requests: exactly 10, 100 and 50 tokens, whatever the model would like.
+
+    Args:
+        prompts: other prompts; their lengths go round.
+        params: fields of `SamplingParams`, which take the place of the demos' own.
+    """
+    return [
+        WorkItem(prompt, SamplingParams(**{"max_tokens": length, "ignore_eos": True, **params}))
+        for prompt, length in zip(prompts, itertools.cycle(CLASSIC_LENGTHS), strict=False)
+    ]
+
+
+def random_tokens(
+    num_requests: int,
+    input_len: tuple[int, int],
+    output_len: tuple[int, int],
+    *,
+    vocab_size: int,
+    seed: int = 0,
+    temperature: float = 0.0,
+) -> list[WorkItem]:
+    """Requests of random tokens with lengths uniform in the given ranges, ends included.
+
+    Every request generates its full length (`ignore_eos`), so all engines do the same work.
+    """
+    rng = random.Random(seed)
+    items = []
+    for index in range(num_requests):
+        prompt = [rng.randrange(vocab_size) for _ in range(rng.randint(*input_len))]
+        params = SamplingParams(
+            temperature=temperature,
+            max_tokens=rng.randint(*output_len),
+            ignore_eos=True,
+            seed=seed + index,
+        )
+        items.append(WorkItem(prompt, params))
+    return items
+
+
+def mixed(vocab_size: int, seed: int = 0, **sizes: Any) -> list[WorkItem]:
+    """16 requests of 16..128 random tokens in and out: what a laptop can do."""
+    defaults = {"num_requests": 16, "input_len": (16, 128), "output_len": (16, 128)}
+    return random_tokens(**{**defaults, **sizes}, vocab_size=vocab_size, seed=seed)
+
+
+def nano(vocab_size: int, seed: int = 0, **sizes: Any) -> list[WorkItem]:
+    """The public nano-vllm benchmark: 256 requests, 100..1024 tokens in and out, temperature 0.6.
+
+    Draws in that benchmark's order (all prompts, then all output lengths), so that seed 0 gives its
+    133,966 output tokens.
+    """
+    defaults = {"num_requests": 256, "input_len": (100, 1024), "output_len": (100, 1024)}
+    options: dict[str, Any] = {**defaults, **sizes}
+    rng = random.Random(seed)
+    prompts = [
+        # That benchmark draws ids in 0..10000 whatever the vocabulary.
+        [rng.randint(0, 10000) % vocab_size for _ in range(rng.randint(*options["input_len"]))]
+        for _ in range(options["num_requests"])
+    ]
+    return [
+        WorkItem(
+            prompt,
+            SamplingParams(
+                temperature=0.6,
+                ignore_eos=True,
+                max_tokens=rng.randint(*options["output_len"]),
+                seed=seed + index,
+            ),
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+WORKLOADS: dict[str, Callable[..., list[WorkItem]]] = {"mixed": mixed, "nano": nano}
+
+
+def with_poisson_arrivals(items: Sequence[WorkItem], rate: float, seed: int = 0) -> list[WorkItem]:
+    """The same work, arriving at random: `rate` requests a second on average."""
+    rng, now, arriving = random.Random(seed), 0.0, []
+    for item in items:
+        arriving.append(replace(item, arrival_time=now))
+        now += rng.expovariate(rate)
+    return arriving
+
+
+def serve(
+    engine: Any,
+    items: Sequence[WorkItem],
+    *,
+    chat: bool = False,
+    on_step: Callable[[list[RequestOutput]], None] | None = None,
+) -> list[RequestOutput]:
+    """Add each item when its time has come and step until all are done.
+
+    Args:
+        on_step: called with the outputs of every step (for progress).
+
+    Returns:
+        Final outputs in the order of `items`.
+    """
+    arrivals = [(item.arrival_step, item.arrival_time) for item in items]
+    pending = sorted(range(len(items)), key=arrivals.__getitem__)
+    started, step = time.perf_counter(), 0
+    ids: dict[str, int] = {}
+    outputs: dict[int, RequestOutput] = {}
+    try:
+        while pending or engine.has_unfinished_requests():
+            now = time.perf_counter() - started
+            is_idle = not engine.has_unfinished_requests()
+            if is_idle and pending:  # nothing to compute: go to the next arrival
+                step = max(step, items[pending[0]].arrival_step)
+                time.sleep(max(0.0, items[pending[0]].arrival_time - now))
+                now = time.perf_counter() - started
+            while pending and items[pending[0]].arrival_step <= step:
+                item = items[pending[0]]
+                if item.arrival_time > now:
+                    break
+                request_id = engine.add_request(
+                    item.prompt, item.params, priority=item.priority, chat=chat
+                )
+                ids[request_id] = pending.pop(0)
+            if engine.has_unfinished_requests():
+                changed = engine.step()
+                done = [out for out in changed if out.finished and out.request_id in ids]
+                outputs.update({ids[out.request_id]: out for out in done})
+                if on_step is not None:
+                    on_step(changed)
+            step += 1
+    finally:
+        for request_id in ids:
+            engine.abort(request_id)  # Ctrl-C or an error: leave nothing behind
+    return [outputs[index] for index in range(len(items))]

@@ -1,0 +1,189 @@
+"""What a demo prints after its runs, and the timeline that it draws."""
+
+from __future__ import annotations
+
+import cProfile
+import io
+import pstats
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from milestone_llm.cli import console
+from milestone_llm.lab.plots.timeline import draw_timeline
+from milestone_llm.lab.plots.timeline_spans import useful_share
+from milestone_llm.lab.trace.console import print_changes
+from milestone_llm.lab.trace.explore import Run, write_page
+from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.lab.trace.text import plural
+
+from .work import DemoRun
+
+
+def headline(text: str) -> None:
+    """What the next lines are about."""
+    console.print()
+    console.rule(f"[bold]{text}", align="left", style="dim")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], show_header: bool = True) -> None:
+    """A table whose first column is text; the others are numbers."""
+    grid = Table(box=None, header_style="bold", show_header=show_header)
+    for index, name in enumerate(columns):
+        grid.add_column(name, justify="right" if index else "left", no_wrap=index > 0)
+    for row in rows:
+        grid.add_row(*row)
+    console.print(grid)
+
+
+def facts(lines: Mapping[str, str]) -> None:
+    """A name and a text a line."""
+    grid = Table(box=None, show_header=False)
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in lines.items():
+        grid.add_row(Text(name), Text(text))  # no markup: texts may hold [brackets]
+    console.print(grid)
+
+
+def steps(run: DemoRun) -> None:
+    """The steps in which something happened, unless all have been shown."""
+    if not run.prints_steps:
+        headline(f"{run.label[:1].upper()}{run.label[1:]}, step by step")
+        print_changes(run.records, run.sink)
+
+
+def step(run: DemoRun, record: StepRecord, what: str) -> None:
+    """One step, unless all have been shown."""
+    headline(f"{what} (step {record.step})")
+    if not run.prints_steps:
+        run.sink(record)
+
+
+def answers(run: DemoRun, prompts: Sequence[str] = ()) -> None:
+    """Each prompt (its own, or the one given here) and what the model made of it."""
+    headline("Answers")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for index, (item, output) in enumerate(zip(run.items, run.outputs, strict=True)):
+        prompt = prompts[index] if prompts else item.prompt
+        if not isinstance(prompt, str):
+            prompt = plural(len(prompt), "token id")
+        if index:
+            grid.add_row("")
+        grid.add_row(Text(output.request_id), Text(prompt, "bold"))
+        num_in = plural(len(output.prompt_token_ids), "token")
+        for each in output.outputs:
+            name = f"{output.request_id}/{each.index}" if each.index else ""
+            grid.add_row(Text(name), Text(each.text.strip() or " ".join(map(str, each.token_ids))))
+            counts = f"{num_in} in, {len(each.token_ids)} out, ended by {each.finish_reason}"
+            grid.add_row("", Text(counts, "dim"))
+    console.print(grid)
+
+
+def requests(runs: Sequence[DemoRun]) -> None:
+    """Per request and run: when its first token came and when its last.
+
+    `saved`: tokens of the prompt that the first run found in a prefix cache.
+    """
+    headline("Requests, times in ms since each one's arrival")
+    names = ["queue", "TTFT", "TPOT", "done"] if len(runs) == 1 else ["TTFT", "done"]
+    columns = ["request", "in", "out"]
+    if has_hits := any(out.metrics.num_cached_tokens for out in runs[0].outputs):
+        columns.append("saved")
+    space = console.width - 25 - 7 * has_hits
+    if len(runs) > 1 and sum(max(len(run.label), 6) + 9 for run in runs) > space:
+        names = ["done"]  # numbers that would not fit go as a whole
+    for run in runs:  # several: with a line for their labels
+        columns += [f"{run.label}\n{names[0]}", *names[1:]] if len(runs) > 1 else names
+    if len(runs) > 1:
+        columns = [name if "\n" in name else f"\n{name}" for name in columns]
+    rows = []
+    for each in zip(*(run.outputs for run in runs), strict=True):
+        sizes = len(each[0].prompt_token_ids), len(each[0].token_ids)
+        rows.append([each[0].request_id, *map(str, sizes)])
+        rows[-1] += [str(each[0].metrics.num_cached_tokens or "-")] if has_hits else []
+        for m in (output.metrics for output in each):
+            done = None if m.finish_time is None else m.finish_time - m.arrival_time
+            times = {"queue": m.queue_time, "TTFT": m.ttft, "TPOT": m.tpot, "done": done}
+            rows[-1] += [milliseconds(times[name]) for name in names]
+    table(columns, rows)
+
+
+def summary(runs: Sequence[DemoRun]) -> None:
+    """The totals of each run, side by side, and whether they gave the same tokens."""
+    headline("Summary")
+    columns = [_totals(run) for run in runs]
+    rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
+    table(["", *(run.label for run in runs)], rows, show_header=len(runs) > 1)
+    if len(runs) > 1:
+        *most, last = [run.label for run in runs]
+        tokens = [[output.token_ids for output in run.outputs] for run in runs]
+        is_same = all(each == tokens[0] for each in tokens)
+        what = "the same tokens" if is_same else "other tokens: sums in another order round apart"
+        console.print(f"\n{', '.join(most)} and {last} gave {what}.")
+
+
+def _totals(run: DemoRun) -> dict[str, str]:
+    records, metrics = run.records, [output.metrics for output in run.outputs]
+    num_tokens = sum(len(c.token_ids) for output in run.outputs for c in output.outputs)
+    useful = useful_share([record.to_dict() for record in records])
+    seconds = max(m.finish_time or 0 for m in metrics) - min(m.arrival_time for m in metrics)
+
+    def mean(times: Iterable[float | None]) -> str:
+        known = [time for time in times if time is not None]
+        return f"{milliseconds(statistics.fmean(known) if known else None)} ms"
+
+    return {
+        "steps": f"{len(records):,}",
+        "rows a step, on average": f"{statistics.fmean(len(r.batch) for r in records):.1f}",
+        "useful share of computed positions": f"{useful:.1%}",
+        "output tokens": f"{num_tokens:,}",
+        "time": f"{seconds:.2f} s",
+        "output tokens per second": f"{num_tokens / seconds:,.1f}",
+        "mean TTFT": mean(m.ttft for m in metrics),
+        "mean TPOT": mean(m.tpot for m in metrics),
+    }
+
+
+def profile(profiler: cProfile.Profile) -> None:
+    """The 20 functions that took most time themselves, then with all that they called."""
+    for order, title in (
+        ("tottime", "The 20 costliest functions by themselves"),
+        ("cumulative", "The 20 costliest functions with all that they called"),
+    ):
+        headline(title)
+        text = io.StringIO()
+        pstats.Stats(profiler, stream=text).strip_dirs().sort_stats(order).print_stats(20)
+        console.print(Text(text.getvalue().strip()), no_wrap=True, overflow="ellipsis")
+
+
+def timeline(runs: Sequence[DemoRun], path: Path, by: str = "step", label: str = "{}") -> None:
+    """Draw the traces on shared axes, by step or by time, and say where the picture is."""
+    plain = [[record.to_dict() for record in run.records] for run in runs]
+    draw_timeline(plain, [label.format(run.label) for run in runs], path, by=by)
+    console.print()
+    written("timeline", path)
+
+
+def page(runs: Sequence[DemoRun], path: Path | None) -> None:
+    """Write the page that replays one or two runs, if there is to be one, and say where it is."""
+    if path is not None:
+        write_page([Run.of(run.label, run.engine) for run in runs[:2]], path)
+        written("page", path)
+
+
+def written(what: str, path: Path) -> None:
+    """Say where a file is, in one line whatever the console's width."""
+    console.print(f"{what}: {path}", markup=False, soft_wrap=True)
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Whole milliseconds from ten on, else one decimal."""
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:,.1f}" if seconds < 0.01 else f"{seconds * 1e3:,.0f}"

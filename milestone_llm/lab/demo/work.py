@@ -1,0 +1,153 @@
+"""The work of a demo: a model, requests for it, and what came of serving them."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import cycle
+from typing import Any
+
+from rich.console import Console
+
+from milestone_llm.lab.bench.workloads import CLASSIC_LENGTHS, CLASSIC_PROMPTS, WorkItem, serve
+from milestone_llm.cli import console, progress_bar
+from milestone_llm.frontend.inputs import encode_prompt
+from milestone_llm.frontend.outputs import RequestOutput
+from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.models.checkpoint import LoadedModel, load_model, max_position
+from milestone_llm.threads import ThreadWatch
+from milestone_llm.lab.trace.console import ConsoleSink
+from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.lab.trace.text import plural
+
+
+@dataclass
+class DemoRun:
+    """Requests that an engine has served."""
+
+    label: str
+    engine: Any
+    items: list[WorkItem]
+    outputs: list[RequestOutput]
+    """One for each item."""
+
+    @property
+    def records(self) -> list[StepRecord]:
+        """The trace."""
+        return list(self.engine.tracer.records)
+
+    @cached_property
+    def sink(self) -> ConsoleSink:
+        """What prints steps of it: one for all, so that a request keeps its colour."""
+        tokenizer = self.engine.tokenizer
+        return ConsoleSink(console, decode=tokenizer and tokenizer.decode)
+
+    @property
+    def prints_steps(self) -> bool:
+        """Whether the engine printed every step itself (`--trace console`, `LLM_TRACE=1`)."""
+        sinks = self.engine.tracer.sinks
+        return any(isinstance(getattr(sink, "console", None), Console) for sink in sinks)
+
+
+@dataclass
+class Work:
+    """A model and the requests that it is given; `args` are the options of the demo."""
+
+    args: argparse.Namespace
+    loaded: LoadedModel
+    items: list[WorkItem]
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether prompts are a user's messages."""
+        return bool(getattr(self.loaded.tokenizer, "chat_template", None))
+
+    @property
+    def prompt_lengths(self) -> list[int]:
+        """Tokens of each prompt."""
+        tokenizer = self.loaded.tokenizer
+        return [len(encode_prompt(tokenizer, item.prompt, self.is_chat)) for item in self.items]
+
+    @cached_property
+    def thread_watch(self) -> ThreadWatch:
+        """Over all runs, so that it speaks once."""
+        return ThreadWatch(self.loaded.model.device.type)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, at most what the model has positions for."""
+        pairs = zip(self.prompt_lengths, self.items, strict=True)
+        longest = max(length + item.params.max_tokens for length, item in pairs)
+        return min(longest, max_position(self.loaded.model) or longest)
+
+    def engine(self, milestone: Any, **changes: Any) -> Any:
+        """An engine of a milestone's package, with a tracer.
+
+        Every option that is named like a field of its config is passed on, unless changed here.
+        """
+        names = [field.name for field in fields(milestone.EngineConfig)]
+        options = {name: getattr(self.args, name, None) for name in names} | changes
+        given = {name: value for name, value in options.items() if value is not None}
+        given.setdefault("trace", "memory")
+        return milestone.LLMEngine(self.loaded.model, tokenizer=self.loaded.tokenizer, **given)
+
+    def run(self, label: str, milestone: Any, **changes: Any) -> DemoRun:
+        """Serve the requests with an engine of a milestone's package."""
+        return self.serve(label, self.engine(milestone, **changes))
+
+    def serve(self, label: str, engine: Any) -> DemoRun:
+        """Serve the requests behind a progress bar, which makes room for a trace on the console."""
+        run = DemoRun(label, engine, self.items, [])
+        total = sum(item.params.max_tokens * item.params.n for item in self.items)
+        tokens = plural(total, "token")
+        num_tokens, watch, last = 0, self.thread_watch, time.perf_counter()
+        with progress_bar(is_hidden=run.prints_steps) as bar:
+            task = bar.add_task(label, total=total, count="")
+
+            def on_step(changed: list[RequestOutput]) -> None:
+                nonlocal num_tokens, last
+                num_tokens += len(changed)
+                now = time.perf_counter()
+                watch.note_step(now - last, len(changed))
+                last = now
+                bar.update(task, completed=num_tokens, count=f"{num_tokens} of {tokens}")
+
+            run.outputs = serve(engine, self.items, chat=self.is_chat, on_step=on_step)
+        return run
+
+
+def load_work(
+    args: argparse.Namespace,
+    prompts: Sequence[str] = CLASSIC_PROMPTS,
+    lengths: Sequence[int] = CLASSIC_LENGTHS,
+    **params: Any,
+) -> Work:
+    """The model and the requests that the options describe.
+
+    Args:
+        prompts: unless `--prompts` gives others. Without a tokenizer, random tokens take the place
+            of their words.
+        lengths: output tokens of each, unless `--max-tokens` says so.
+        params: further fields of `SamplingParams`.
+    """
+    loaded = load_model(args.model)
+    texts: Sequence[Any] = args.prompts or prompts
+    if loaded.tokenizer is None:
+        rng, vocab_size = random.Random(args.seed), vocabulary_size(loaded)
+        texts = [[rng.randrange(vocab_size) for _ in text.split()] for text in texts]
+    params = {"temperature": args.temperature, "ignore_eos": args.max_tokens is None} | params
+    if args.temperature > 0:
+        params["seed"] = args.seed
+    lengths = [args.max_tokens] if args.max_tokens else lengths
+    pairs = zip(texts, cycle(lengths), strict=False)
+    items = [WorkItem(text, SamplingParams(max_tokens=length, **params)) for text, length in pairs]
+    return Work(args, loaded, items)
+
+
+def vocabulary_size(loaded: LoadedModel) -> int:
+    """Token ids are below it."""
+    return int(loaded.model.config.get_text_config().vocab_size)

@@ -1,0 +1,209 @@
+"""Draw which KV block belonged to whom, step by step.
+
+    python -m m3_paged.kvmap trace.jsonl -o kvmap.png
+
+A line is a block, time goes to the right. A bar has the colour of its holder and fills from pale to
+solid as tokens come in; blank is free. A block of several requests is striped in their colours and
+has a black frame.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.patheffects import withStroke
+
+from milestone_llm.lab.trace.colors import request_color
+from milestone_llm.lab.trace.text import plural
+
+from .block_history import BlockRun, BlockState, block_history, block_runs
+from .picture import set_titles, whole_numbers, write_picture
+from .style import MARKS, mark_style
+from .timeline_spans import Record, arrival_order, request_marks
+
+_WIDTH, _MAX_HEIGHT, _LEGEND_WIDTH = 9.5, 7.0, 1.8
+"""Inches."""
+_MAX_LEGEND = 24
+"""Request colours repeat after this many."""
+_MAX_MARKS = 60
+_MIN_FONT_SIZE = 5.5
+
+
+class Room(NamedTuple):
+    """Inches of a step and of a block, for what must be large enough to read."""
+
+    step: float
+    block: float
+
+
+def draw_kvmap(records: Sequence[Record], path: str | Path, title: str = "") -> Path:
+    """Draw the map of a trace and write the picture.
+
+    Args:
+        records: as `read_jsonl` or `StepRecord.to_dict` give them.
+        path: where to write; ends in .png or .svg.
+        title: instead of the milestone's name.
+
+    Returns:
+        The path written.
+
+    Raises:
+        ValueError: the trace has no steps, several runs or no blocks, or the path another ending.
+    """
+    states = block_history(records)
+    title = title or records[0]["milestone"]
+    return write_picture(path, "map", lambda: _draw(records, states, title))
+
+
+def _draw(records: Sequence[Record], states: Sequence[BlockState], title: str) -> Figure:
+    num_blocks, steps = states[0].num_blocks, [state.step for state in states]
+    height = min(max(0.17 * num_blocks, 1.4), _MAX_HEIGHT)
+    room = Room((_WIDTH - _LEGEND_WIDTH) / (steps[-1] - steps[0] + 1), height / num_blocks)
+    figure = Figure(figsize=(_WIDTH, height + 1.3), layout="constrained")
+    axes = figure.subplots()
+    axes.set_xlabel("step")
+    axes.set_ylabel("slot" if records[0]["kv"]["unit"] == "slot" else "KV block")
+    axes.xaxis.set_major_locator(whole_numbers())
+    axes.yaxis.set_major_locator(whole_numbers(9))
+    order = arrival_order(records)
+    colors = {name: request_color(index) for index, name in enumerate(order)}
+    runs = block_runs(states)
+    _draw_pool(axes, states, runs, colors, room)
+    _draw_names(axes, states, runs, room)
+    _draw_marks(axes, records, room)
+    axes.set_ylim(num_blocks - 0.4, -0.6)
+    set_titles(axes, title, _subtitle(records, states), above=20)
+    shown = order if len(order) <= _MAX_LEGEND else order[: _MAX_LEGEND - 1]
+    handles: list[Artist] = [Patch(facecolor=colors[name], label=name) for name in shown]
+    if len(order) > len(shown):
+        handles.append(Patch(facecolor="none", label=f"{len(order) - len(shown)} more"))
+    handles.append(Patch(facecolor="#d8d8d8", label="reserved, empty"))
+    handles.append(Patch(facecolor="white", edgecolor="#c4c4c4", linewidth=0.8, label="free"))
+    if any(state.shared for state in states):
+        handles.append(Patch(facecolor="none", edgecolor="black", label="shared (striped)"))
+    handles += axes.get_legend_handles_labels()[0]
+    figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=8)
+    return figure
+
+
+def _subtitle(records: Sequence[Record], states: Sequence[BlockState]) -> str:
+    reserved = sum(state.num_reserved_tokens for state in states)
+    stored = sum(state.num_stored_tokens for state in states)
+    unit = plural(states[0].num_blocks, records[0]["kv"]["unit"])
+    text = f"{plural(len(states), 'step')}, {unit} of {plural(states[0].block_size, 'token')}"
+    text += f", at most {max(len(state.holders) for state in states):,} in use"
+    text += f", {1 - stored / reserved:.1%} of the reserved places empty" if reserved else ""
+    num_preemptions = sum(len(record["preempted"]) for record in records)
+    return text + (f", {plural(num_preemptions, 'preemption')}" if num_preemptions else "")
+
+
+def _draw_pool(
+    axes: Axes,
+    states: Sequence[BlockState],
+    runs: Sequence[BlockRun],
+    colors: Mapping[str, str],
+    room: Room,
+) -> None:
+    """Paint every block in every step, pale, and solid from below as far as it is filled."""
+    first, num_steps = states[0].step, states[-1].step - states[0].step + 1
+    levels = max(1, min(states[0].block_size, 16, 8000 // states[0].num_blocks))
+    image = np.full((states[0].num_blocks, levels, num_steps, 3), 255, dtype=np.uint8)
+    solid = {name: np.array(to_rgb(color)) * 255 for name, color in colors.items()}
+    stripe = max(1, round(0.09 / room.step))  # steps for which a shared block shows one colour
+    for index, state in enumerate(states):
+        for block, holders in state.holders.items():
+            color = solid[holders[index // stripe % len(holders)]]
+            cell = image[block, :, state.step - first]
+            cell[:] = 0.25 * color + 191
+            cell[levels - math.ceil(levels * state.stored[block] / state.block_size) :] = color
+    left, right = first - 0.5, states[-1].step + 0.5
+    axes.imshow(
+        image.reshape(-1, num_steps, 3),
+        extent=(left, right, len(image) - 0.5, -0.5),
+        aspect="auto",
+        interpolation="nearest",
+    )
+    gap = min(1.4, 20 * room.block)
+    if room.block > 0.05:  # thin bars can spare none
+        axes.hlines(np.arange(len(image)) + 0.5, left, right, colors="white", linewidths=gap)
+    # Where one holder follows another, a gap: in grey the two might look alike.
+    starts = np.array([(states[run.first].step, run.block) for run in runs]).reshape(-1, 2).T
+    axes.vlines(starts[0] - 0.5, starts[1] - 0.5, starts[1] + 0.5, colors="white", linewidths=gap)
+    for run in runs:
+        if len(run.holders) > 1:
+            corner = (states[run.first].step - 0.5, run.block - 0.43)
+            axes.add_patch(Rectangle(corner, len(run.stored), 0.86, fill=False, zorder=3))
+
+
+def _draw_names(
+    axes: Axes, states: Sequence[BlockState], runs: Sequence[BlockRun], room: Room
+) -> None:
+    """The holder's id in every bar that has room for it; if bars are thin, once a request."""
+    size = min(10.0, room.block * 72 * 0.62)
+    is_thin, size = size < _MIN_FONT_SIZE, max(size, _MIN_FONT_SIZE)
+    areas: dict[tuple[str, int, int, int], list[int]] = {}
+    for run in runs:  # blocks that a request took and gave back at the same time have one name
+        key = (" ".join(run.holders), run.first, run.last, 0 if is_thin else run.block)
+        areas.setdefault(key, []).append(run.block)
+    by_size = sorted(areas.items(), key=lambda area: (area[0][2] - area[0][1]) * len(area[1]))
+    named: set[str] = set()
+    for (name, first, last, _), blocks in reversed(by_size):
+        is_wide = last - first + 1 >= (0.7 * len(name) + 0.6) * size / 72 / room.step
+        if not is_wide or (is_thin and name in named):
+            continue
+        named.add(name)
+        x = (states[first].step + states[last].step) / 2
+        axes.text(
+            x,
+            blocks[len(blocks) // 2],
+            name,
+            ha="center",
+            va="center_baseline",
+            fontsize=size,
+            fontweight="bold",
+            color="white",
+            path_effects=[withStroke(linewidth=1.5, foreground="#222222")],
+            zorder=5,
+        )
+
+
+def _draw_marks(axes: Axes, records: Sequence[Record], room: Room) -> None:
+    """Who was preempted or resumed, above the map; copies where the new block begins."""
+    marks = request_marks(records)
+    above = [mark for mark in marks if mark.kind in ("preempted", "resumed")]
+    size = 30 if len(above) <= _MAX_MARKS else 8
+    top = axes.get_xaxis_transform()
+    for kind in MARKS:
+        points = [(mark.step, 1.0) for mark in marks if mark.kind == kind]
+        place = top
+        if kind == "copy_on_write":
+            place = axes.transData
+            events = [(record["step"], event) for record in records for event in record["events"]]
+            points = [(step, e["blocks"][-1]) for step, e in events if e["type"] == kind]
+        if points:
+            look = mark_style(kind, size)
+            axes.scatter(*zip(*points, strict=True), transform=place, clip_on=False, **look)
+    free_from = float("-inf")
+    for mark in sorted(above, key=lambda mark: mark.step):
+        width = (0.085 * len(mark.request_id) + 0.03) / room.step  # in steps
+        if mark.step - width / 2 >= free_from:  # a name that would cover its neighbour is left out
+            axes.annotate(
+                mark.request_id,
+                (mark.step, 1.0),
+                xycoords=top,
+                xytext=(0, 5),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+                annotation_clip=False,
+            )
+            free_from = mark.step + width / 2

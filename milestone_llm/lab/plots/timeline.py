@@ -1,0 +1,139 @@
+"""Draw traces as Gantt charts: requests over steps, batch size and KV use below.
+
+    python -m m1_single.timeline trace.jsonl [more.jsonl ...] -o timeline.png
+
+Several traces stand side by side on shared axes - same scale, same requests in the same lines -
+so that the milestones compare at a glance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.container import Container
+from matplotlib.figure import Figure
+
+from milestone_llm.lab.trace.text import plural
+
+from .picture import set_titles, whole_numbers, write_picture
+from .timeline_panels import Extents, draw_batch, draw_kv, draw_requests
+from .timeline_spans import Record, arrival_order, check_one_run, kv_during_steps, useful_share
+
+_ROW_NAMES = ("request", "rows in\nthe batch", "KV cache,\ntokens")
+
+
+def draw_timeline(
+    traces: Sequence[Sequence[Record]],
+    labels: Sequence[str],
+    path: str | Path,
+    by: str = "step",
+) -> Path:
+    """Draw traces side by side and write the picture.
+
+    Args:
+        traces: per trace its records, as `read_jsonl` or `StepRecord.to_dict` give them.
+        labels: one title per trace.
+        path: where to write; ends in .png or .svg.
+        by: "step" (all steps equally wide) or "time" (as wide as they took, in seconds).
+
+    Returns:
+        The path written.
+
+    Raises:
+        ValueError: a trace is empty or holds several runs, the labels are not one per trace, or
+            the path has another ending.
+    """
+    if len(labels) != len(traces):
+        raise ValueError(f"there are {len(traces)} traces, but {len(labels)} labels")
+    extents = [step_extents(records, by) for records in traces]
+    return write_picture(path, "timeline", lambda: _draw(traces, labels, extents, by))
+
+
+def step_extents(records: Sequence[Record], by: str) -> Extents:
+    """Where each step begins and ends on the x axis.
+
+    By "step", step 7 reaches from 6.5 to 7.5; by "time", steps follow one another in seconds.
+
+    Raises:
+        ValueError: see `draw_timeline`.
+    """
+    check_one_run(records)
+    if by == "step":
+        return {record["step"]: (record["step"] - 0.5, record["step"] + 0.5) for record in records}
+    parts = ("schedule_ms", "execute_ms", "update_ms")
+    seconds = [sum(record[part] for part in parts) / 1000 for record in records]
+    if not any(seconds):
+        raise ValueError("the trace holds no times: draw it by step")
+    ends = np.cumsum([0.0, *seconds])
+    return {record["step"]: both for record, both in zip(records, pairwise(ends), strict=True)}
+
+
+def _draw(
+    traces: Sequence[Sequence[Record]], labels: Sequence[str], extents: list[Extents], by: str
+) -> Figure:
+    order = list(dict.fromkeys(name for records in traces for name in arrival_order(records)))
+    gantt_height = min(max(0.3 * len(order), 0.8, min(0.45 * len(order), 1.35)), 7.0)
+    width = {1: 9.5, 2: 13.0}.get(len(traces), 4.8 * len(traces))
+    figure = Figure(figsize=(width, gantt_height + 4.1), layout="constrained")
+    grid = figure.subplots(
+        3,
+        len(traces),
+        squeeze=False,
+        sharex=True,
+        sharey="row",
+        height_ratios=[gantt_height, 1.1, 1.3],
+    )
+    ends = [end for steps in extents for both in steps.values() for end in both]
+    usages = [np.array(kv_during_steps(records)) for records in traces]
+    max_tokens = max(usage.sum(axis=1).max() for usage in usages)
+    for column, records, steps, usage, label in zip(
+        grid.T, traces, extents, usages, labels, strict=True
+    ):
+        requests, batch, kv = column
+        draw_requests(requests, records, steps, order)
+        x = [end for record in records for end in steps[record["step"]]]
+        draw_batch(batch, records, x)
+        draw_kv(kv, records, x, usage, 4 * max_tokens)
+        last = x[-1]
+        set_titles(requests, label, _subtitle(records, label, last if by == "time" else None))
+        kv.set_xlabel("step" if by == "step" else "seconds spent in steps")
+        for axes in column:
+            axes.grid(axis="x", color="#e4e4e4", linewidth=0.6)
+            axes.set_axisbelow(True)
+            if last < max(ends):
+                axes.axvline(last, color="black", linewidth=0.8, linestyle=(0, (1, 2)))
+    for axes, name in zip(grid[:, 0], _ROW_NAMES, strict=True):
+        axes.set_ylabel(name)
+    for axes in grid[1:, 0]:
+        axes.set_ylim(bottom=0)
+    grid[0, 0].set_xlim(min(ends), max(ends) + (max(ends) - min(ends)) * 0.02)
+    if by == "step":
+        grid[0, 0].xaxis.set_major_locator(whole_numbers())
+    figure.align_ylabels(grid[:, 0])
+    _draw_legend(figure, grid.flat, max_columns=int(width / 1.6))
+    return figure
+
+
+def _draw_legend(figure: Figure, panels: Iterable[Axes], max_columns: int) -> None:
+    """One entry for each thing that occurs in the panels."""
+    handles: dict[str, Artist] = {}
+    for axes in panels:
+        entries = zip(*axes.get_legend_handles_labels(), strict=True)
+        for handle, name in sorted(entries, key=lambda entry: not isinstance(entry[0], Container)):
+            handles.setdefault(name, handle)  # the bars of phases before the marks on them
+    num_lines = math.ceil(len(handles) / max_columns)
+    columns, place = math.ceil(len(handles) / num_lines), "outside lower center"
+    figure.legend(list(handles.values()), list(handles), loc=place, ncols=columns, frameon=False)
+
+
+def _subtitle(records: Sequence[Record], label: str, seconds: float | None) -> str:
+    milestone = records[0]["milestone"]
+    text = "" if milestone in label else f"{milestone}: "
+    text += plural(len(records), "step") + (f" in {seconds:,.3g} s" if seconds else "")
+    return f"{text}, {useful_share(records):.0%} of the computed positions useful"

@@ -1,0 +1,142 @@
+"""The three panels of a timeline, each drawn on a matplotlib `Axes`: requests, batch, KV.
+
+Steps have a left and a right end on the x axis (`Extents`), so that the same drawing serves steps
+and seconds. What is drawn carries its label for the common legend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from milestone_llm.lab.trace.text import plural
+
+from .picture import whole_numbers
+from .style import (
+    CACHED_STYLE,
+    MARKS,
+    PHASE_STYLE,
+    STORED_STYLE,
+    WASTE_STYLE,
+    PhaseStyle,
+    mark_style,
+)
+from .timeline_spans import (
+    Mark,
+    Record,
+    request_marks,
+    request_spans,
+    tokens_per_unit,
+)
+
+Extents = dict[int, tuple[float, float]]
+
+_MAX_LABELS = 40
+_MAX_LABEL_LENGTH = 14
+_MAX_THICK = 64
+"""With more requests than this, bars are too thin for hatches and words."""
+
+
+def draw_requests(
+    axes: Axes, records: Sequence[Record], extents: Extents, order: Sequence[str]
+) -> None:
+    """Gantt chart: one line a request, the first of `order` on top."""
+    line_of = {request_id: line for line, request_id in enumerate(order)}
+    spans = request_spans(records)
+    is_thin = len(order) > _MAX_THICK
+    for phase, style in PHASE_STYLE.items():
+        own = [span for span in spans if span.phase == phase]
+        if not own:
+            continue
+        ink = style.area(linewidth=0.0 if is_thin else 0.5)
+        if is_thin:
+            ink |= {"facecolor": style.thin_fill or style.fill, "hatch": ""}
+        if phase == "prefill":
+            ink |= {"linewidth": 0.8, "zorder": 3}  # one step of thousands must still be seen
+        left = np.array([extents[span.first_step][0] for span in own])
+        right = np.array([extents[span.last_step][1] for span in own])
+        height = 0.8 if phase != "waiting" else 0.56 if is_thin else 0.28  # waiting: a thin track
+        axes.barh([line_of[span.request_id] for span in own], right - left, height, left, **ink)
+    _draw_marks(axes, request_marks(records), line_of, extents, is_thin)
+    axes.set_ylim(len(order) - 0.4, -0.6)
+    every = 1 << ((len(order) - 1) // _MAX_LABELS).bit_length()
+    names = [
+        # Long ids keep both ends: what tells them apart is often at the end.
+        name if len(name) <= _MAX_LABEL_LENGTH else f"{name[:5]}…{name[5 - _MAX_LABEL_LENGTH :]}"
+        for name in order[::every]
+    ]
+    axes.set_yticks(range(0, len(order), every), names)
+    axes.tick_params(axis="y", length=0, labelsize=9 if len(order) <= 24 else 7)
+
+
+def _draw_marks(
+    axes: Axes, marks: Sequence[Mark], line_of: dict[str, int], extents: Extents, is_thin: bool
+) -> None:
+    """A tick across the bar where a request finishes; a glyph in the middle of the step for others.
+
+    Bars too thin for glyphs get only the ticks: their colour tells of preemptions.
+    """
+    ended = [mark for mark in marks if mark.kind == "finished"]
+    x_values = [extents[mark.step][mark.has_row] for mark in ended]
+    lines = np.array([line_of[mark.request_id] for mark in ended])
+    if ended:
+        width = 0.8 if is_thin else 2.0
+        axes.vlines(x_values, lines - 0.4, lines + 0.4, colors="black", linewidths=width, zorder=4)
+        axes.plot([], [], "|", color="black", markersize=10, markeredgewidth=2, label="finished")
+    for mark, x, line in zip(ended, x_values, lines, strict=True):
+        if mark.reason not in ("stop", "length") and not is_thin:
+            place: dict[str, Any] = {
+                "xytext": (5, 0),
+                "textcoords": "offset points",
+                "va": "center",
+            }
+            axes.annotate(mark.reason, (x, line), fontsize=8, **place)
+    for kind in MARKS:
+        own = [mark for mark in marks if mark.kind == kind and not is_thin]
+        if own:
+            middles = [sum(extents[mark.step]) / 2 for mark in own]
+            own_lines = [line_of[mark.request_id] for mark in own]
+            axes.scatter(middles, own_lines, **mark_style(kind, 36 if len(line_of) <= 24 else 12))
+
+
+def draw_batch(axes: Axes, records: Sequence[Record], x: Sequence[float]) -> None:
+    """Rows of the batch per step, stacked: decode, prefill, padding."""
+    phases = ("decode", "prefill", "padding")
+    rows = [[sum(row["phase"] == p for row in one["batch"]) for p in phases] for one in records]
+    _stack(axes, x, np.array(rows), [PHASE_STYLE[phase] for phase in phases])
+    axes.yaxis.set_major_locator(whole_numbers(5))
+
+
+def draw_kv(
+    axes: Axes, records: Sequence[Record], x: Sequence[float], usage: np.ndarray, limit: float
+) -> None:
+    """Tokens stored in the KV cache, those reserved and cached above them, and the capacity.
+
+    Args:
+        usage: as `kv_during_steps` gives it.
+        limit: a capacity above it is not drawn, for it would flatten the rest.
+    """
+    _stack(axes, x, usage, [STORED_STYLE, WASTE_STYLE, CACHED_STYLE])
+    kv = records[-1]["kv"]
+    used = plural(kv["watermark"], kv["unit"])
+    if kv["unit"] != "token":  # m1_single has no pool
+        used = f"{kv['watermark']:,} of {plural(kv['total'], kv['unit'])}"
+        capacity = kv["total"] * tokens_per_unit(records)
+        if 0 < capacity <= limit:
+            axes.axhline(capacity, color="black", linestyle=(0, (4, 2)), lw=1, label="KV capacity")
+    axes.set_title(f"most ever used: {used}", loc="right", fontsize=8)
+    axes.yaxis.set_major_locator(whole_numbers(5))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+
+
+def _stack(axes: Axes, x: Sequence[float], values: np.ndarray, styles: list[PhaseStyle]) -> None:
+    """Areas above one another: `values` is [num_steps, num_styles], `x` both ends of each step."""
+    low = np.zeros(len(x))
+    for column, style in zip(values.T, styles, strict=True):
+        high = low + np.repeat(column, 2)
+        if column.any():
+            axes.fill_between(x, low, high, **style.area())
+        low = high

@@ -1,0 +1,248 @@
+"""Prints `StepRecord`s for people: one compact table a step, in a terminal or a plain log.
+
+Words and glyphs carry the meaning, colour only helps: a request keeps its colour from step to
+step. Rich fits the columns; which column goes when the console is narrow is decided here. Only
+ASCII is written where the encoding knows no more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+
+from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from milestone_llm.lab.trace.records import BatchRow, StepRecord
+
+from .changes import gap_text, steps_with_changes
+from .colors import request_color
+from .happenings import Happening, happenings
+from .text import Glyphs, Words, fit, id_ranges, kv_text, plural, print_lines, safe, size_bar
+
+__all__ = ["ConsoleSink", "print_changes", "steps_with_changes"]
+
+_LABEL_WIDTH = 10
+_INDENT = 3
+_MAX_ID_WIDTH = 16
+_COLUMNS = (
+    *("who", "phase", "tokens", "positions", "context", "sampled", "text"),
+    *("cached", "slot", "blocks"),
+)
+_DROP_ORDER = ("positions", "text", "sampled", "slot", "blocks", "cached", "context", "tokens")
+"""Columns that go first where the console is narrow: rich makes columns narrower, never fewer."""
+_NUMBERS = ("tokens", "context", "sampled", "cached", "slot")
+_STYLE = {"prefill": "bold", "decode": "", "padding": "dim"}
+_NONE = Text("-")
+
+
+_COMING = ("admitted", "share", "alloc")
+
+
+def _together(found: Iterable[Happening]) -> Iterator[Happening]:
+    """Requests that came in one after the other in one line, and their blocks in another."""
+    for is_coming, group in groupby(found, lambda each: each.kind in _COMING):
+        some = list(group)
+        if is_coming:
+            some.sort(key=lambda each: _COMING.index(each.kind))
+        yield from some
+
+
+class ConsoleSink:
+    """A tracer sink that prints each record.
+
+    Args:
+        console: where to print; standard output if None.
+        show_times: print the milliseconds of each step. Without them, the same work prints the
+            same text.
+        max_rows: rows shown of a batch; the rest is summed up in one line.
+        decode: text of token ids; with it, the text of a sampled token stands beside its number.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        show_times: bool = True,
+        max_rows: int = 16,
+        decode: Callable[[list[int]], str] | None = None,
+    ) -> None:
+        self.console = console or Console(emoji=False)
+        self.glyphs = Glyphs.of(self.console)
+        self.show_times = show_times
+        self.max_rows = max_rows
+        self.decode = decode
+        self._index: dict[str, int] = {}
+        self._batch_sizes: list[int] = []
+
+    def __call__(self, record: StepRecord) -> None:
+        """Print one record; after the last of a run, how large its batches were."""
+        self.print_step(record)
+        self._batch_sizes.append(len(record.batch))
+        if not (record.running or record.waiting or record.swapped):
+            self.print_batch_sizes(self._batch_sizes)
+            self._batch_sizes = []
+
+    def print_batch_sizes(self, sizes: Sequence[int]) -> None:
+        """Rows of each step as one character, or of a few steps; nothing for a single step."""
+        if len(sizes) > 1:
+            bar, scale = size_bar(sizes, self.console.width - _LABEL_WIDTH, self.glyphs)
+            self.console.print(Text("rows".ljust(_LABEL_WIDTH), "dim").append(bar, "not dim"))
+            self.console.print(Text(" " * _LABEL_WIDTH + scale + "\n", "dim"))
+
+    def print_step(self, record: StepRecord) -> None:
+        """Print one record."""
+        batch = Padding(self._batch(record), (0, 0, 0, _INDENT))
+        facts = Table.grid()
+        facts.add_column(width=_LABEL_WIDTH, style="dim")
+        facts.add_column(overflow="fold")
+        for label, fact in self._facts(record):
+            facts.add_row(label, Text(fact) if isinstance(fact, str) else fact)
+        print_lines(self.console, Group(self._header(record), batch, facts, ""))
+
+    def _header(self, record: StepRecord) -> RenderableType:
+        counts = {
+            "prefill": record.num_prefill_tokens,
+            "decode": record.num_decode_tokens,
+            "padding": record.num_padding_tokens,
+        }
+        totals = " + ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "0"
+        totals += " token" if sum(counts.values()) == 1 else " tokens"
+        if record.num_padding_tokens:
+            totals += f" ({1 - record.num_padding_tokens / sum(counts.values()):.0%} useful)"
+        dash = "-" if self.glyphs.ascii_only else "─"
+        line = Text(f"{dash * 2} step {record.step}  {record.milestone}  ", "bold")
+        line.append(totals, "not bold")
+        if line.cell_len + 2 > self.console.width:  # a rule would cut the numbers off
+            return line
+        return Rule(line, characters=dash, align="left", style="dim")
+
+    def _batch(self, record: StepRecord) -> RenderableType:
+        """The table of rows, and what is left of them in one line."""
+        rows, rest = record.batch[: self.max_rows], record.batch[self.max_rows :]
+        if not rows:
+            return Text("nothing to compute")
+        cells = [self._cells(row, record.kv.unit) for row in rows]
+        columns = {name: [own.get(name, _NONE) for own in cells] for name in _COLUMNS}
+        widths = {
+            name: max(len(name), *(cell.cell_len for cell in column))
+            for name, column in columns.items()
+            if any(name in own for own in cells)
+        }
+        for name in _DROP_ORDER:
+            if sum(width + 2 for width in widths.values()) - 2 > self.console.width - _INDENT:
+                widths.pop(name, None)
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        for name in widths:
+            justify: JustifyMethod = "right" if name in _NUMBERS else "left"
+            table.add_column(name, justify=justify, no_wrap=name != "blocks", overflow="crop")
+        for index, row in enumerate(rows):
+            table.add_row(*(columns[name][index] for name in widths), style=_STYLE[row.phase])
+        if not rest:
+            return table
+        parts = []
+        for phase, count in Counter(row.phase for row in rest).items():
+            tokens = sum(row.num_new_tokens for row in rest if row.phase == phase)
+            parts.append(f"{count} {phase} (+{tokens:,})")
+        more = f"{self.glyphs.gap} {plural(len(rest), 'more row')}: {', '.join(parts)}"
+        return Group(table, Text(more))
+
+    def _cells(self, row: BatchRow, unit: str) -> dict[str, Text | Words]:
+        """What there is to say of a row, by column."""
+        first, end = row.start, row.start + row.num_new_tokens
+        cells: dict[str, Text | Words] = {
+            "who": self._name(row.request_id),
+            "phase": Text(f"{self.glyphs.phase[row.phase]} {row.phase}"),
+            "tokens": Text(f"+{row.num_new_tokens}"),
+        }
+        if row.phase != "padding":  # which computes for nobody
+            positions = f"{first}..{end - 1}" if row.num_new_tokens > 1 else str(first)
+            cells |= {"positions": Text(positions), "context": Text(str(end))}
+        if row.sampled_token is not None:
+            cells["sampled"] = Text(str(row.sampled_token))
+            if self.decode is not None:
+                text = safe(repr(self.decode([row.sampled_token])), self.glyphs)
+                cells["text"] = Text(fit(text, _MAX_ID_WIDTH, self.glyphs))
+        if row.num_cached_tokens:
+            cells["cached"] = Text(str(row.num_cached_tokens))
+        if row.blocks:
+            kind = "slot" if unit == "slot" else "blocks"
+            cells[kind] = Words(id_ranges(row.blocks), self.glyphs)
+        return cells
+
+    def _facts(self, record: StepRecord) -> Iterator[tuple[str, str | Text | Words]]:
+        """What happened in its order, and how things stand after the step."""
+        found = _together(happenings(record))
+        for _, happened in groupby(found, lambda each: (each.kind, each.reason)):
+            group = list(happened)
+            if group[0].blocks:
+                tail = self._holders(group, record) if group[0].kind == "release" else ""
+                yield "kv", self._blocks(group, record.kv.unit, tail)
+            else:
+                tail = f": {safe(group[0].reason, self.glyphs)}" if group[0].reason else ""
+                yield (
+                    group[0].kind,
+                    self._names([str(each.request_id) for each in group], tail=tail),
+                )
+        queues = [
+            self._names(names, lead=f"{name} {len(names)}" + (": " if names else ""))
+            for name in ("waiting", "running", "swapped")
+            if (names := getattr(record, name)) or name != "swapped"
+        ]
+        space = self.console.width - _LABEL_WIDTH
+        in_one = Text(" | ").join(queue.line() for queue in queues)
+        is_short = in_one.cell_len <= space
+        yield from zip(("queues", "", ""), [in_one] if is_short else queues, strict=False)
+        for name, reason in record.waiting_reasons.items():
+            yield "waits", self._names([name], tail=f": {safe(reason, self.glyphs)}")
+        yield from zip(("kv", ""), kv_text(record.kv, space, self.glyphs), strict=False)
+        if self.show_times:
+            times = (
+                f"schedule {record.schedule_ms:.1f} ms, execute {record.execute_ms:.1f} ms, "
+                f"update {record.update_ms:.1f} ms, began at {record.start_s:.3f} s"
+            )
+            yield "time", Text(times, "dim")
+
+    def _blocks(self, group: list[Happening], unit: str, tail: str) -> Words:
+        """Events of one kind, one after the other: blocks, and whose they are."""
+        words: list[str | Text] = []
+        for each in group:
+            words += id_ranges(each.blocks)
+            if each.request_id is not None:
+                words[-1] = self._name(each.request_id, f"{words[-1]} ({{}})")
+        count = plural(sum(len(each.blocks) for each in group), unit)
+        if group[0].kind == "copy_on_write":
+            count = plural(len(group), "copy")
+        return Words(words, self.glyphs, f"{group[0].kind} {count}: ", tail)
+
+    def _holders(self, group: list[Happening], record: StepRecord) -> str:
+        """Who still has these blocks. Those who did not compute are not in a record."""
+        blocks = {block for each in group for block in each.blocks}
+        gone = {each.request_id for each in group}
+        rows = [row for row in record.batch if blocks.intersection(row.blocks or ())]
+        names = [safe(row.request_id, self.glyphs) for row in rows if row.request_id not in gone]
+        return f", still held by {' '.join(names) or 'others'}"
+
+    def _names(self, names: list[str], lead: str = "", tail: str = "") -> Words:
+        return Words([self._name(name) for name in names], self.glyphs, lead, tail)
+
+    def _name(self, name: str, form: str = "{}") -> Text:
+        """A request's id in its colour."""
+        color = request_color(self._index.setdefault(name, len(self._index)))
+        return Text(form.format(fit(safe(name, self.glyphs), _MAX_ID_WIDTH, self.glyphs)), color)
+
+
+def print_changes(records: list[StepRecord], sink: ConsoleSink | None = None) -> None:
+    """Print the steps of a trace in which something changed, with a line for each gap."""
+    sink = sink or ConsoleSink()
+    gap, before = sink.glyphs.gap, None
+    for record in steps_with_changes(records):
+        text = gap_text(before, record) if before else ""
+        if text:
+            print_lines(sink.console, Text(f"{gap} {text} {gap}\n", "dim"))
+        sink.print_step(record)
+        before = record
+    sink.print_batch_sizes([len(record.batch) for record in records])

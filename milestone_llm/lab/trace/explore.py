@@ -1,0 +1,210 @@
+"""A page that replays a run: `python -m milestone_llm.lab.trace.explore run.jsonl -o run.html`
+
+One file that works from disk, without a network: a timeline with a cursor, and at the cursor the
+batch, the token budget, the queues with why a request waits, and the owners of every KV block. It
+also asks what the next step will be. Two traces stand side by side on one clock:
+
+  python -m milestone_llm.lab.trace.explore m1.jsonl m2.jsonl -o both.html
+  --tokenizer smollm2-135m       shows sampled tokens as text, too
+  --format chrome -o run.json    a file for ui.perfetto.dev or chrome://tracing instead
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import gzip
+import html
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from milestone_llm.cli import (
+    Formatter,
+    ended_in_one_line,
+    model_libraries,
+    positive,
+    try_to_write,
+)
+
+from .chrome import write_chrome
+from .compact import Shortener
+from .jsonl import read_jsonl
+from .records import StepRecord
+
+SCRIPTS = ("reader", "run", "timeline", "memory", "panels", "guess", "live", "main")
+MAX_TRACES = 2
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trace, and what it does not say itself."""
+
+    label: str
+    records: Sequence[StepRecord]
+    max_num_batched_tokens: int | None = None
+    """Most tokens of a step; None: the page learns it from the reasons to wait, or does without."""
+    texts: Mapping[int, str] = field(default_factory=dict)
+    """Text of sampled tokens."""
+
+    @classmethod
+    def of(cls, label: str, engine: Any) -> Run:
+        """What the tracer of an engine has kept."""
+        records: list[StepRecord] = list(engine.tracer.records)
+        texts = token_texts(records, engine.tokenizer and engine.tokenizer.decode)
+        return cls(label, records, engine.config.max_num_batched_tokens, texts)
+
+
+def token_texts(
+    records: Iterable[StepRecord], decode: Callable[[list[int]], str] | None
+) -> dict[int, str]:
+    """Text of every token that was sampled; empty without a tokenizer."""
+    if decode is None:
+        return {}
+    tokens = {row.sampled_token for record in records for row in record.batch}
+    return {token: decode([token]) for token in tokens if token is not None}
+
+
+def explorer_html(runs: Sequence[Run] = (), *, live: str | None = None) -> str:
+    """The page as one HTML text.
+
+    Args:
+        runs: one recorded run, or two to be compared; none for a live page.
+        live: a URL on the page's own server that answers with records as they happen, one a line,
+            as `LiveTrace.subscribe` gives them. The page asks for a key when the server answers
+            401 or 403, and sends it as `Authorization: Bearer KEY`.
+
+    Raises:
+        ValueError: more than two runs, a run without steps, or neither runs nor `live`.
+    """
+    if len(runs) > MAX_TRACES:
+        raise ValueError(f"the page shows {MAX_TRACES} traces side by side, got {len(runs)}")
+    if not runs and live is None:
+        raise ValueError("there is nothing to show: give a run or a live URL")
+    for run in runs:
+        if not run.records:
+            raise ValueError(f"{run.label}: the trace has no steps")
+    data = [f'<script type="text/x-trace">{_packed(run)}</script>' for run in runs]
+    if live is not None:
+        data.append(f'<div id="live-url" data-url="{html.escape(live)}" hidden></div>')
+    title = "Live" if not runs else " and ".join(run.label for run in runs)
+    parts = {
+        "title": html.escape(title),
+        "connect": "'none'" if live is None else "'self'",
+        "style": _asset("style.css"),
+        "data": "\n".join(data),
+        "script": "\n".join(_asset(f"{name}.js") for name in SCRIPTS),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
+
+
+def write_page(runs: Sequence[Run], path: Path) -> Path:
+    """Write the page of recorded runs; returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(explorer_html(runs), encoding="utf-8")
+    return path
+
+
+def _packed(run: Run) -> str:
+    """What `readRun` in reader.js unpacks: base64 of gzip of lines."""
+    meta = {"label": run.label, "budget": run.max_num_batched_tokens, "texts": dict(run.texts)}
+    shortener = Shortener()
+    lines = [json.dumps(meta), *map(shortener.line, run.records)]
+    packed = gzip.compress("\n".join(lines).encode(), compresslevel=9, mtime=0)
+    return base64.b64encode(packed).decode()
+
+
+def _asset(name: str) -> str:
+    return (files(__package__) / "explorer" / name).read_text(encoding="utf-8")
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def read_run(path: str) -> list[StepRecord]:
+    """The records of a trace file.
+
+    Raises:
+        ValueError: the file holds no steps, several runs, or a line that is no record of this
+            project; the message names the line.
+    """
+    records: list[StepRecord] = []
+    for number, data in enumerate(read_jsonl(path), start=1):
+        try:
+            record = StepRecord.from_dict(data)
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path}, line {number}: not a record of an engine's step ({error!r})"
+            ) from None
+        if records and record.step <= records[-1].step:
+            raise ValueError(
+                f"{path}, line {number}: step {record.step} follows step {records[-1].step}: "
+                "the file holds several runs"
+            )
+        records.append(record)
+    if not records:
+        raise ValueError(f"{path}, line 1: the file is empty, the trace has no steps")
+    return records
+
+
+def explore(args: argparse.Namespace) -> None:
+    """Read traces, write the page or the file for Perfetto. Only `--tokenizer` needs torch."""
+    _before(args)
+    runs = [read_run(path) for path in args.traces]
+    if args.format == "chrome":
+        path = write_chrome(runs, args.output)
+    else:
+        decode = None
+        if args.tokenizer:
+            with model_libraries(None):
+                from milestone_llm.models.checkpoint import load_model
+
+                tokenizer = load_model(args.tokenizer).tokenizer
+            decode = tokenizer and tokenizer.decode
+        labels = args.labels.split(",") if args.labels else [run[0].milestone for run in runs]
+        if len(labels) != len(runs):
+            raise ValueError(f"there are {len(runs)} traces, but {len(labels)} labels")
+        budget = args.max_num_batched_tokens
+        path = write_page(
+            [
+                Run(label, records, budget, token_texts(records, decode))
+                for label, records in zip(labels, runs, strict=True)
+            ],
+            args.output,
+        )
+    print(f"wrote {path}")
+
+
+def _before(args: argparse.Namespace) -> None:
+    if len(args.traces) > MAX_TRACES:
+        raise ValueError(f"at most {MAX_TRACES} traces stand side by side, got {len(args.traces)}")
+    args.output = args.output or Path("run.json" if args.format == "chrome" else "run.html")
+    try_to_write(args.output)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m milestone_llm.lab.trace.explore",
+        description=__doc__,
+        formatter_class=Formatter,
+    )
+    add = parser.add_argument
+    add("traces", nargs="+", metavar="run.jsonl", help="written by trace=PATH; .jsonl or .jsonl.gz")
+    add("-o", "--output", type=Path, metavar="PATH", help="run.html if not given")
+    add("--format", choices=("html", "chrome"), default="html", help="a page, or Chrome's trace")
+    add("--labels", metavar="A[,B]", help="titles (default: the milestones)")
+    add("--tokenizer", metavar="MODEL", help="whose tokenizer makes text of sampled tokens")
+    meaning = "the step's budget of tokens, where the trace does not give it away"
+    add("--max-num-batched-tokens", type=positive, metavar="N", help=meaning)
+    args = parser.parse_args(arguments)
+    return ended_in_one_line(lambda: explore(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
