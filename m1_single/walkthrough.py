@@ -1,17 +1,39 @@
 """M1's walkthrough, a session in pdb with a guide: `python -m m1_single.walkthrough`
 
-`--auto` prints docs/transcripts/m1_walkthrough.txt. The stops are in tools/stops.py.
+`--auto` prints docs/transcripts/m1_walkthrough.txt. The stops are in guide.txt.
 """
 
 import functools
 import sys
+from pathlib import Path
 
+import m1_single
+from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.lab.walkthrough.guide import read_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
-from .tools.stops import GUIDE, scenario
+GUIDE = read_guide(Path(__file__).with_name("guide.txt"))
 
-STOPS = GUIDE.stops
-main = functools.partial(run_walkthrough, GUIDE, scenario, engine="m1_single.engine")
+
+def scenario() -> None:
+    """Three requests on an engine that computes two at a time."""
+    engine = m1_single.LLMEngine(
+        "tiny-llama",
+        max_num_seqs=2,
+        max_model_len=64,
+        device="cpu",
+        dtype="float32",
+        trace="memory",
+    )
+    prompts = [[11, 12, 13], [21, 22, 23, 24, 25], [31, 32, 33, 34]]
+    params = [
+        SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+        for num_tokens in (2, 5, 2)
+    ]
+    engine.generate(prompts, params)
+
+
+main = functools.partial(run_walkthrough, GUIDE, scenario)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,17 +1,47 @@
 """M2's walkthrough, a session in pdb with a guide: `python -m m2_batching.walkthrough`
 
-`--auto` prints docs/transcripts/m2_walkthrough.txt. The stops are in tools/stops.py.
+`--auto` prints docs/transcripts/m2_walkthrough.txt. The stops are in guide.txt.
 """
 
 import functools
 import sys
+from pathlib import Path
 
+import m2_batching
+from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.lab.walkthrough.guide import read_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
-from .tools.stops import GUIDE, scenario
+GUIDE = read_guide(Path(__file__).with_name("guide.txt"))
 
-STOPS = GUIDE.stops
-main = functools.partial(run_walkthrough, GUIDE, scenario, engine="m2_batching.engine")
+
+def scenario() -> None:
+    """Three requests at the start and two after the third step."""
+    engine = m2_batching.LLMEngine(
+        "tiny-llama",
+        max_num_seqs=2,
+        max_num_batched_tokens=9,
+        max_model_len=64,
+        device="cpu",
+        dtype="float32",
+        trace="memory",
+    )
+    for prompt, num_tokens in (([11, 12, 13], 2), ([21, 22, 23, 24, 25], 5), ([31, 32, 33, 34], 2)):
+        engine.add_request(prompt, _exactly(num_tokens))
+    for _ in range(3):
+        engine.step()
+    engine.add_request([41, 42, 43, 44, 45, 46, 47, 48, 49], _exactly(2))
+    engine.add_request([51, 52], _exactly(1))
+    while engine.has_unfinished_requests():
+        engine.step()
+    engine.stats()
+
+
+def _exactly(num_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+
+
+main = functools.partial(run_walkthrough, GUIDE, scenario)
 
 if __name__ == "__main__":
     sys.exit(main())

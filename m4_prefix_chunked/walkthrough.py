@@ -1,17 +1,58 @@
 """M4's walkthrough, a session in pdb with a guide: `python -m m4_prefix_chunked.walkthrough`
 
-`--auto` prints docs/transcripts/m4_walkthrough.txt. The stops are in tools/stops.py.
+`--auto` prints docs/transcripts/m4_walkthrough.txt. The stops are in guide.txt.
 """
 
 import functools
 import sys
+from pathlib import Path
 
+import m4_prefix_chunked
+from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.lab.walkthrough.guide import read_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
-from .tools.stops import GUIDE, scenario
+GUIDE = read_guide(Path(__file__).with_name("guide.txt"))
 
-STOPS = GUIDE.stops
-main = functools.partial(run_walkthrough, GUIDE, scenario, engine="m4_prefix_chunked.engine")
+
+SYSTEM_PROMPT = [11, 12, 13, 14, 15, 16, 17, 18]
+QUESTION = [*SYSTEM_PROMPT, 21, 22, 23]
+
+
+def scenario() -> None:
+    """Five requests, each before the step that its part of the story needs."""
+    engine = m4_prefix_chunked.LLMEngine(
+        "tiny-llama",
+        max_num_seqs=3,
+        max_num_batched_tokens=12,
+        max_model_len=32,
+        block_size=4,
+        kv_cache_tokens=40,
+        device="cpu",
+        dtype="float32",
+        trace="memory",
+    )
+    (first,) = engine.generate([QUESTION], _exactly(3))
+    engine.add_request([*SYSTEM_PROMPT, 31, 32], _exactly(3))
+    engine.add_request(SYSTEM_PROMPT, _exactly(4))
+    for _ in range(2):
+        engine.step()
+    engine.add_request(list(range(41, 59)), _exactly(1))
+    for _ in range(2):
+        engine.step()
+    engine.add_request([*QUESTION, *first.token_ids, 24], _exactly(2))
+    engine.step()
+    engine.reset_prefix_cache()
+    while engine.has_unfinished_requests():
+        engine.step()
+    engine.stats()
+
+
+def _exactly(num_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+
+
+main = functools.partial(run_walkthrough, GUIDE, scenario)
 
 if __name__ == "__main__":
     sys.exit(main())

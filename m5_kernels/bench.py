@@ -7,10 +7,11 @@ the other milestones. Before anything is timed, tokens are compared with M4's on
   --single                             one request: 100 tokens in, 512 out
   --engines m1 m2 m3 m4 m5             the whole ladder on the same work
   --without graphs pipelining          what each of them brings; a+b: both off together
-  --compile twins decoder              torch.compile in the place of our kernels
   --profile                            where a step's time goes
   --tensor-parallel-size 2             cut over two GPUs, beside one GPU; what all-reduces cost
-  --kernel decode                      a kernel against its ceiling and FlashAttention-3 (GPU only)
+
+Kernels by themselves: `python -m m5_kernels.tools.kernel_bench`; steps by themselves:
+`python -m m5_kernels.tools.step_bench`.
 """
 
 import argparse
@@ -19,27 +20,20 @@ from collections.abc import Sequence
 
 from milestone_llm.lab.bench.command import Bench, bench_command, positive
 
-from .tools.launch import SIZE_HELP, hush, start_ranks
+from .tensor_parallel.launch import SIZE_HELP, silence, start_ranks
 
 
 def engines(bench: Bench) -> None:
     """M5, and --engines, --without and --baseline, on the requests of --workload."""
-    if bench.args.kernel:
-        from m5_kernels.tools.gpu_command import require_gpu
-        from m5_kernels.tools.kernel_tables import measure_kernels
+    from m5_kernels.tools.bench_engines import compare_engines
 
-        require_gpu()
-        measure_kernels(bench.args.kernel)
-    else:
-        from m5_kernels.tools.bench_engines import compare_engines
-
-        compare_engines(bench)
+    compare_engines(bench)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """What only M5 has, and defaults that depend on the device."""
     parser.set_defaults(model=None, workload=None, max_num_batched_tokens=None)
-    add = parser.add_argument_group("engines and kernels").add_argument
+    add = parser.add_argument_group("engines").add_argument
     add("--single", action="store_true", help="one request, 100 tokens in and 512 out")
     milestones = ["m1", "m2", "m3", "m4", "m5"]
     add("--engines", nargs="+", choices=milestones, default=["m5"], help="whom to measure")
@@ -51,38 +45,23 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="measure M5 once more without graphs, pipelining, prefix-cache, chunks, add-norm, "
         "rope-kv, silu-mul, skinny-linear, pdl",
     )
-    scopes = ["twins", "decoder"]
-    add(
-        "--compile",
-        nargs="+",
-        choices=scopes,
-        default=[],
-        help="measure M5 once more with torch.compile: of each kernel's twin, of whole layers",
-    )
     add("--profile", action="store_true", help="print where the time of a step goes")
-    kernels = ["decode", "split", "prefill", "elementwise", "metadata", "sample", "all"]
-    add("--kernel", choices=kernels, help="measure kernels instead of engines")
     add("--no-check", action="store_true", help="do not compare tokens with M4's first")
     add("--tensor-parallel-size", type=positive, default=1, metavar="N", help=SIZE_HELP)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit status."""
-    scenarios = {"workload": engines}
 
     def on_every_rank(args: argparse.Namespace) -> None:
-        if args.kernel:
-            from m5_kernels.tools.gpu_command import require_driver
-
-            require_driver()
         start_ranks("m5_kernels.bench", args.tensor_parallel_size, arguments)
-        hush(args)
+        silence(args)
 
     return bench_command(
         "m5_kernels",
         __doc__,
         arguments,
-        scenarios=scenarios,
+        scenarios={"workload": engines},
         options=options,
         before=on_every_rank,
     )

@@ -20,7 +20,7 @@ import m5_kernels
 from milestone_llm.cli import console, positive
 from milestone_llm.lab.demo.command import demo_parser, run_demo
 
-from .tools.launch import SIZE_HELP, hush, start_ranks
+from .tensor_parallel.launch import SIZE_HELP, silence, start_ranks
 
 PICTURE = "m5_timeline.png"
 
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit status."""
     args = parser().parse_args(arguments)
     start_ranks("m5_kernels.demo", args.tensor_parallel_size, arguments)
-    hush(args)
+    silence(args)
     return run_demo(demo, args, [PICTURE], seconds=30)
 
 

@@ -18,18 +18,16 @@ import torch
 
 from m5_kernels.kernels.backend import ceil_div
 from m5_kernels.kernels.step_metadata import RowState
+from milestone_llm.core.plan import MAX_DEVICE_STOP_IDS
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling import clamped_penalty
-
-MAX_STOP_IDS = 16
-"""Stop tokens of a request that the device knows; they matter to it while `min_tokens` does."""
 
 
 class DeviceState:
     """State of up to `num_rows` requests, a row each, and the rows of the current step.
 
     temperature, top_p, min_p, repetition_penalty: fp32 `[num_rows]`; top_k, min_tokens: int32;
-    seeds: int64 (the bits of uint64); stop_ids: int32 `[num_rows, MAX_STOP_IDS]`, some repeated.
+    seeds: int64 (the bits of uint64); stop_ids: int32 `[num_rows, MAX_DEVICE_STOP_IDS]`, some repeated.
     step_rows, step_new_tokens, step_samples: int32 `[num_rows]`, by place in the step.
     """
 
@@ -49,7 +47,7 @@ class DeviceState:
             "seeds": (num_rows, 2),  # first: 64-bit numbers need an even place
             "token_ids": (num_rows, max_model_len),
             "block_table": (num_rows, self.max_blocks),
-            "stop_ids": (num_rows, MAX_STOP_IDS),
+            "stop_ids": (num_rows, MAX_DEVICE_STOP_IDS),
             **dict.fromkeys(("num_computed_tokens", "prompt_lens"), (num_rows,)),
             **dict.fromkeys(("top_k", "min_tokens"), (num_rows,)),
             **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), (num_rows,)),
@@ -114,9 +112,9 @@ class DeviceState:
         self.set("repetition_penalty", row, [_bits(clamped_penalty(params.repetition_penalty))])
         # Tokens outside the vocabulary stop nobody, and neither is anybody kept from them.
         stops = [token for token in request.stop_token_ids if token < self._vocab_size]
-        stops = (stops * MAX_STOP_IDS)[:MAX_STOP_IDS]
+        stops = (stops * MAX_DEVICE_STOP_IDS)[:MAX_DEVICE_STOP_IDS]
         self.set("min_tokens", row, [params.min_tokens if stops else 0])
-        self.set("stop_ids", row, stops or [0] * MAX_STOP_IDS)
+        self.set("stop_ids", row, stops or [0] * MAX_DEVICE_STOP_IDS)
         self.set("seeds", row, list(struct.unpack("<2i", struct.pack("<Q", request.seed))))
 
     def set_step(self, step: list[tuple[int, int, int]]) -> None:

@@ -1,4 +1,4 @@
-"""Runs steps on the fused decoder: launched without waiting, collected when the tokens are needed.
+"""Runs steps on the fused decoder: launched without waiting, waited for when tokens are needed.
 
 A step of decode rows alone is the same work every time but for the numbers in memory, so on a GPU
 it is captured once per batch size as a CUDA graph, from metadata to appended token, and replayed:
@@ -12,20 +12,23 @@ from collections.abc import Callable, Sequence
 import torch
 
 from m3_paged.block_cache import BlockCache
-from milestone_llm.frontend.outputs import Logprob
+from milestone_llm.core.logprobs import note_prompt_logprobs, prompt_logprobs, read_logprobs
+from milestone_llm.core.outputs import Logprob, SampledToken
 from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
-from milestone_llm.core.request import Request, RequestStatus, SampledToken
-from milestone_llm.core.sampling import note_prompt_logprobs, read_logprobs
+from milestone_llm.core.request import Request, RequestStatus
 from milestone_llm.core.sampling import sample as sample_on_host
 
-from .attention import AttentionMetadata
 from .config import EngineConfig
 from .decode_graphs import DecodeGraphs
-from .decoder import FusedDecoder
+from .decoder.attention import AttentionMetadata
+from .decoder.decoder import FusedDecoder
 from .device_state import DeviceState
 from .kernels.flash_decode import DecodeWorkspace
 from .kernels.step_metadata import StepMetadata, append_sampled, expand_step
-from .sampler import Needs, Sampler, needs_host
+from .sampler import Needs, Sampler
+
+PromptLogprobs = list[tuple[ScheduledRequest, range, torch.Tensor]]
+"""A row, some of its prompt positions, and their columns (`logprob_columns`) in host memory."""
 
 
 class FusedRunner:
@@ -79,22 +82,19 @@ class FusedRunner:
         if not rows:
             return LaunchedStep(dict)
         self._send(rows, copied={block for _, block in plan.copies})
-        if any(needs_host_sampling(row) for row in rows):
+        if not plan.can_run_ahead:  # all tokens before this step are known
             sampled = self._sample_on_host(rows)
             return LaunchedStep(lambda: sampled)
         requests = [row.request if row.samples else None for row in rows]
         needs = Needs.of(request for request in requests if request is not None)
+        of_prompts: PromptLogprobs = []
         if rows[-1].num_new_tokens > 1 or not all(requests):
-            tokens = self._mixed(rows, needs)
+            tokens, of_prompts = self._mixed(rows, needs)
         elif self.graphs is not None:
             tokens = self.graphs.replay(len(rows), needs)
         else:
             tokens = self._decode(len(rows), needs)
-        return LaunchedStep(self._fetch(requests, tokens))
-
-    def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
-        """Wait for a step's tokens, by request id; -1 where the logits were not finite."""
-        return launched.wait()
+        return LaunchedStep(self._fetch(requests, tokens, of_prompts))
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
@@ -160,21 +160,23 @@ class FusedRunner:
         append_sampled(self.state.rows, step_rows, None, tokens)
         return tokens
 
-    def _mixed(self, rows: list[ScheduledRequest], needs: Needs) -> torch.Tensor:
+    def _mixed(
+        self, rows: list[ScheduledRequest], needs: Needs
+    ) -> tuple[torch.Tensor, PromptLogprobs]:
         """A step with chunks of prompts; -1 for a row that samples nothing."""
         state, num_rows = self.state, len(rows)
-        hidden, metadata = self._last_hidden(rows)
+        hidden, metadata, of_prompts = self._last_hidden(rows)
         step_rows = state.step_rows[:num_rows]
         logits = self.decoder.logits(hidden)
         tokens = self.sampler.sample(logits, step_rows, metadata.output_positions, needs)
         tokens = torch.where(state.step_samples[:num_rows] > 0, tokens, -1)
         append_sampled(state.rows, step_rows, state.step_new_tokens[:num_rows], tokens)
-        return tokens
+        return tokens, of_prompts
 
     def _sample_on_host(self, rows: list[ScheduledRequest]) -> dict[str, SampledToken]:
         """A step in which completions begin, several tokens from a row: the sampler of M1."""
         num_rows = len(rows)
-        hidden, _ = self._last_hidden(rows)
+        hidden, _, of_prompts = self._last_hidden(rows)
         places = [place for place, row in enumerate(rows) for _ in row.sampling_requests]
         requests = [request for row in rows for request in row.sampling_requests]
         sampled = sample_on_host(self.decoder.logits(hidden[places]), requests)
@@ -182,9 +184,13 @@ class FusedRunner:
         tokens = torch.tensor(ids, dtype=torch.int32).to(hidden.device)
         new_tokens = self.state.step_new_tokens[:num_rows]
         append_sampled(self.state.rows, self.state.step_rows[:num_rows], new_tokens, tokens)
+        for entry in of_prompts:  # sampling has waited for the device
+            note_prompt_logprobs(*entry)
         return sampled
 
-    def _last_hidden(self, rows: list[ScheduledRequest]) -> tuple[torch.Tensor, StepMetadata]:
+    def _last_hidden(
+        self, rows: list[ScheduledRequest]
+    ) -> tuple[torch.Tensor, StepMetadata, PromptLogprobs]:
         """Hidden states of each row's last new token, `[num_rows, hidden_size]`."""
         num_rows = len(rows)
         num_single = sum(row.num_new_tokens == 1 for row in rows)
@@ -194,16 +200,27 @@ class FusedRunner:
             state.rows, state.step_rows[:num_rows], state.step_new_tokens[:num_rows], metadata
         )
         hidden = self._forward(metadata, num_single)
-        self._note_prompt_logprobs(rows, hidden)
-        return hidden[metadata.query_start_loc[1:] - 1], metadata
+        of_prompts = self._prompt_logprobs(rows, hidden)
+        return hidden[metadata.query_start_loc[1:] - 1], metadata, of_prompts
 
-    def _note_prompt_logprobs(self, rows: list[ScheduledRequest], hidden: torch.Tensor) -> None:
+    def _prompt_logprobs(
+        self, rows: list[ScheduledRequest], hidden: torch.Tensor
+    ) -> PromptLogprobs:
+        """Those of prompt tokens, on their way to the host; nothing waits for them here."""
         places, start = [], 0
         for row in rows:
             places += [start + position - row.start for position in row.prompt_positions]
             start += row.num_new_tokens
-        if places:
-            note_prompt_logprobs(rows, self.decoder.logits(hidden[places]))
+        if not places:
+            return []
+        index = torch.tensor(places, pin_memory=hidden.is_cuda)
+        index = index.to(hidden.device, non_blocking=True)
+        return [
+            (row, positions, _to_host(columns))
+            for row, positions, columns in prompt_logprobs(
+                rows, lambda some: self.decoder.logits(hidden[index[some]])
+            )
+        ]
 
     def _forward(self, metadata: StepMetadata, num_decode_seqs: int) -> torch.Tensor:
         attention = AttentionMetadata(
@@ -231,7 +248,10 @@ class FusedRunner:
         )
 
     def _fetch(
-        self, requests: Sequence[Request | None], tokens: torch.Tensor
+        self,
+        requests: Sequence[Request | None],
+        tokens: torch.Tensor,
+        of_prompts: PromptLogprobs,
     ) -> Callable[[], dict[str, SampledToken]]:
         """Start the tokens' way to the host; what is returned waits for them."""
         wanted = {
@@ -250,6 +270,8 @@ class FusedRunner:
         def read() -> dict[str, SampledToken]:
             if done is not None:
                 done.synchronize()
+            for entry in of_prompts:
+                note_prompt_logprobs(*entry)
             token_ids = token_copy.tolist()
             logprobs: dict[int, dict[int, Logprob]] = {}
             if column_copy is not None:
@@ -272,8 +294,3 @@ def _to_host(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     on_host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return on_host.copy_(tensor, non_blocking=True)
-
-
-def needs_host_sampling(row: ScheduledRequest) -> bool:
-    """Whether a row asks for what only the host's sampler does."""
-    return len(row.sampling_requests) > 1 or needs_host(row.request)

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import torch
 
+from milestone_llm.core.logprobs import logprob_columns
 from milestone_llm.core.request import Request
-from milestone_llm.core.sampling import logprob_columns
 
-from .device_state import MAX_STOP_IDS, DeviceState
+from .device_state import DeviceState
 from .kernels.sample import sample
 
 
@@ -108,21 +108,3 @@ class Sampler:
         may_stop = (positions >= state.min_tokens[index])[:, None]
         banned = scores.gather(1, stops).masked_fill(~may_stop, -torch.inf)
         return scores.scatter(1, stops, banned)
-
-
-def needs_host(request: Request) -> bool:
-    """Whether `min_tokens` keeps a request from more stop tokens than the device knows."""
-    is_early = request.num_output_tokens < request.sampling_params.min_tokens
-    return is_early and len(request.stop_token_ids) > MAX_STOP_IDS
-
-
-def is_host_paced(leader: Request) -> bool:
-    """Whether a request's tokens must be known on the host before its next step is launched.
-
-    So it is, besides, until the completions of its prompt have begun (n > 1), each from a token of
-    its own.
-    """
-    is_to_fork = len(leader.completions) > 1 and any(
-        not (each.num_output_tokens or each.is_finished) for each in leader.completions
-    )
-    return is_to_fork or any(needs_host(each) for each in leader.completions)

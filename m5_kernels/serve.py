@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from milestone_llm.serving.command import serve_command, serve_parser
 
 from . import EngineConfig
-from .tools.launch import is_rank_0, start_ranks
+from .tensor_parallel.launch import is_rank_0, start_ranks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,17 +1,43 @@
 """M5's walkthrough, a session in pdb with a guide: `python -m m5_kernels.walkthrough`
 
-`--auto` prints docs/transcripts/m5_walkthrough.txt. The stops are in tools/stops.py.
+`--auto` prints docs/transcripts/m5_walkthrough.txt. The stops are in guide.txt.
 """
 
 import functools
 import sys
+from pathlib import Path
+from typing import Any
 
+import m4_prefix_chunked
+import m5_kernels
+from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.lab.walkthrough.guide import read_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
-from .tools.stops import GUIDE, scenario
+GUIDE = read_guide(Path(__file__).with_name("guide.txt"))
 
-STOPS = GUIDE.stops
-main = functools.partial(run_walkthrough, GUIDE, scenario, engine="m5_kernels.engine")
+
+PROMPTS = [[11, 12, 13], [21, 22, 23, 24, 25]]
+
+
+def scenario() -> None:
+    """Two requests, of which the second stops at its second token."""
+    from milestone_llm.models.tiny_models import build_tiny_model  # which imports torch
+
+    model = build_tiny_model("llama")
+    limits: dict[str, Any] = {"max_num_seqs": 2, "max_model_len": 32, "block_size": 4}
+    params: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+    oracle = m4_prefix_chunked.LLMEngine(model, **limits)
+    told = oracle.generate(PROMPTS[1], SamplingParams(max_tokens=2, **params))[0].token_ids
+    engine = m5_kernels.LLMEngine(model, trace="memory", **limits)
+    engine.add_request(PROMPTS[0], SamplingParams(max_tokens=4, **params))
+    engine.add_request(PROMPTS[1], SamplingParams(max_tokens=8, stop_token_ids=[told[1]], **params))
+    while engine.has_unfinished_requests():
+        engine.step()
+    engine.stats()
+
+
+main = functools.partial(run_walkthrough, GUIDE, scenario)
 
 if __name__ == "__main__":
     sys.exit(main())

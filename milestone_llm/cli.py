@@ -25,6 +25,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from milestone_llm.core.errors import InputError
+
 console = Console(highlight=False, emoji=False)
 """Results go here: standard output."""
 log_console = Console(stderr=True, highlight=False, emoji=False)
@@ -123,13 +125,13 @@ def config_fields(settings: Iterable[str], option: str = "--set") -> dict[str, A
     """`block_size=32` as `{"block_size": 32}`; what is no JSON value is a string.
 
     Raises:
-        ValueError: a setting without `=`.
+        InputError: a setting without `=`.
     """
     fields = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals:
-            raise ValueError(f"{option} takes FIELD=VALUE, got {setting!r}")
+            raise InputError(f"{option} takes FIELD=VALUE, got {setting!r}")
         try:
             fields[name] = json.loads(value)
         except json.JSONDecodeError:
@@ -138,13 +140,17 @@ def config_fields(settings: Iterable[str], option: str = "--set") -> dict[str, A
 
 
 def try_to_write(path: Path) -> None:
-    """Before the work and not after it, an OSError says that a file can't be written."""
+    """Find out before the work, and not after it, whether a file can be written.
+
+    Raises:
+        InputError: it cannot.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         is_new = not path.exists()
         path.open("a").close()
     except OSError as error:
-        raise OSError(f"cannot write {path}: {error.strerror or error}") from None
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
     if is_new:
         path.unlink()
 
@@ -205,7 +211,7 @@ def run_command(
     args: argparse.Namespace,
     before: Callable[[argparse.Namespace], object] = lambda args: None,
 ) -> int:
-    """Run a command's body; bad input, Ctrl-C and pdb's `quit` end it with one line.
+    """Run a command's body; an `InputError`, Ctrl-C and pdb's `quit` end it with one line.
 
     Args:
         body: imports the libraries that it needs, so that Ctrl-C is caught meanwhile, too.
@@ -213,7 +219,7 @@ def run_command(
         before: what can be said or refused at once, before torch is imported.
 
     Returns:
-        The exit status: 0, 2 for bad input, 130 for Ctrl-C.
+        The exit status: 0, 2 for bad input, 130 for Ctrl-C. What else is raised keeps its traceback.
     """
 
     def whole() -> None:
@@ -259,7 +265,7 @@ def ended_in_one_line(body: Callable[[], object]) -> int:
             raise
         log_console.print("\nStopped. Unfinished requests were aborted.", style="bold")
         return 130
-    except (ValueError, OSError) as error:
+    except InputError as error:
         log_console.print("error:", style="bold red", end=" ")
         log_console.print(str(error), markup=False, soft_wrap=True)
         return 2

@@ -23,7 +23,8 @@ import m4_prefix_chunked
 import m5_kernels
 from m1_single import RequestOutput, SamplingParams
 from milestone_llm.core.plan import LaunchedStep, StepPlan
-from milestone_llm.core.request import Request, SampledToken
+from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.request import Request
 from milestone_llm.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, build_tiny_model
 
 PACKAGES: list[Any] = [m1_single, m2_batching, m3_paged, m4_prefix_chunked, m5_kernels]
@@ -155,16 +156,12 @@ class FakeRunner:
         tokens = {name: SampledToken(EOS_TOKEN_ID if name in self.stopping else 5) for name in due}
         return LaunchedStep(lambda: tokens)
 
-    def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
-        """The tokens, at once."""
-        return launched.wait()
-
     def reset(self) -> None:
         """There is nothing to forget."""
 
     def run(self, plan: StepPlan) -> dict[str, SampledToken]:
-        """Launch and collect."""
-        return self.collect(self.launch(plan))
+        """Launch and wait."""
+        return self.launch(plan).wait()
 
 
 def describe(plan: StepPlan) -> str:

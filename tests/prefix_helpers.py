@@ -151,7 +151,7 @@ class Life:
         """End a request as the engine does: forks before what they fork from."""
         for completion in reversed(leader.completions):
             if not completion.is_finished:
-                self.scheduler.abort(completion)
+                self.scheduler.finish(completion, "abort")
         self.scheduler.check_invariants()
 
 

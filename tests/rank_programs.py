@@ -263,19 +263,19 @@ def smollm2(rank: int, size: int) -> Any:
 
 
 def fused_kernel(rank: int, size: int) -> Any:
-    """The one-shot all-reduce against its specification, in graphs, boxes poisoned."""
+    """The one-shot all-reduce against its specification, in graphs, buffers poisoned."""
     import torch
     import torch.distributed as dist
 
-    from m5_kernels.kernels.all_reduce_norm import Mailbox, all_reduce_add_rms_norm
+    from m5_kernels.kernels.all_reduce_norm import SymmetricBuffer, all_reduce_add_rms_norm
     from m5_kernels.kernels.rms_norm import rms_norm_torch
     from m5_kernels.tensor_parallel.ranks import Ranks
 
     device = Ranks.join(size).device
     errors = []
     for hidden, dtype in ((64, torch.float32), (1000, torch.bfloat16), (5120, torch.bfloat16)):
-        mailbox = Mailbox(33, hidden, dtype, device)
-        mailbox.boxes.fill_(torch.nan)
+        buffers = SymmetricBuffer(33, hidden, dtype, device)
+        buffers.data.fill_(torch.nan)
         torch.cuda.synchronize()
         dist.barrier()
         weight = torch.randn(hidden, device=device).to(dtype)
@@ -289,7 +289,7 @@ def fused_kernel(rank: int, size: int) -> Any:
             for pdl in (False, True):
                 mine = residual.clone()
                 found = all_reduce_add_rms_norm(
-                    parts[rank], mine, weight, 1e-6, mailbox, (2 * trial + pdl) % 3, pdl
+                    parts[rank], mine, weight, 1e-6, buffers, (2 * trial + pdl) % 3, pdl
                 )
                 errors.append((found.float() - expected.float()).abs().max().item())
                 errors.append((mine.float() - total).abs().max().item() / 4)

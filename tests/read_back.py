@@ -13,7 +13,8 @@ import hashlib
 from collections.abc import Sequence
 
 from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
-from milestone_llm.core.request import Request, SampledToken
+from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
 
@@ -59,11 +60,11 @@ class ReadBackRunner:
         self.host: dict[Place, bytes] = {}
         self.num_read = 0
         self.raise_at: dict[str, BaseException] = {}
-        """What to raise in the next `launch` or `collect`."""
+        """What to raise in the next `launch` or `wait`."""
         self._tokens: dict[str, tuple[Request, list[int]]] = {}
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Move, write, read back, and choose the tokens that `collect` will give."""
+        """Move, write, read back, and choose the tokens that will be waited for."""
         self._raise("launch")
         _move(self.device, self.host, plan.swap_outs)
         _move(self.host, self.device, plan.swap_ins)
@@ -88,12 +89,11 @@ class ReadBackRunner:
                 token = next_token(known, request.index)
                 sampled[request.request_id] = SampledToken(token)
                 self._tokens[request.request_id] = (request, [*known, token])
-        return LaunchedStep(lambda: sampled)
+        return LaunchedStep(lambda: self._wait(sampled))
 
-    def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
-        """The tokens of a step."""
-        self._raise("collect")
-        return launched.wait()
+    def _wait(self, sampled: dict[str, SampledToken]) -> dict[str, SampledToken]:
+        self._raise("wait")
+        return sampled
 
     def reset(self) -> None:
         """Nothing is known of any request, and no KV is right."""

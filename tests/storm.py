@@ -47,7 +47,7 @@ class Storm:
         model = tiny_model(num_hidden_layers=1)
         self.engine = package.LLMEngine(model, check_invariants=True, **self.fields)
         self.runner = ReadBackRunner(self.fields.get("block_size"))
-        self.engine.runner = self.runner
+        self.engine.core.runner = self.runner
         self.expected: dict[str, tuple[list[int], SamplingParams]] = {}
         self.stems = [self._prompt(12) for _ in range(3)]
 
@@ -152,10 +152,10 @@ class Storm:
 
     def _break_something(self) -> None:
         """Let something raise in the next step that comes by."""
-        where = self.rng.choice(("launch", "collect", "schedule", "update", "trace"))
+        where = self.rng.choice(("launch", "wait", "schedule", "update", "trace"))
         self.counts[f"fault in {where}"] += 1
         fault = FaultError(where) if self.rng.random() < 0.5 else KeyboardInterrupt(where)
-        if where in ("launch", "collect"):
+        if where in ("launch", "wait"):
             self.runner.raise_at[where] = fault
             return
         owner = self.engine.scheduler

@@ -66,7 +66,7 @@ def engine_of(package: Any) -> Any:
         fields |= {"block_size": 4, "kv_cache_tokens": 40}
     model = tiny_model(num_hidden_layers=1)
     engine = make_engine(package, model, tokenizer=word_tokenizer(), **fields)
-    engine.runner = ReadBackRunner(fields.get("block_size"))
+    engine.core.runner = ReadBackRunner(fields.get("block_size"))
     return engine
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from milestone_llm.core.errors import InputError
+
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose angles depend on position alone
 
@@ -37,11 +39,11 @@ class DecoderConfig:
     def from_hf(cls, config: Any) -> DecoderConfig:
         """Read a Hugging Face config.
 
-        Raises ValueError naming the first feature that the fused decoder does not compute.
+        Raises InputError naming the first feature that the fused decoder does not compute.
         """
         family = config.model_type
         if family not in FAMILIES:
-            raise ValueError(f"no fused decoder for {family!r}; there is one for {FAMILIES}")
+            raise InputError(f"no fused decoder for {family!r}; there is one for {FAMILIES}")
         rope = getattr(config, "rope_parameters", None) or {}
         partial = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", 1.0))
         refusals = {
@@ -57,7 +59,7 @@ class DecoderConfig:
         }
         for feature, is_present in refusals.items():
             if is_present:
-                raise ValueError(f"the fused decoder does not compute {feature} of {family}")
+                raise InputError(f"the fused decoder does not compute {feature} of {family}")
         num_q_heads = config.num_attention_heads
         attention_bias = bool(getattr(config, "attention_bias", False))
         return cls(
@@ -81,7 +83,7 @@ def is_fusible(config: Any) -> bool:
     """Whether the fused decoder computes all that a Hugging Face config asks for."""
     try:
         DecoderConfig.from_hf(config)
-    except ValueError:
+    except InputError:
         return False
     return True
 

@@ -7,8 +7,8 @@ gate and up, and what stands between two matrix products is one kernel:
     add + RMSNorm -> QKV -> QK-norm, RoPE, KV write -> attention -> output
     add + RMSNorm -> gate, up -> SiLU * mul -> down
 
-Weights are plain tensors, filled one by one from a checkpoint's (`decoder_weights`). A model with a
-feature that is not computed here is refused by name (`decoder_config`).
+Weights are plain tensors, filled one by one from a checkpoint's (`weights`). A model with a
+feature that is not computed here is refused by name (`config`).
 
 On several GPUs each has a part of every layer, and the parts of the sums are added up after output
 and after down (`parallel`).
@@ -28,11 +28,12 @@ from m5_kernels.kernels.rms_norm import add_rms_norm, rms_norm
 from m5_kernels.kernels.rope_kv_write import rope_kv_write
 from m5_kernels.kernels.silu_mul import silu_mul
 from m5_kernels.kernels.skinny_linear import skinny_linear
+from milestone_llm.core.errors import InputError
 
 from .attention import AttentionMetadata, attend
-from .decoder_config import DecoderConfig, rope_table
-from .decoder_weights import LayerWeights, Place, places_of_weights, read_model, read_safetensors
+from .config import DecoderConfig, rope_table
 from .parallel import Collectives, Shard
+from .weights import LayerWeights, WeightSlice, read_model, read_safetensors, slices_of_weights
 
 KVCaches = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer: `[num_blocks, block_size, num_kv_heads, head_dim]`."""
@@ -85,7 +86,7 @@ class FusedDecoder:
         max_positions: rows of the rotary table; the config's if None.
         consume: empty each parameter of the model once it is copied; it can't be used after that,
         and a model that is on `device` already needs no room there twice.
-        Raises ValueError for a feature or a weight that this decoder does not know, or misses.
+        Raises InputError for a feature or a weight that this decoder does not know, or misses.
         """
         if isinstance(model, (str, Path)):
             from transformers import AutoConfig  # slow to import, and only needed here
@@ -108,25 +109,25 @@ class FusedDecoder:
 
         weights: what has a `shape`, or `get_shape`, and gives a tensor when it is sliced.
         """
-        places = self._places()
-        missing = set(places)
+        slices = self._slices()
+        missing = set(slices)
         for name, weight in weights:
             if name == "lm_head.weight" and self.config.is_tied:
                 continue
-            if name not in places:
-                raise ValueError(f"the fused decoder has no place for the weight {name}")
-            place = places[name]
+            if name not in slices:
+                raise InputError(f"the fused decoder has no use for the weight {name}")
+            own = slices[name]
             shape = tuple(weight.get_shape() if hasattr(weight, "get_shape") else weight.shape)
-            if place.shape != shape:
-                raise ValueError(f"the weight {name} has shape {shape}, not {place.shape}")
-            place.target.copy_(weight[place.part])
+            if own.shape != shape:
+                raise InputError(f"the weight {name} has shape {shape}, not {own.shape}")
+            own.target.copy_(weight[own.part])
             missing.discard(name)
         if missing:
-            raise ValueError(f"{len(missing)} weights are missing, {min(missing)} among them")
+            raise InputError(f"{len(missing)} weights are missing, {min(missing)} among them")
 
-    def _places(self) -> dict[str, Place]:
+    def _slices(self) -> dict[str, WeightSlice]:
         """Where each weight of a checkpoint goes."""
-        return places_of_weights(
+        return slices_of_weights(
             self.whole_config,
             self.shard,
             self.embedding,
@@ -137,11 +138,11 @@ class FusedDecoder:
 
     def fill_randomly(self) -> None:
         """Make the weights up, to measure with: matrices small, norms 1."""
-        for place in self._places().values():
-            if len(place.shape) > 1:
-                place.target.normal_(std=0.02)
+        for own in self._slices().values():
+            if len(own.shape) > 1:
+                own.target.normal_(std=0.02)
             else:
-                place.target.fill_(1)
+                own.target.fill_(1)
 
     @torch.inference_mode()
     def forward(
@@ -189,19 +190,21 @@ class FusedDecoder:
         part: torch.Tensor,
         residual: torch.Tensor,
         weight: torch.Tensor,
-        box: int,
+        buffer: int,
         pdl: bool,
     ) -> torch.Tensor:
         """Add a row-parallel product, this rank's part of it, to `residual`; the norm of that."""
         epsilon = self.config.rms_norm_eps
         if self.shard.size == 1:
             return add_rms_norm(part, residual, weight, epsilon, pdl)
-        return self.collectives.add_norm(part, residual, weight, epsilon, box, pdl)
+        return self.collectives.add_norm(part, residual, weight, epsilon, buffer, pdl)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[num_rows, vocab_size]` for hidden states `[num_rows, hidden_size]`."""
         part = skinny_linear(hidden, self.lm_head, pdl=supports_pdl(hidden.device))
+        if self.shard.size == 1:
+            return part
         return self.collectives.gather_vocab(part, self.config.vocab_size)
 
     def allocate_caches(self, num_blocks: int, block_size: int) -> KVCaches:

@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from .decoder_config import DecoderConfig
-from .kernels.all_reduce_norm import Mailbox, all_reduce_add_rms_norm
-from .kernels.backend import ceil_div
-from .kernels.rms_norm import add_rms_norm
+from .config import DecoderConfig
+from m5_kernels.kernels.all_reduce_norm import SymmetricBuffer, all_reduce_add_rms_norm
+from m5_kernels.kernels.backend import ceil_div
+from m5_kernels.kernels.rms_norm import add_rms_norm
 
 MAX_ONE_SHOT_ROWS = 512
 """Rows of a decode step whose all-reduce goes by one shot: above, NCCL's rings move less."""
@@ -45,7 +45,7 @@ class Shard:
         """The shape of one rank's part; the vocabulary stays whole, see `vocab`.
 
         Raises:
-            ValueError: heads or neurons do not divide; the message has the numbers.
+            InputError: heads or neurons do not divide; the message has the numbers.
         """
         q, kv, neurons = config.num_q_heads, config.num_kv_heads, config.intermediate_size
         obstacles = {
@@ -56,7 +56,7 @@ class Shard:
         for what, is_in_the_way in obstacles.items():
             if is_in_the_way:
                 sizes = [n for n in range(1, q + 1) if Shard(0, n)._divides(config)]
-                raise ValueError(
+                raise InputError(
                     f"tensor_parallel_size={self.size} does not divide the {what} of this model; "
                     f"possible: {', '.join(map(str, sizes))}"
                 )
@@ -110,18 +110,18 @@ class Collectives:
         device: torch.device,
     ) -> None:
         self.shard = shard
-        self.mailbox: Mailbox | None = None
+        self.buffers: SymmetricBuffer | None = None
         """None: NCCL or gloo does everything."""
         if shard.size > 1 and device.type == "cuda":
             dist.all_reduce(torch.zeros(1, device=device))  # NCCL can't begin within a graph
             with contextlib.suppress(RuntimeError):
                 rows = min(max_num_seqs, MAX_ONE_SHOT_ROWS)
-                self.mailbox = Mailbox(rows, hidden_size, dtype, device)
+                self.buffers = SymmetricBuffer(rows, hidden_size, dtype, device)
 
     @property
     def all_reduce_name(self) -> str:
         """Which all-reduce a decode step uses."""
-        if self.mailbox is not None:
+        if self.buffers is not None:
             return "one shot over symmetric memory"
         return "NCCL" if dist.get_backend_config().count("nccl") else "gloo"
 
@@ -137,23 +137,21 @@ class Collectives:
         residual: torch.Tensor,
         weight: torch.Tensor,
         epsilon: float,
-        box: int,
+        buffer: int,
         pdl: bool,
     ) -> torch.Tensor:
         """`residual +=` the sum of all ranks' `part`; the norm of that.
 
         Args:
             part: `[num_tokens, hidden_size]`, may be overwritten.
-            box: see `all_reduce_add_rms_norm`.
+            buffer: see `all_reduce_add_rms_norm`.
         """
-        if self.mailbox is not None and len(part) <= self.mailbox.max_rows:
-            return all_reduce_add_rms_norm(part, residual, weight, epsilon, self.mailbox, box, pdl)
+        if self.buffers is not None and len(part) <= self.buffers.max_rows:
+            return all_reduce_add_rms_norm(part, residual, weight, epsilon, self.buffers, buffer, pdl)
         return add_rms_norm(self.all_reduce(part), residual, weight, epsilon, pdl)
 
     def gather_vocab(self, part: torch.Tensor, vocab_size: int) -> torch.Tensor:
         """Logits `[num_rows, vocab_size]` of `[num_rows, vocab_rows]` on each rank."""
-        if self.shard.size == 1:
-            return part
         num_rows = len(part)
         parts = part.new_empty(self.shard.size * num_rows, part.shape[1])
         all_gather(parts, part.contiguous())

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-from .decoder_config import DecoderConfig
+from milestone_llm.core.errors import InputError
+
+from .config import DecoderConfig
 from .parallel import Shard
 
 
@@ -64,7 +66,7 @@ class LayerWeights:
 
 
 @dataclass(frozen=True)
-class Place:
+class WeightSlice:
     """Where a weight of a checkpoint goes: the part that this rank keeps."""
 
     target: torch.Tensor
@@ -73,14 +75,14 @@ class Place:
     part: tuple[slice, ...]
 
 
-def places_of_weights(
+def slices_of_weights(
     config: DecoderConfig,
     shard: Shard,
     embedding: torch.Tensor,
     lm_head: torch.Tensor,
     final_norm: torch.Tensor,
     layers: list[LayerWeights],
-) -> dict[str, Place]:
+) -> dict[str, WeightSlice]:
     """Where each weight of a checkpoint goes: a tensor, or its rows of a merged one.
 
     config: of the whole model; the tensors are this rank's.
@@ -90,11 +92,11 @@ def places_of_weights(
     q = cut.even(w.num_q_heads, w.head_dim)
     kv = cut.kv_heads(w.num_kv_heads, w.head_dim)
     every = slice(None)
-    places: dict[str, Place] = {}
+    slices: dict[str, WeightSlice] = {}
 
     def put(name: str, target: torch.Tensor | None, shape: tuple[int, ...], *part: slice) -> None:
         if target is not None:
-            places[name] = Place(target, shape, part)
+            slices[name] = WeightSlice(target, shape, part)
 
     tokens, vocab = cut.vocab(w.vocab_size), (w.vocab_size, hidden)
     num_tokens = tokens.stop - tokens.start
@@ -142,7 +144,7 @@ def places_of_weights(
         ):
             share = slice(hidden if cut.rank == 0 else 0)
             put(f"{at}.{name}.bias", bias if bias is None else bias[share], (hidden,), share)
-    return places
+    return slices
 
 
 def read_model(model: Any, consume: bool) -> Iterator[tuple[str, torch.Tensor]]:
@@ -159,7 +161,7 @@ def read_safetensors(folder: Path) -> Iterator[tuple[str, Any]]:
 
     shards = sorted(folder.glob("*.safetensors"))
     if not shards:
-        raise ValueError(f"{folder} holds no *.safetensors file")
+        raise InputError(f"{folder} holds no *.safetensors file")
     for shard in shards:
         with safe_open(shard, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - it is no dict

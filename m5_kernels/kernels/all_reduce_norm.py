@@ -1,17 +1,17 @@
 """One-shot all-reduce, fused with the norm that follows it: add to the residual, RMSNorm.
 
-    rank 0   part --> box of rank 0, box of rank 1      every rank writes its part of a row into
-    rank 1   part --> box of rank 0, box of rank 1      a box that each rank keeps for it,
-             flag --> (after the part)                  then raises a flag there,
-             wait for the flags in the own boxes        waits until all flags are up,
-             sum of the own boxes, + residual, norm     and reads what is now in its own memory
+    rank 0   part --> memory of rank 0, of rank 1    every rank writes its part of a row into
+    rank 1   part --> memory of rank 0, of rank 1    a buffer that each rank keeps for it,
+             flag --> (after the part)               then raises a flag there,
+             wait for the flags in its own memory    waits until all flags are up,
+             sum of the parts, + residual, norm      and reads what is now in its own memory
 
 A ring all-reduce moves the least data, but in 2 (n - 1) rounds. A decode step's row is some
 kilobytes: the rounds are what takes time, so here there is one, and every rank adds all parts
 itself, in the same order. The memory is symmetric: each GPU can write to the others' over NVLink.
 
-A box is used again only after another all-reduce in between, which each rank enters when it is
-done with this one. So one exchange of flags is enough, and callers take turns with the boxes.
+A buffer is used again only after another all-reduce in between, which each rank enters when it is
+done with this one. So one exchange of flags is enough, and callers take turns with the buffers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch.distributed as dist
 
 from .backend import launch_options, next_power_of_2, tl, triton, wait_for_previous
 
-NUM_BOXES = 3
+NUM_BUFFERS = 3
 """For the sums after attention, after the MLP, and of the embedding: never one twice in a row."""
 
 
-class Mailbox:
+class SymmetricBuffer:
     """Memory into which all ranks can write.
 
     Args:
@@ -43,18 +43,18 @@ class Mailbox:
         group = dist.group.WORLD
         assert group is not None
         self.rank, self.size, self.max_rows = group.rank(), group.size(), max_rows
-        shape = (NUM_BOXES, self.size, max_rows)
-        self.boxes = symmetric_memory.empty(*shape, hidden_size, dtype=dtype, device=device)
+        shape = (NUM_BUFFERS, self.size, max_rows)
+        self.data = symmetric_memory.empty(*shape, hidden_size, dtype=dtype, device=device)
         self.flags = symmetric_memory.empty(*shape, dtype=torch.int32, device=device)
         self.flags.zero_()
         self.pointers = torch.tensor(
             [
                 symmetric_memory.rendezvous(each, group).buffer_ptrs
-                for each in (self.boxes, self.flags)
+                for each in (self.data, self.flags)
             ],
             device=device,
         )
-        """int64 `[2, size]`: where the boxes and the flags of each rank are."""
+        """int64 `[2, size]`: where the buffers and the flags of each rank are."""
         dist.all_reduce(torch.zeros(1, device=device))  # nobody writes before all flags are down
         torch.cuda.synchronize(device)
 
@@ -64,14 +64,14 @@ def all_reduce_add_rms_norm(
     residual: torch.Tensor,
     weight: torch.Tensor,
     epsilon: float,
-    mailbox: Mailbox,
-    box: int,
+    buffers: SymmetricBuffer,
+    buffer: int,
     pdl: bool = False,
 ) -> torch.Tensor:
     """`residual +=` the sum of all ranks' `part`, then the norm of the sum; the same on all ranks.
 
-    part, residual: `[num_tokens, hidden_size]`, at most `mailbox.max_rows` rows, contiguous.
-    box: 0 to 2; not that of the all-reduce before.
+    part, residual: `[num_tokens, hidden_size]`, at most `buffers.max_rows` rows, contiguous.
+    buffer: 0 to 2; not that of the all-reduce before.
     pdl: as in `rms_norm`.
     Returns `[num_tokens, hidden_size]`, contiguous. The specification is an all-reduce, then
     `add_rms_norm_torch`; sums are rounded once here and twice there.
@@ -80,10 +80,10 @@ def all_reduce_add_rms_norm(
     output = torch.empty_like(part)
     row = next_power_of_2(hidden_size)
     _all_reduce_norm_kernel[(num_tokens,)](
-        part, residual, weight, output, mailbox.pointers,
-        residual.stride(0), epsilon, mailbox.rank, box,
-        SIZE=mailbox.size,
-        MAX_ROWS=mailbox.max_rows,
+        part, residual, weight, output, buffers.pointers,
+        residual.stride(0), epsilon, buffers.rank, buffer,
+        SIZE=buffers.size,
+        MAX_ROWS=buffers.max_rows,
         HIDDEN_SIZE=hidden_size,
         ROW=row,
         PDL=pdl,
@@ -96,7 +96,7 @@ def all_reduce_add_rms_norm(
 @triton.jit
 def _all_reduce_norm_kernel(
     part, residual, weight, output, pointers,
-    residual_stride, epsilon, rank, box,
+    residual_stride, epsilon, rank, buffer,
     SIZE: tl.constexpr,
     MAX_ROWS: tl.constexpr,
     HIDDEN_SIZE: tl.constexpr,
@@ -110,23 +110,23 @@ def _all_reduce_norm_kernel(
     if PDL:
         wait_for_previous()
     row = tl.load(part + token.to(tl.int64) * HIDDEN_SIZE + columns, mask=mask, other=0.0)
-    own_place = (box * SIZE + rank) * MAX_ROWS + token
+    own_place = (buffer * SIZE + rank) * MAX_ROWS + token
     for other in tl.static_range(SIZE):
-        boxes = _pointer(pointers, other, part.dtype.element_ty)
-        tl.store(boxes + own_place.to(tl.int64) * HIDDEN_SIZE + columns, row, mask=mask)
+        buffers = _pointer(pointers, other, part.dtype.element_ty)
+        tl.store(buffers + own_place.to(tl.int64) * HIDDEN_SIZE + columns, row, mask=mask)
     tl.debug_barrier()  # the whole row is on its way before anybody hears of it
     for other in tl.static_range(SIZE):
         flags = _pointer(pointers, SIZE + other, tl.int32)
         tl.atomic_xchg(flags + own_place, 1, sem="release", scope="sys")
-    boxes = _pointer(pointers, rank, part.dtype.element_ty)
+    buffers = _pointer(pointers, rank, part.dtype.element_ty)
     flags = _pointer(pointers, SIZE + rank, tl.int32)
     total = tl.zeros([ROW], dtype=tl.float32)
     for other in tl.static_range(SIZE):
-        place = (box * SIZE + other) * MAX_ROWS + token
+        place = (buffer * SIZE + other) * MAX_ROWS + token
         while tl.atomic_cas(flags + place, 1, 0, sem="acquire", scope="sys") != 1:
             pass
         tl.debug_barrier()
-        theirs = boxes + place.to(tl.int64) * HIDDEN_SIZE + columns
+        theirs = buffers + place.to(tl.int64) * HIDDEN_SIZE + columns
         total += tl.load(theirs, mask=mask, other=0.0, volatile=True).to(tl.float32)
     sums = residual + token.to(tl.int64) * residual_stride + columns
     total += tl.load(sums, mask=mask, other=0.0).to(tl.float32)

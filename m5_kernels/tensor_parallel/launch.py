@@ -58,7 +58,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
-def hush(args: argparse.Namespace) -> None:
+def silence(args: argparse.Namespace) -> None:
     """On ranks other than 0, which do the same work: nothing is printed, and no file is kept."""
     if is_rank_0():
         return

@@ -3,34 +3,63 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 
 import torch
 from huggingface_hub import snapshot_download
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from milestone_llm.models.checkpoint import locate
-from milestone_llm.models.pretrained import build_hollow_model, is_hollow
+from m5_kernels.config import EngineConfig
+from m5_kernels.decoder.config import DecoderConfig, rope_table
+from m5_kernels.decoder.decoder import FusedDecoder
+from m5_kernels.decoder.parallel import Shard
+from m5_kernels.decoder.weights import read_model, read_safetensors
+from milestone_llm.models.checkpoint import LoadedModel, load_model, locate, max_position
+from milestone_llm.models.pretrained import build_empty_model, has_weights
 from milestone_llm.models.shapes import PREFIX
 
-from .decoder import FusedDecoder
-from .decoder_config import DecoderConfig, rope_table
-from .decoder_weights import read_model, read_safetensors
-from .parallel import Shard
+from .ranks import Ranks
+
+
+def load_part(
+    model: str | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | str | None,
+    config: EngineConfig,
+    ranks: Ranks,
+) -> tuple[LoadedModel, FusedDecoder, int]:
+    """This rank's part of a model.
+
+    Returns:
+        Config and modules of the part, without weights; the decoder with its weights; and
+        `max_model_len`.
+
+    Raises:
+        InputError: the decoder does not know the model, or it cannot be cut into such parts.
+    """
+    device = None if isinstance(model, PreTrainedModel) else ranks.device
+    loaded = load_model(model, tokenizer, config.dtype, device, weights=False)
+    part = model_part(loaded.model, ranks.shard, ranks.device)
+    max_model_len = config.resolve_max_model_len(max_position(part))
+    source = model if isinstance(model, str) else None
+    decoder = decoder_part(
+        loaded.model, source, ranks.shard, ranks.device, max_model_len, config.max_num_seqs
+    )
+    return dataclasses.replace(loaded, model=part), decoder, max_model_len
 
 
 def model_part(whole: PreTrainedModel, shard: Shard, device: torch.device) -> PreTrainedModel:
     """Config and modules, without weights, of a rank's part: as many heads as it has, and so on.
 
     Raises:
-        ValueError: the decoder does not know the model, or it cannot be cut into such parts.
+        InputError: the decoder does not know the model, or it cannot be cut into such parts.
     """
     part = shard.cut(DecoderConfig.from_hf(whole.config))
     config = copy.deepcopy(whole.config)
     config.num_attention_heads = part.num_q_heads
     config.num_key_value_heads = part.num_kv_heads
     config.head_dim = part.head_dim
-    model = build_hollow_model(config, whole.dtype, device)
+    model = build_empty_model(config, whole.dtype, device)
     model.generation_config = whole.generation_config
     return model
 
@@ -46,13 +75,13 @@ def decoder_part(
     """The fused decoder with a rank's part of the weights.
 
     Args:
-        whole: with its weights, or a hollow model of what `source` names.
+        whole: with its weights, or an empty model of what `source` names.
         max_positions, max_num_seqs: as `FusedDecoder` takes them.
     """
     cos_sin = rope_table(whole.config, max_positions)
     config = DecoderConfig.from_hf(whole.config)
     decoder = FusedDecoder(config, cos_sin, whole.dtype, device, shard, max_num_seqs)
-    if not is_hollow(whole):
+    if has_weights(whole):
         decoder.load(read_model(whole, consume=False))
         return decoder
     place, _ = locate(str(source))

@@ -24,18 +24,17 @@ import pickle
 import signal
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
-from .parallel import Shard
-from .watch import FOLLOWS, LEAVES, Watch
+from m5_kernels.decoder.parallel import Shard
+from milestone_llm.core.errors import InputError
 
-if TYPE_CHECKING:
-    from .engine import LLMEngine
+from .watch import FOLLOWS, LEAVES, Watch
 
 HEADER_BYTES = 2048
 """Most messages are this short, and travel in one broadcast."""
@@ -47,6 +46,16 @@ class Message(NamedTuple):
     call: str
     engine: int = 0
     content: Any = None
+
+
+class RankedEngine(Protocol):
+    """What the ranks know of an engine."""
+
+    def follow(self, call: str) -> None:
+        """Do what this engine on rank 0 is doing."""
+
+    def release_graphs(self) -> None:
+        """Let go of captured graphs, and of the communicator that they call."""
 
 
 class Ranks:
@@ -62,19 +71,19 @@ class Ranks:
             device: "cpu" keeps it from GPUs; else each rank takes its own where there are any.
 
         Raises:
-            ValueError: there are not `size` processes, or fewer GPUs than processes here.
+            InputError: there are not `size` processes, or fewer GPUs than processes here.
         """
         if cls._joined is None:
             started = int(os.environ.get("WORLD_SIZE", "1"))
             if started != size:
-                raise ValueError(
+                raise InputError(
                     f"tensor_parallel_size={size} needs {size} processes, and there "
                     f"{'is' if started == 1 else 'are'} {started}: start the program with "
                     f"torchrun --standalone --nproc-per-node {size}"
                 )
             cls._joined = cls(torch.cuda.is_available() and device != "cpu")
         if cls._joined.size != size:
-            raise ValueError(
+            raise InputError(
                 f"tensor_parallel_size={size}, but {cls._joined.size} processes were started"
             )
         return cls._joined
@@ -82,7 +91,7 @@ class Ranks:
     def __init__(self, has_cuda: bool) -> None:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         if has_cuda and local_rank >= torch.cuda.device_count():
-            raise ValueError(
+            raise InputError(
                 f"process {local_rank} needs a GPU of its own, and torch sees "
                 f"{torch.cuda.device_count()}: start fewer processes"
             )
@@ -97,7 +106,7 @@ class Ranks:
         self.shard = Shard(self.rank, self.size)
         # A group of its own: a server may have nothing to say for days.
         self._control = dist.new_group(backend="gloo", timeout=timedelta(days=365))
-        self._engines: weakref.WeakValueDictionary[int, LLMEngine] = weakref.WeakValueDictionary()
+        self._engines: weakref.WeakValueDictionary[int, RankedEngine] = weakref.WeakValueDictionary()
         self._num_engines = 0
         self._pending: Message | None = None
         self.num_exchanges = 0
@@ -179,7 +188,7 @@ class Ranks:
 
     # -- engines -----------------------------------------------------------------------------
 
-    def enter(self, engine: LLMEngine, model: object, fields: dict[str, Any]) -> int:
+    def enter(self, engine: RankedEngine, model: object, fields: Mapping[str, object]) -> int:
         """Number an engine that is being built on all ranks.
 
         Raises:
@@ -198,26 +207,26 @@ class Ranks:
         self._engines[self._num_engines] = engine
         return self._num_engines
 
-    def follow(self, kind: Callable[..., LLMEngine]) -> None:
+    def follow(self, kind: Callable[..., RankedEngine]) -> None:
         """Build the engines that rank 0 builds, and do with them what it does, until it leaves.
 
         Signals are rank 0's to answer: a server goes on for a while after SIGTERM.
         """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        engines: dict[int, LLMEngine] = {}
+        engines: dict[int, RankedEngine] = {}
         self._watch.say(FOLLOWS)
         while (message := self.receive()).call != "leave":
             self._pending = message
             if message.call == "build":
                 model, fields, alive = message.content
                 if model is None:
-                    raise ValueError("rank 0 was given a ready model, which others cannot follow")
+                    raise InputError("rank 0 was given a ready model, which others cannot follow")
                 engines = {number: engines[number] for number in alive if number in engines}
                 gc.collect()
                 try:
                     engines[message.engine] = kind(model, **fields)
-                except ValueError as error:
+                except InputError as error:
                     sys.exit(f"rank {self.rank} could not build the engine: {error}")
             else:
                 engines[message.engine].follow(message.call)

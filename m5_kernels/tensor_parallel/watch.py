@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -14,6 +15,8 @@ import torch.distributed as dist
 
 FOLLOWS, LEAVES = b"f", b"l"
 """What a rank says of itself; the second comes with the number of its exchanges."""
+KNOCK_SECONDS = 5.0
+"""For how long rank 0 waits for a caller to say who it is."""
 
 
 class Watch:
@@ -37,19 +40,34 @@ class Watch:
         self._is_closed = False
         self._connections: list[socket.socket] = []
         host = os.environ.get("MASTER_ADDR", "localhost")
+        invitation = torch.tensor([0, secrets.randbits(62)])  # port, and what only ranks know
         if rank == 0:
-            with socket.create_server((host, 0)) as listener:
-                port = torch.tensor(listener.getsockname()[1])
-                dist.broadcast(port, 0, group=group)
-                for _ in range(size - 1):
-                    connection, _ = listener.accept()
-                    self._start(connection, connection.recv(1)[0])
+            with socket.create_server((host, 0), backlog=size) as listener:
+                invitation[0] = listener.getsockname()[1]
+                dist.broadcast(invitation, 0, group=group)
+                self._accept(listener, _secret(invitation))
         else:
-            port = torch.tensor(0)
-            dist.broadcast(port, 0, group=group)
-            connection = socket.create_connection((host, int(port)))
-            connection.sendall(bytes([rank]))
+            dist.broadcast(invitation, 0, group=group)
+            connection = socket.create_connection((host, int(invitation[0])))
+            connection.sendall(_secret(invitation) + rank.to_bytes(2, "little"))
             self._start(connection, 0)
+
+    def _accept(self, listener: socket.socket, secret: bytes) -> None:
+        """Wait for every other rank; whoever else knocks is sent away."""
+        missing = set(range(1, self._size))
+        while missing:
+            connection, _ = listener.accept()
+            connection.settimeout(KNOCK_SECONDS)
+            word = b""
+            with contextlib.suppress(OSError):
+                word = connection.recv(10, socket.MSG_WAITALL)
+            rank = int.from_bytes(word[8:], "little")
+            if word[:8] == secret and rank in missing:
+                missing.remove(rank)
+                connection.settimeout(None)
+                self._start(connection, rank)
+            else:
+                connection.close()
 
     def _start(self, connection: socket.socket, other: int) -> None:
         self._connections.append(connection)
@@ -88,3 +106,7 @@ class Watch:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
+
+
+def _secret(invitation: torch.Tensor) -> bytes:
+    return int(invitation[1]).to_bytes(8, "little")

@@ -16,6 +16,7 @@ NUM_CALLS, NUM_ROUNDS = 48, 5
 ROWS = (1, 16, 64, 256)
 
 
+@torch.inference_mode()
 def print_all_reduces(engine: Any) -> list[dict[str, float]]:
     """Time an all-reduce with the norm after it, as the engine does it and by NCCL or gloo.
 
@@ -28,43 +29,40 @@ def print_all_reduces(engine: Any) -> list[dict[str, float]]:
     shape, collectives = decoder.config, decoder.collectives
     num_sums = 2 * len(shape.windows) + 1
     library = "NCCL" if decoder.embedding.is_cuda else "gloo"
-    found = []
-    for rows in (rows for rows in ROWS if rows <= engine.config.max_num_seqs):
-        part = torch.zeros(rows, shape.hidden_size).to(decoder.embedding)
-        rest = (torch.zeros_like(part), decoder.final_norm, shape.rms_norm_eps)
-        own = microseconds(
-            lambda box, part, rest: collectives.add_norm(part, *rest, box, False), part, rest
-        )
-        other = microseconds(
-            lambda _, part, rest: add_rms_norm(collectives.all_reduce(part), *rest), part, rest
-        )
-        found.append({"rows": rows, "own_us": own, "library_us": other, "step_us": own * num_sums})
     console.print(
         f"\nAll-reduce and norm of {shape.hidden_size} numbers a row, {num_sums} in a step. "
         f"The engine's way: {collectives.all_reduce_name}"
     )
     console.print(f"    rows   engine's way   {library}, then the norm   a step")
-    for row in found:
+    found = []
+    for rows in (rows for rows in ROWS if rows <= engine.config.max_num_seqs):
+        part = torch.zeros(rows, shape.hidden_size).to(decoder.embedding)
+        norm = (torch.zeros_like(part), decoder.final_norm, shape.rms_norm_eps)
+        own = microseconds(
+            lambda buffer, x, norm: collectives.add_norm(x, *norm, buffer, False), part, norm
+        )
+        other = microseconds(
+            lambda _, x, norm: add_rms_norm(collectives.all_reduce(x), *norm), part, norm
+        )
+        found.append({"rows": rows, "own_us": own, "library_us": other, "step_us": own * num_sums})
         console.print(
-            f"    {row['rows']:4.0f}   {row['own_us']:9.1f} us   {row['library_us']:14.1f} us   "
-            f"{row['step_us'] / 1e3:6.2f} ms"
+            f"    {rows:4.0f}   {own:9.1f} us   {other:14.1f} us   {own * num_sums / 1e3:6.2f} ms"
         )
     return found
 
 
-@torch.inference_mode()
-def microseconds(call: Callable[..., torch.Tensor], tensor: torch.Tensor, rest: Any) -> float:
+def microseconds(call: Callable[..., torch.Tensor], part: torch.Tensor, norm: Any) -> float:
     """A call of many, one after the other; in a CUDA graph where there is a GPU."""
-    call(2, tensor, rest)
+    call(2, part, norm)  # no buffer is used twice in a row
 
     def run() -> None:
         for index in range(NUM_CALLS):
-            call(index % 2, tensor, rest)
+            call(index % 2, part, norm)
 
-    if tensor.is_cuda:
+    if part.is_cuda:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=torch.cuda.Stream(tensor.device)):
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(part.device)):
             run()
         run = graph.replay
         run()
@@ -73,6 +71,6 @@ def microseconds(call: Callable[..., torch.Tensor], tensor: torch.Tensor, rest: 
     start = time.perf_counter()
     for _ in range(NUM_ROUNDS):
         run()
-    if tensor.is_cuda:
+    if part.is_cuda:
         torch.cuda.synchronize()
     return 1e6 * (time.perf_counter() - start) / NUM_ROUNDS / NUM_CALLS

@@ -58,25 +58,22 @@ class RunLimit:
             "prefill": self.prefill_flop / ceilings.matmul_tflops / 1e12,
         }
 
-
-def limit_lines(
-    limit: RunLimit, ceilings: Ceilings, seconds: float, num_tokens: int
-) -> dict[str, Any]:
-    """The limit and how near a run of `seconds` came, for JSON and for `limit_text`."""
-    parts = limit.seconds(ceilings)
-    total = sum(parts.values())
-    return {
-        "read_gbps": ceilings.read_gbps,
-        "matmul_tflops": ceilings.matmul_tflops,
-        "seconds_at_best": parts,
-        "tok_s_at_best": num_tokens / total,
-        "share_of_limit": total / seconds,
-        "share_of_bandwidth": (parts["weights"] + parts["kv"]) / seconds,
-    }
+    def beside(self, ceilings: Ceilings, seconds: float, num_tokens: int) -> dict[str, Any]:
+        """How near a run of `seconds` came, for JSON and for `limit_text`."""
+        best = self.seconds(ceilings)
+        total = sum(best.values())
+        return {
+            "read_gbps": ceilings.read_gbps,
+            "matmul_tflops": ceilings.matmul_tflops,
+            "seconds_at_best": best,
+            "tok_s_at_best": num_tokens / total,
+            "share_of_limit": total / seconds,
+            "share_of_bandwidth": (best["weights"] + best["kv"]) / seconds,
+        }
 
 
 def limit_text(data: dict[str, Any]) -> str:
-    """`limit_lines` in words."""
+    """`RunLimit.beside` in words."""
     best = data["seconds_at_best"]
     return (
         f"At best, with reads at {data['read_gbps']:,.0f} GB/s and products at "

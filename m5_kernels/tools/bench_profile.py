@@ -6,7 +6,6 @@ The host's parts are timed without a profiler, which would slow them down; kerne
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,18 +14,23 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
 
+from milestone_llm.cli import console
+from milestone_llm.core.errors import InputError
+from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.lab.bench.report import table
 from milestone_llm.lab.bench.workloads import WorkItem
 
 HOST_PARTS = {
     "schedule": "decide what the next step computes",
     "launch": "send what changed, start the kernels",
-    "collect": "wait for the tokens of the step before",
+    "wait": "wait for the tokens of the step before",
     "update": "take its tokens in",
+    "other": "outputs, counts, Python between",
 }
+Kernels = list[tuple[str, float, float]]
+"""Name, launches a step, microseconds a step; the costliest first."""
 
 
 @dataclass
@@ -38,8 +42,7 @@ class StepProfile:
     wall_us: float
     host_us: dict[str, float]
     """By part; "other" is what remains of the wall clock."""
-    kernels: list[tuple[str, float, float]]
-    """Name, launches a step, microseconds a step; the costliest first."""
+    kernels: Kernels
     busy_us: float
     """Time in which the device computed; the rest of `profiled_wall_us` is gaps."""
     profiled_wall_us: float
@@ -49,10 +52,8 @@ def profile_steps(engine: Any, items: Sequence[WorkItem], num_steps: int = 20) -
     """Serve `items` up to their middle; then time `num_steps` steps and profile as many.
 
     Raises:
-        ValueError: the workload ends before that, or the engine has no launch and collect.
+        InputError: the workload ends before that.
     """
-    if not hasattr(engine.runner, "launch"):
-        raise ValueError(f"--profile is for M5's own runner, not for {engine.milestone}'s")
     ids = [engine.add_request(item.prompt, item.params) for item in items]
     try:
         half = max(item.params.max_tokens for item in items) // 2
@@ -62,7 +63,7 @@ def profile_steps(engine: Any, items: Sequence[WorkItem], num_steps: int = 20) -
         host, wall_us = _host_parts(engine, num_steps)
         after = engine.stats()
         if not engine.has_unfinished_requests():
-            raise ValueError(f"the requests ended before step {half + num_steps}: give longer ones")
+            raise InputError(f"the requests ended before step {half + num_steps}: give longer ones")
         is_cuda = engine.model.device.type == "cuda"
         kernels, profiled_us = kernel_times(engine.step, num_steps, is_cuda)
     finally:
@@ -81,7 +82,8 @@ def profile_steps(engine: Any, items: Sequence[WorkItem], num_steps: int = 20) -
 
 def _host_parts(engine: Any, num_steps: int) -> tuple[dict[str, float], float]:
     """Microseconds a step of each of `HOST_PARTS`, and of a whole step."""
-    spent = dict.fromkeys(HOST_PARTS, 0.0)
+    spent: Counter[str] = Counter()
+    scheduler, runner = engine.scheduler, engine.runner
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -93,21 +95,27 @@ def _host_parts(engine: Any, num_steps: int) -> tuple[dict[str, float], float]:
 
         return run
 
-    with contextlib.ExitStack() as stack:
-        for name in HOST_PARTS:
-            owner = engine.runner if name in ("launch", "collect") else engine.scheduler
-            stack.enter_context(patch.object(owner, name, timed(name, getattr(owner, name))))
+    timed_launch = timed("launch", runner.launch)
+
+    def launch(plan: StepPlan) -> LaunchedStep:
+        return LaunchedStep(timed("wait", timed_launch(plan).wait))
+
+    with (
+        patch.object(scheduler, "schedule", timed("schedule", scheduler.schedule)),
+        patch.object(scheduler, "update", timed("update", scheduler.update)),
+        patch.object(runner, "launch", launch),
+    ):
         start = time.perf_counter()
         for _ in range(num_steps):
             engine.step()
         wall = time.perf_counter() - start
     a_step = 1e6 / num_steps
-    return {name: seconds * a_step for name, seconds in spent.items()}, wall * a_step
+    return {name: spent[name] * a_step for name in HOST_PARTS if name != "other"}, wall * a_step
 
 
 def kernel_times(
     step: Callable[[], object], num_steps: int, is_cuda: bool = True
-) -> tuple[list[tuple[str, float, float]], float]:
+) -> tuple[Kernels, float]:
     """What runs on the device (or as an operator of the CPU), a step; and the wall time of one."""
     activity = ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU
     with profile(activities=[activity], acc_events=True) as profiler:
@@ -126,13 +134,11 @@ def kernel_times(
         if spent and "ynchronize" not in event.name:
             counts[event.name] += 1
             times[event.name] += spent
-    kernels = [
-        (name, counts[name] / num_steps, spent / num_steps) for name, spent in times.most_common()
-    ]
+    kernels = [(name, counts[name] / num_steps, us / num_steps) for name, us in times.most_common()]
     return kernels, 1e6 * wall / num_steps
 
 
-def print_profile(console: Console, result: StepProfile, num_kernels: int = 14) -> None:
+def print_profile(result: StepProfile) -> None:
     """The host's parts, then the costliest kernels and the gaps."""
     console.print(
         f"\nA step, average of {result.num_steps} with {result.num_rows:.0f} rows: "
@@ -142,37 +148,31 @@ def print_profile(console: Console, result: StepProfile, num_kernels: int = 14) 
     host = table("", ["on the host", "us"], [])
     host.add_column("")
     for name, spent in result.host_us.items():
-        host.add_row(name, f"{spent:,.0f}", HOST_PARTS.get(name, "outputs, counts, Python between"))
+        host.add_row(name, f"{spent:,.0f}", HOST_PARTS[name])
     console.print(host)
     console.print()
-    wall_us = result.profiled_wall_us
-    print_kernels(console, "in kernels (profiled steps)", result.kernels, num_kernels, wall_us)
+    print_kernels("in kernels (profiled steps)", result.kernels, wall_us=result.profiled_wall_us)
 
 
 def print_kernels(
-    console: Console,
-    title: str,
-    kernels: list[tuple[str, float, float]],
-    num_kernels: int = 14,
-    wall_us: float | None = None,
+    title: str, kernels: Kernels, num_kernels: int = 14, wall_us: float | None = None
 ) -> None:
     """The costliest kernels of a step, and the sum of all.
 
     Args:
-        kernels: as `kernel_times` finds them.
         wall_us: microseconds of a step; with them the gaps between kernels are a line, too.
     """
-    total_us = sum(us for _, _, us in kernels)
+    busy_us = sum(us for _, _, us in kernels)
     shown, rest = kernels[:num_kernels], kernels[num_kernels:]
     if rest:
-        total = (sum(count for _, count, _ in rest), sum(spent for _, _, spent in rest))
+        total = (sum(count for _, count, _ in rest), sum(us for _, _, us in rest))
         shown = [*shown, (f"{len(rest)} others", *total)]
-    whole = wall_us or total_us
-    rows = [(name, f"{n:,.1f}", f"{us:,.1f}", f"{us / whole:.1%}") for name, n, us in shown]
+    whole_us = wall_us or busy_us
+    rows = [(name, f"{n:,.1f}", f"{us:,.1f}", f"{us / whole_us:.1%}") for name, n, us in shown]
     if wall_us is None:
-        rows.append(("all", f"{sum(n for _, n, _ in kernels):,.1f}", f"{total_us:,.1f}", ""))
+        rows.append(("all", f"{sum(n for _, n, _ in kernels):,.1f}", f"{busy_us:,.1f}", ""))
     else:
-        gaps = max(0.0, wall_us - total_us)
+        gaps = max(0.0, wall_us - busy_us)
         rows.append(("gaps", "", f"{gaps:,.1f}", f"{gaps / wall_us:.1%}"))
     grid = table("", [title, "launches", "us", "share"], rows)
     grid.columns[0].max_width = 46

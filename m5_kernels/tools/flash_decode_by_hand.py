@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Piece:
+class KVSplit:
     """What one program computes of one sequence: tiles `first_tile` up to, not with, `end_tile`."""
 
     program: int
@@ -23,13 +23,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Partial:
-    """Attention over a piece: normalised output, and log2 of the sum of exponentials."""
+    """Attention over a split: normalised output, and log2 of the sum of exponentials."""
 
     output: float
     lse: float
 
 
-def split(context_lens: list[int], tile: int, num_programs: int) -> list[Piece]:
+def split(context_lens: list[int], tile: int, num_programs: int) -> list[KVSplit]:
     """Lay the KV tiles of all sequences end to end and cut them into equal shares.
 
     Args:
@@ -39,7 +39,7 @@ def split(context_lens: list[int], tile: int, num_programs: int) -> list[Piece]:
     counts = [max(1, math.ceil(length / tile)) for length in context_lens]
     total = sum(counts)
     num_programs = min(num_programs, total)
-    pieces = []
+    kv_splits = []
     for program in range(num_programs):
         share_start = program * total // num_programs
         share_end = (program + 1) * total // num_programs
@@ -47,19 +47,19 @@ def split(context_lens: list[int], tile: int, num_programs: int) -> list[Piece]:
         for seq, count in enumerate(counts):
             begin, end = max(share_start, seq_start), min(share_end, seq_start + count)
             if begin < end:
-                pieces.append(Piece(program, seq, begin - seq_start, end - seq_start))
+                kv_splits.append(KVSplit(program, seq, begin - seq_start, end - seq_start))
             seq_start += count
-    return pieces
+    return kv_splits
 
 
-def attend_piece(scores: list[float], values: list[float], piece: Piece, tile: int) -> Partial:
-    """Online softmax over the tiles of a piece: one pass, whatever the scores.
+def attend_split(scores: list[float], values: list[float], kv_split: KVSplit, tile: int) -> Partial:
+    """Online softmax over the tiles of a split: one pass, whatever the scores.
 
     Args:
         scores: of the whole sequence, in log2; values: one number a token instead of a vector.
     """
     row_max, row_sum, accumulator = -math.inf, 0.0, 0.0
-    for index in range(piece.first_tile, piece.end_tile):
+    for index in range(kv_split.first_tile, kv_split.end_tile):
         tokens = range(index * tile, min((index + 1) * tile, len(scores)))
         row_max, row_sum, accumulator = add_tile(
             row_max,
@@ -95,12 +95,12 @@ def merge(partials: list[Partial]) -> float:
 def flash_decode(
     scores: list[list[float]], values: list[list[float]], tile: int, num_programs: int
 ) -> list[float]:
-    """Attention of each sequence's newest token: every program's pieces, then the merges."""
+    """Attention of each sequence's newest token: every program's splits, then the merges."""
     lens = [len(each) for each in scores]
     partials: dict[int, list[Partial]] = {seq: [] for seq in range(len(lens))}
-    for piece in split(lens, tile, num_programs):
-        partial = attend_piece(scores[piece.seq], values[piece.seq], piece, tile)
-        partials[piece.seq].append(partial)
+    for kv_split in split(lens, tile, num_programs):
+        partial = attend_split(scores[kv_split.seq], values[kv_split.seq], kv_split, tile)
+        partials[kv_split.seq].append(partial)
     return [parts[0].output if len(parts) == 1 else merge(parts) for parts in partials.values()]
 
 

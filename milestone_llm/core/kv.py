@@ -10,7 +10,7 @@ class KVUsage:
     """How full the KV cache is after a step.
 
     `total`, `used`, `free`, `cached` and `watermark` (most ever used) count `unit`s: `token` in M1,
-    `slot` (one request's contiguous region) in M2, `block` from M3 on.
+    `region` (one request's, contiguous) in M2, `block` from M3 on.
     """
 
     unit: str

@@ -106,31 +106,53 @@ class InputProcessor:
         seed = params.seed
         if seed is None:
             seed = random.Random(f"{self.seed}/{arrival}").getrandbits(64)
-        leader = None
-        for index in range(params.n):
-            own_id = self._free_id(f"{request_id}/{index}") if index else request_id
-            request = Request(
-                request_id=own_id,
-                prompt_token_ids=token_ids,
-                sampling_params=params,
-                arrival=arrival,
-                priority=priority,
-                seed=(seed + index) % 2**64,
-                eos_token_ids=self.eos_token_ids,
-                leader=leader,
-                index=index,
-            )
-            if leader is None:
-                leader = request
-                self.validate(leader)  # before n completions are made
-            else:
-                leader.completions.append(request)
-                leader.forks.append(request)
-        assert leader is not None
+        parts = (token_ids, params, arrival, priority, seed, self.eos_token_ids)
+        request = build_request([request_id], *parts)
+        self.validate(request)  # before n completions are made
+        if params.n > 1:
+            further = [self._free_id(f"{request_id}/{index}") for index in range(1, params.n)]
+            request = build_request([request_id, *further], *parts)
         self.num_arrivals += 1
-        return leader
+        return request
 
     def _free_id(self, request_id: str) -> str:
         while self.is_taken(request_id):
             request_id += "_"
         return request_id
+
+
+def build_request(
+    request_ids: Sequence[str],
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    arrival: int,
+    priority: int,
+    seed: int,
+    eos_token_ids: frozenset[int],
+) -> Request:
+    """A request and, for n > 1, its further completions.
+
+    Args:
+        request_ids: of each completion.
+        seed: of the first; each further one has the next number.
+    """
+    leader = None
+    for index, request_id in enumerate(request_ids):
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=list(prompt_token_ids),
+            sampling_params=params,
+            arrival=arrival,
+            priority=priority,
+            seed=(seed + index) % 2**64,
+            eos_token_ids=eos_token_ids,
+            leader=leader,
+            index=index,
+        )
+        if leader is None:
+            leader = request
+        else:
+            leader.completions.append(request)
+            leader.forks.append(request)
+    assert leader is not None
+    return leader

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from milestone_llm.core.errors import InputError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -19,18 +21,18 @@ def render_chat(
         messages: such as `[{"role": "user", "content": "Hello"}]`.
 
     Raises:
-        ValueError: there is no tokenizer or no chat template, there are no messages, or the
+        InputError: there is no tokenizer or no chat template, there are no messages, or the
             template does not take these messages.
     """
     if tokenizer is None:
-        raise ValueError("a chat needs a tokenizer, and this model was loaded without one")
+        raise InputError("a chat needs a tokenizer, and this model was loaded without one")
     if not tokenizer.chat_template:
-        raise ValueError(
+        raise InputError(
             f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template; "
             "give the prompt as plain text or as token ids"
         )
     if not messages:
-        raise ValueError("a chat needs at least one message, got 0")
+        raise InputError("a chat needs at least one message, got 0")
     try:
         # return_dict=False: since transformers 5 the default is a BatchEncoding.
         return list(
@@ -39,4 +41,4 @@ def render_chat(
             )
         )
     except Exception as error:  # whatever a template's own code raises
-        raise ValueError(f"the chat template does not take these messages: {error}") from error
+        raise InputError(f"the chat template does not take these messages: {error}") from error

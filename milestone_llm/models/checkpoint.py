@@ -22,12 +22,14 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from milestone_llm.core.errors import InputError
+
 from .chat import render_chat
 from .gguf_cache import converted_folder, file_key, packaged_gguf
 from .pretrained import (
-    build_hollow_model,
+    build_empty_model,
     from_pretrained,
-    load_hollow_model,
+    load_empty_model,
     load_whole_model,
 )
 from .shapes import PREFIX, check_fits, shape_config
@@ -98,7 +100,7 @@ def load_model(
             whole.
 
     Raises:
-        ValueError: the model cannot be had, or the dtype or device is not known; the message says
+        InputError: the model cannot be had, or the dtype or device is not known; the message says
             what to do.
     """
     target_dtype = _resolve_dtype(dtype)
@@ -125,9 +127,9 @@ def load_model(
     if isinstance(tokenizer, (str, Path)):
         own_tokenizer = _load_tokenizer(str(tokenizer))
         if own_tokenizer is None:
-            raise ValueError(f"the folder {str(tokenizer)!r} holds no tokenizer")
+            raise InputError(f"the folder {str(tokenizer)!r} holds no tokenizer")
     elif not hasattr(tokenizer, "decode") and tokenizer is not None:
-        raise ValueError(f"a tokenizer is a ready one, a folder or an id, not {tokenizer!r}")
+        raise InputError(f"a tokenizer is a ready one, a folder or an id, not {tokenizer!r}")
     elif tokenizer is not None:
         own_tokenizer = tokenizer
     return LoadedModel(ready, own_tokenizer, name)
@@ -151,7 +153,7 @@ def max_position(model: PreTrainedModel) -> int | None:
 def _resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if isinstance(dtype, str):
         if dtype.removeprefix("torch.") not in _DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
+            raise InputError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
         return _DTYPES[dtype.removeprefix("torch.")]
     return dtype
 
@@ -163,9 +165,9 @@ def _resolve_device(device: str | torch.device | None) -> torch.device:
     try:
         resolved = torch.device(device)
     except RuntimeError:
-        raise ValueError(f'device must be like "cpu", "cuda" or "cuda:1", got {device!r}') from None
+        raise InputError(f'device must be like "cpu", "cuda" or "cuda:1", got {device!r}') from None
     if resolved.type == "cuda" and (resolved.index or 0) >= num_cuda:
-        raise ValueError(f"device is {device!s}, but torch sees {num_cuda} CUDA devices")
+        raise InputError(f"device is {device!s}, but torch sees {num_cuda} CUDA devices")
     return resolved
 
 
@@ -180,7 +182,7 @@ def _cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def _build_named(
-    source: str, dtype: torch.dtype, device: torch.device, has_weights: bool
+    source: str, dtype: torch.dtype, device: torch.device, weights: bool
 ) -> PreTrainedModel:
     if source.startswith("tiny-") and not Path(source).is_dir():
         return build_tiny_model(source.removeprefix("tiny-"))
@@ -188,13 +190,13 @@ def _build_named(
         config = shape_config(source.removeprefix(PREFIX))
         if device.type == "cpu":
             check_fits(source, config, dtype)
-        if has_weights:
+        if weights:
             with torch.device(device):
                 return AutoModelForCausalLM.from_config(config, dtype=dtype)
-        return build_hollow_model(config, dtype, device)
-    if has_weights:
+        return build_empty_model(config, dtype, device)
+    if weights:
         return load_whole_model(source, dtype=dtype)
-    return load_hollow_model(source, dtype, device)
+    return load_empty_model(source, dtype, device)
 
 
 def locate(model: str | Path) -> tuple[str, str]:
@@ -204,10 +206,10 @@ def locate(model: str | Path) -> tuple[str, str]:
         That, and a name to show.
 
     Raises:
-        ValueError: it names no model.
+        InputError: it names no model.
     """
     if not isinstance(model, (str, Path)) or not str(model).strip():
-        raise ValueError(
+        raise InputError(
             f"a model is named by a Hugging Face id, a folder or a .gguf file, not by {model!r}"
         )
     text = str(model)
@@ -215,7 +217,7 @@ def locate(model: str | Path) -> tuple[str, str]:
         path = Path(model).expanduser()
         path.exists()
     except (OSError, RuntimeError, ValueError) as error:
-        raise ValueError(
+        raise InputError(
             f"{text[:80]!r} names no model and can be no path: {error!s:.80}"
         ) from None
     if path.is_dir():
@@ -227,9 +229,9 @@ def locate(model: str | Path) -> tuple[str, str]:
     if path.suffix == ".gguf" and path.is_file():
         return str(converted_folder(path, file_key(path))), path.stem
     if path.exists():
-        raise ValueError(f"{text} is neither a folder nor a .gguf file")
+        raise InputError(f"{text} is neither a folder nor a .gguf file")
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(text):
-        raise ValueError(f"there is no file or folder {text}")
+        raise InputError(f"there is no file or folder {text}")
     return text, text
 
 

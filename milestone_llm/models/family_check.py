@@ -20,6 +20,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from milestone_llm.core.errors import InputError
+
 from .pretrained import one_line, quiet_transformers
 
 MAX_PARAMETERS = 20_000_000
@@ -208,7 +210,7 @@ def _try_milestone(model: PreTrainedModel, expected: list[list[int]], milestone:
     greedy = package.SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
     try:
         engine = package.LLMEngine(model, max_num_seqs=2, max_model_len=64, check_invariants=True)
-    except ValueError as error:
+    except InputError as error:
         return Outcome("refused", str(error).partition(" cannot be served: ")[2] or str(error))
     except Exception as error:
         return Outcome("WRONG", f"raised {one_line(error)} instead of a refusal")

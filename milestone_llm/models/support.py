@@ -16,6 +16,8 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from milestone_llm.core.errors import InputError
+
 from .flat_probe import FEATURES, UnsupportedError, run_flat
 from .pretrained import quiet_transformers
 
@@ -41,7 +43,7 @@ def check_flat(model: PreTrainedModel) -> None:
     """Refuse a model that flat batches and replaced attention (M2 to M5) would change.
 
     Raises:
-        ValueError: names the class, the model type and what stands in the way.
+        InputError: names the class, the model type and what stands in the way.
     """
     with _refusals_name(model):
         _check_config(model)
@@ -56,7 +58,7 @@ def check_padded(model: PreTrainedModel) -> None:
     """Refuse a model that padding on the left and `past_key_values` (M1) would change.
 
     Raises:
-        ValueError: names the class, the model type and what stands in the way.
+        InputError: names the class, the model type and what stands in the way.
     """
     with _refusals_name(model):
         _check_config(model)
@@ -95,13 +97,13 @@ def _refusals_name(model: PreTrainedModel) -> Iterator[None]:
         with torch.inference_mode(), quiet_transformers():
             yield
     except UnsupportedError as error:
-        raise ValueError(f"{name} cannot be served: it has {error}") from None
+        raise InputError(f"{name} cannot be served: it has {error}") from None
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever code we don't know raises
         lines = str(error).strip().splitlines() or [""]
         reason = f"{type(error).__name__}: {lines[0]}"
-        raise ValueError(
+        raise InputError(
             f"{name} cannot be served: a try with two prompts raised {reason}"
         ) from error
 

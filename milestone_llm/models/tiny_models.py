@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from milestone_llm.core.errors import InputError
+
 VOCAB_SIZE = 199  # odd and prime: an engine that assumes a multiple of 8 fails here, not later
 BOS_TOKEN_ID, EOS_TOKEN_ID, PAD_TOKEN_ID = 1, 2, 0
 
@@ -62,11 +64,11 @@ def build_tiny_model(family: str, seed: int = 0, **config_overrides: Any) -> Pre
         config_overrides: fields of the family's Hugging Face config, such as `head_dim=32`.
 
     Raises:
-        ValueError: the family is not known; the message names those that are.
+        InputError: the family is not known; the message names those that are.
     """
     if family not in TINY_FAMILIES:
         known = ", ".join(f"tiny-{name}" for name in TINY_FAMILIES)
-        raise ValueError(f"there is no tiny model 'tiny-{family}'; there are {known}")
+        raise InputError(f"there is no tiny model 'tiny-{family}'; there are {known}")
     fields = {"initializer_range": _INIT_STD, **TINY_FAMILIES[family], **config_overrides}
     if family == "opt":
         fields.setdefault("init_std", fields.pop("initializer_range"))

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from milestone_llm.frontend.outputs import Logprob
+from milestone_llm.core.outputs import Logprob
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.trace.records import StepRecord
 
@@ -55,8 +55,8 @@ class EngineRequest:
 
 
 @dataclass
-class Piece:
-    """What a completion has got since the last piece of it."""
+class CompletionDelta:
+    """What a completion has got since its last delta."""
 
     index: int
     text: str
@@ -64,8 +64,8 @@ class Piece:
     logprobs: list[dict[int, Logprob]]
     finish_reason: str | None
 
-    def extend(self, later: Piece) -> None:
-        """Take the next piece in."""
+    def extend(self, later: CompletionDelta) -> None:
+        """Take the next delta in."""
         self.text += later.text
         self.token_ids += later.token_ids
         self.logprobs += later.logprobs
@@ -73,14 +73,14 @@ class Piece:
 
 
 @dataclass
-class Progress:
-    """News of one request."""
+class RequestDelta:
+    """What a request has got since its last delta."""
 
     request_id: str
-    pieces: list[Piece] = field(default_factory=list)
+    completions: list[CompletionDelta] = field(default_factory=list)
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    """With the first pieces, if they were asked for."""
+    """With the first tokens, if they were asked for."""
     refusal: str | None = None
     """Why nothing will come, or nothing more."""
     status: int = 400
@@ -105,7 +105,7 @@ class EngineClient(Protocol):
     problem: str | None
     """Why nothing can be computed at present, though it may be later."""
 
-    def run(self, deliver: Callable[[list[Progress]], None]) -> None:
+    def run(self, deliver: Callable[[list[RequestDelta]], None]) -> None:
         """Serve until `stop`.
 
         Args:
@@ -115,14 +115,14 @@ class EngineClient(Protocol):
             EngineDeadError: nothing more will come.
         """
 
-    def submit(self, requests: list[EngineRequest]) -> None:
-        """Queue requests. If the engine refuses one, its progress says so."""
+    def add_requests(self, requests: list[EngineRequest]) -> None:
+        """Queue requests. If the engine refuses one, its delta says so."""
 
     def abort(self, request_id: str) -> None:
         """End a request, wherever it is; before the next step it has no memory any more."""
 
     def want_more(self) -> None:
-        """HTTP has handed out the last delivery. Until this is said, news are kept and go out
+        """HTTP has passed the last deltas on. Until this is said, tokens are collected and go out
         together: a step's worth at a time, or that of several.
         """
 

@@ -27,8 +27,8 @@ def storm(kind, seed):
     unfair, preempt = [], scheduler.preempter.preempt
 
     def watched_preempt(victim, plan, reason):
-        if victim.metrics.num_preemptions >= MAX_PREEMPTIONS:
-            counts = {r.request_id: r.metrics.num_preemptions for r in scheduler.running}
+        if victim.num_preemptions >= MAX_PREEMPTIONS:
+            counts = {r.request_id: r.num_preemptions for r in scheduler.running}
             least = min(counts, key=counts.get)
             if counts[least] < MAX_PREEMPTIONS:
                 unfair.append((victim.request_id, counts[victim.request_id], least, counts[least]))

@@ -14,7 +14,7 @@ from engine_helpers import greedy, make_engine, make_request
 from milestone_llm.engine import intake
 from milestone_llm.frontend.output_queue import Outbox, Reader
 from milestone_llm.frontend.outputs import RequestOutput
-from milestone_llm.core.request import SampledToken
+from milestone_llm.core.outputs import SampledToken
 
 
 @pytest.fixture

@@ -90,8 +90,8 @@ def test_an_aborted_row_is_padding_and_an_aborted_waiting_request_never_runs():
     for step, plan in enumerate(scripted_steps(scheduler, {0: [*requests.values()]}, runner)):
         lines.append(describe(plan))
         if step == 0:
-            scheduler.abort(requests["a"])
-            scheduler.abort(requests["c"])
+            scheduler.finish(requests["a"], "abort")
+            scheduler.finish(requests["c"], "abort")
             assert (len(scheduler.waiting), len(scheduler.running)) == (1, 1)
     assert lines[:3] == ["a[0:2] b[0:2]", "(a) b[2:3]", "(a) b[3:4]"]
     assert lines[3:] == ["d[0:2]", "d[2:3]", "d[3:4]"]

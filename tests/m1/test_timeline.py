@@ -17,7 +17,7 @@ import m2_batching
 import m3_paged
 import milestone_llm.lab.trace
 from engine_helpers import greedy, make_engine, tiny_model
-from m1_single.tools.timeline import main
+from m1_single.timeline import main
 from milestone_llm.core.kv import KVEvent, KVUsage
 from milestone_llm.lab.plots.timeline import draw_timeline, step_extents
 from milestone_llm.lab.plots.timeline_spans import (

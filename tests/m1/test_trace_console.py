@@ -10,10 +10,18 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from milestone_llm.core.kv import KVEvent, KVUsage
-from milestone_llm.lab.trace.colors import request_color
-from milestone_llm.lab.trace.console import ConsoleSink, print_changes, steps_with_changes
-from milestone_llm.lab.trace.records import BatchRow, StepRecord
-from milestone_llm.lab.trace.text import ASCII, UNICODE, Words, fit, id_ranges, plural, safe
+from milestone_llm.lab.trace.console import ConsoleSink, print_changes
+from milestone_llm.lab.trace.records import BatchRow, StepRecord, steps_with_changes
+from milestone_llm.lab.trace.text import (
+    ASCII,
+    UNICODE,
+    Words,
+    fit,
+    id_ranges,
+    plural,
+    request_color,
+    safe,
+)
 
 
 def row(name: str, phase: str, start: int, new: int, **fields: Any) -> BatchRow:
@@ -139,18 +147,18 @@ kv        74 tokens stored, 147 reserved (49.7% empty)
     )
 
 
-def test_a_slot_engine_shows_the_slot() -> None:
+def test_an_engine_with_regions_shows_the_region() -> None:
     record = step(
         0,
         [row("r0", "decode", 6, 1, sampled_token=9, blocks=[2])],
-        kv=KVUsage("slot", 4, 1, 1, 256, 7),
+        kv=KVUsage("region", 4, 1, 1, 256, 7),
     )
     lines = printed(record).splitlines()
     assert lines[1].split() == [
-        *("who", "phase", "tokens", "positions", "context", "sampled", "slot")
+        *("who", "phase", "tokens", "positions", "context", "sampled", "region")
     ]
     assert lines[2].split()[-1] == "2"
-    assert "1 of 4 slots used, 3 free" in printed(record)
+    assert "1 of 4 regions used, 3 free" in printed(record)
 
 
 def test_ascii_consoles_get_ascii() -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from milestone_llm.lab.walkthrough.engine_map import engine_map
-from milestone_llm.lab.walkthrough.guide import read_guide
+from milestone_llm.lab.walkthrough.guide import parse_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
 ROOT = Path(__file__).parents[2]
@@ -74,12 +73,12 @@ def scenario():
 
 
 def guide(*stops):
-    """A guide whose stops are a title, a place as `call Queue.put`, and rows of values."""
+    """A guide whose stops are a title, a function as `call Queue.put`, and rows of values."""
     texts = ["Title\n\nIntro."]
     for title, where, *rows in stops:
-        event, place = where.split(" ", 1)
-        texts.append("\n".join([f"# {title}", f"{event} {HERE}::{place}", "A note.", *rows]))
-    return read_guide("\n\n".join(texts))
+        event, function = where.split(" ", 1)
+        texts.append("\n".join([f"# {title}", f"{event} {HERE}::{function}", "A note.", *rows]))
+    return parse_guide("\n\n".join(texts))
 
 
 def auto(*stops, work=scenario):
@@ -209,26 +208,12 @@ def test_list_names_the_stops_without_running_or_importing(capsys):
     def work():
         raise AssertionError
 
-    elsewhere = read_guide("Title\n\n# far\ncall no_such/module.py::function\nNote.")
+    elsewhere = parse_guide("Title\n\n# far\ncall no_such/module.py::function\nNote.")
     assert run_walkthrough(elsewhere, work, ["--list"]) == 0
     assert run_walkthrough(guide(PUT_CALLED, PUT_RETURNED), work, ["--list"]) == 0
     out = capsys.readouterr().out
     assert "  1. put\n" in out
     assert "Queue.put, on return\n     when hits == 3" in out
-
-
-def test_begins_with_the_files_of_the_engine(capsys):
-    assert (
-        run_walkthrough(guide(PUT_CALLED), scenario, ["--list"], engine="m1_single.scheduler") == 0
-    )
-    num_lines = (ROOT / "m1_single/scheduler.py").read_text().count("\n")
-    assert f"  m1_single/: scheduler.py {num_lines}\n" in capsys.readouterr().out
-    folders = engine_map("m3_paged.engine")
-    assert next(iter(folders)) == "m3_paged"
-    assert {"engine", "scheduler", "block_manager"} <= set(folders["m3_paged"])
-    assert {"engine", "request"} <= set(folders["milestone_llm/engine"])
-    assert not [folder for folder in folders if folder.startswith(("m4", "m5", "tests"))]
-    assert not [folder for folder in folders if folder.endswith("tools")]
 
 
 def test_exception_of_the_scenario_goes_through():
@@ -259,10 +244,10 @@ def test_trace_function_of_others_is_restored(capsys):
         sys.settrace(before)
 
 
-@pytest.mark.parametrize("place", ["Queue", "ROOT", "select.select"])
-def test_stop_needs_a_python_function(place):
+@pytest.mark.parametrize("function", ["Queue", "ROOT", "select.select"])
+def test_stop_needs_a_python_function(function):
     with pytest.raises(ValueError, match="needs a Python function"):
-        auto(("bad", f"call {place}"))
+        auto(("bad", f"call {function}"))
 
 
 @pytest.mark.parametrize("where", ["line Queue.put", "call Queue.put if True"])
@@ -278,7 +263,7 @@ def test_value_needs_a_meaning():
 
 GUIDED = '''
 import sys
-from milestone_llm.lab.walkthrough.guide import read_guide
+from milestone_llm.lab.walkthrough.guide import parse_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
 class Engine:
@@ -312,7 +297,7 @@ p __return__ == 5  # sum
 Try `rv` (the value).
 """
 if __name__ == "__main__":
-    sys.exit(run_walkthrough(read_guide(GUIDE), scenario))
+    sys.exit(run_walkthrough(parse_guide(GUIDE), scenario))
 '''
 
 

@@ -50,7 +50,7 @@ def run_random_work(
             scheduler.add(request)
         for request in aborts.get(step, ()):
             if request.arrival >= 0 and not request.is_finished:
-                scheduler.abort(request)
+                scheduler.finish(request, "abort")
         if scheduler.has_unfinished_requests():
             before, running = list(scheduler.waiting), list(scheduler.running)
             plan = scheduler.schedule()

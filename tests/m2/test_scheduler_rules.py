@@ -136,8 +136,8 @@ def test_an_aborted_requests_region_and_row_are_free_in_the_next_step():
     for step, plan in enumerate(scripted_steps(scheduler, {0: [*requests.values()]})):
         lines.append(describe(plan))
         if step == 0:
-            scheduler.abort(requests["a"])  # running
-            scheduler.abort(requests["c"])  # waiting
+            scheduler.finish(requests["a"], "abort")  # running
+            scheduler.finish(requests["c"], "abort")  # waiting
     assert lines[:2] == ["a[0:2] b[0:2]", "b[2:3] d[0:2]"]
     assert {request.finish_reason for request in requests.values()} == {"abort", "length"}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from m3_paged.scheduler import Scheduler
-from milestone_llm.core.request import Request, RequestStatus, SampledToken
+from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.request import Request, RequestStatus
 from paged_helpers import (
     PagedDevice,
     add_all,
@@ -32,7 +33,7 @@ def test_a_completion_aborted_before_it_forked_leaves_the_others_alone(aborted):
     scheduler = make_scheduler()
     leader = make_requests("a", 6, 4, n=3)
     add_all(scheduler, leader)
-    scheduler.abort(leader.completions[aborted])
+    scheduler.finish(leader.completions[aborted], "abort")
     run_to_end(scheduler)
     for index, request in enumerate(leader.completions):
         if index == aborted:
@@ -46,7 +47,7 @@ def abort_group(scheduler: Scheduler, leader: Request) -> None:
     """As the engine does it: forks before what they fork from."""
     for completion in reversed(leader.completions):
         if not completion.is_finished:
-            scheduler.abort(completion)
+            scheduler.finish(completion, "abort")
     scheduler.check_invariants()
 
 

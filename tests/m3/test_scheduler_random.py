@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from m3_paged.scheduler import Scheduler
 from milestone_llm.core.plan import StepPlan
-from milestone_llm.core.request import Request, RequestStatus, SampledToken
+from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.request import Request, RequestStatus
 from paged_helpers import PagedDevice, expected_tokens, make_requests, make_scheduler
 
 NUM_STEPS = 2_500  # in each of four modes
@@ -66,7 +67,7 @@ class RandomLife:
             completions = completions[:1]  # only the last one
         for completion in completions:
             if not completion.is_finished:
-                self.scheduler.abort(completion)
+                self.scheduler.finish(completion, "abort")
         self.scheduler.check_invariants()
 
     def interrupt(self) -> None:

@@ -18,7 +18,7 @@ def traced_engine(**fields):
     engine = make_engine(
         m3_paged, **{"max_model_len": 64, "block_size": 4, "trace": "memory", **fields}
     )
-    engine.runner = PagedDevice(engine.scheduler)
+    engine.core.runner = PagedDevice(engine.scheduler)
     return engine
 
 

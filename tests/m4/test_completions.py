@@ -118,7 +118,7 @@ def test_one_completion_aborted_before_the_prompt_is_complete_leaves_the_others(
     a = request_of("a", prompt("AB", 2), 3, n=3)
     life.add(a)
     life.plan()
-    life.scheduler.abort(a.completions[1])
+    life.scheduler.finish(a.completions[1], "abort")
     life.run()
     assert a.completions[1].finish_reason == "abort"
     assert_tokens([a.completions[0], a.completions[2]])

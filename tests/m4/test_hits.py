@@ -16,7 +16,7 @@ def first_row(life: Life, *args: object, **fields: object) -> tuple[int, int, li
     request = request_of(*args, **fields)
     life.add(request)
     (row,) = [row for row in life.plan().rows if row.request is request]
-    assert row.num_cached_tokens == row.start == request.metrics.num_cached_tokens
+    assert row.num_cached_tokens == row.start == request.num_cached_tokens
     span = (row.start, row.end, list(row.blocks))
     life.run()
     assert_tokens(request.completions)
@@ -221,7 +221,7 @@ def test_a_resumed_request_finds_its_own_blocks():
     resumed = [line for line in lines if "^b" in line]
     assert len(resumed) == 1
     assert "b[0:" not in resumed[0], resumed
-    assert b.metrics.num_cached_tokens == 0, "that counts what others saved it, on arrival"
+    assert b.num_cached_tokens == 0, "that counts what others saved it, on arrival"
     assert life.counts["hits"] == 1
 
 

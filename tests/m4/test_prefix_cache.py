@@ -11,7 +11,8 @@ import pytest
 from m4_prefix_chunked.prefix_cache import PrefixCache, PrefixHit
 from m4_prefix_chunked.block_hash import hash_block
 from milestone_llm.core.kv import KVEvent
-from milestone_llm.core.request import Request, SampledToken
+from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.request import Request
 from prefix_helpers import make_cache, prompt, request_of
 
 

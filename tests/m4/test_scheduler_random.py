@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milestone_llm.core.plan import StepPlan
-from milestone_llm.core.request import Request, RequestStatus, SampledToken
+from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.request import Request, RequestStatus
 from paged_helpers import VOCAB_SIZE, expected_tokens
 from prefix_helpers import Life, request_of
 
@@ -75,7 +76,7 @@ class RandomLife(Life):
         leader = self.rng.choice(self.leaders)
         last = leader.completions[-1]
         if self.rng.random() < 0.3 and not last.is_finished:
-            self.scheduler.abort(last)
+            self.scheduler.finish(last, "abort")
             self.scheduler.check_invariants()
         else:
             self.abort(leader)

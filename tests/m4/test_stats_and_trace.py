@@ -32,7 +32,7 @@ def traced_engine(**fields: Any) -> Any:
     engine = make_engine(
         m4_prefix_chunked, **{"max_model_len": 32, "block_size": 4, "trace": "memory", **fields}
     )
-    engine.runner = SmallVocabularyDevice(engine.scheduler)
+    engine.core.runner = SmallVocabularyDevice(engine.scheduler)
     return engine
 
 

@@ -27,13 +27,13 @@ def test_split_and_merge_by_hand_is_the_kernels_attention(num_programs, tile):
 
 
 def test_shares_cover_every_tile_once_and_differ_by_one_tile_at_most():
-    pieces = by_hand.split([10, 3, 0, 7], tile=2, num_programs=5)
-    tiles = [(p.seq, tile) for p in pieces for tile in range(p.first_tile, p.end_tile)]
+    kv_splits = by_hand.split([10, 3, 0, 7], tile=2, num_programs=5)
+    tiles = [(p.seq, tile) for p in kv_splits for tile in range(p.first_tile, p.end_tile)]
     assert tiles == [(0, i) for i in range(5)] + [(1, 0), (1, 1), (2, 0)] + [
         (3, i) for i in range(4)
     ]
     sizes = [
-        sum(p.end_tile - p.first_tile for p in pieces if p.program == program)
+        sum(p.end_tile - p.first_tile for p in kv_splits if p.program == program)
         for program in range(5)
     ]
     assert sorted(sizes) == [2, 2, 2, 3, 3]

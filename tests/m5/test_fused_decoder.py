@@ -161,8 +161,8 @@ def test_folder_of_shards_gives_the_same_weights(tmp_path) -> None:
     model.save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     first, second = FusedDecoder.from_hf(model), FusedDecoder.from_hf(tmp_path)
-    for name, place in first._places().items():
-        assert torch.equal(place.target, second._places()[name].target), name
+    for name, own in first._slices().items():
+        assert torch.equal(own.target, second._slices()[name].target), name
     assert torch.equal(first.cos_sin, second.cos_sin)
 
 

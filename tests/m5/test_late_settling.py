@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from milestone_llm.core.plan import LaunchedStep, StepPlan
-from milestone_llm.core.request import Request, RequestStatus, SampledToken
+from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.request import Request, RequestStatus
 from milestone_llm.models.tiny_models import VOCAB_SIZE
 from prefix_helpers import make_scheduler, request_of
 from read_back import ReadBackRunner, right_output
@@ -155,7 +156,7 @@ class Service:
         for completion in reversed(leader.completions):
             if not completion.is_finished:
                 self.counts["late aborts"] += completion.num_in_flight
-                self.scheduler.abort(completion)
+                self.scheduler.finish(completion, "abort")
         self.scheduler.check_invariants()
 
     def interrupt(self) -> None:

@@ -59,11 +59,11 @@ def test_only_rank_0_prints_and_writes(started, monkeypatch):
     monkeypatch.setattr(log_console, "quiet", False)
     args = argparse.Namespace(json=Path("a.json"), trace="t.jsonl", out=Path("runs"), seed=3)
     os.environ["RANK"] = "0"
-    launch.hush(args)
+    launch.silence(args)
     assert args.json == Path("a.json")
     assert not console.quiet
     os.environ["RANK"] = "1"
-    launch.hush(args)
+    launch.silence(args)
     assert (args.json, args.trace, args.seed) == (None, None, 3)
     assert args.out != Path("runs")
     assert console.quiet

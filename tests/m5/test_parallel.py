@@ -201,10 +201,10 @@ def test_parts_are_the_whole(size, num_kv_heads):
         decoder.shard, decoder.whole_config = Shard(rank, size), whole
         decoder.config = decoder.shard.cut(whole)
         _allocate(decoder)
-        for name, place in decoder._places().items():
-            assert tuple(seen[name].shape) == place.shape
-            assert seen[name][place.part].shape == place.target.shape
-            seen[name][place.part] += 1
+        for name, own in decoder._slices().items():
+            assert tuple(seen[name].shape) == own.shape
+            assert seen[name][own.part].shape == own.target.shape
+            seen[name][own.part] += 1
     for name, count in seen.items():
         is_everywhere = "norm" in name
         is_shared = any(f"{letter}_proj" in name for letter in "kv") and num_kv_heads < size

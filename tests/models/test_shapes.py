@@ -7,7 +7,7 @@ import torch
 
 from milestone_llm.models import shapes
 from milestone_llm.models.checkpoint import load_model
-from milestone_llm.models.pretrained import is_hollow
+from milestone_llm.models.pretrained import has_weights
 
 
 def test_a_shape_has_the_config_of_the_model_it_is_named_after():
@@ -34,11 +34,11 @@ def test_a_model_larger_than_memory_is_refused_with_both_numbers(monkeypatch):
 
 def test_without_weights_there_are_config_and_modules(monkeypatch):
     monkeypatch.setattr(shapes, "SHAPES", {"small": shapes._qwen3(64, 128, 2, 4)})
-    hollow = load_model("random-small", dtype="bfloat16", device="cpu", weights=False).model
+    empty = load_model("random-small", dtype="bfloat16", device="cpu", weights=False).model
     whole = load_model("random-small", dtype="bfloat16", device="cpu").model
-    assert is_hollow(hollow)
-    assert not is_hollow(whole)
-    assert hollow.dtype == whole.dtype == torch.bfloat16
-    assert hollow.config.to_dict() == whole.config.to_dict()
-    names = [name for name, _ in hollow.named_parameters()]
+    assert not has_weights(empty)
+    assert has_weights(whole)
+    assert empty.dtype == whole.dtype == torch.bfloat16
+    assert empty.config.to_dict() == whole.config.to_dict()
+    names = [name for name, _ in empty.named_parameters()]
     assert names == [name for name, _ in whole.named_parameters()]

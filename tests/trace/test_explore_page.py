@@ -110,7 +110,7 @@ def random_run(package: Any, seed: int = 0, **fields: Any) -> tuple[Any, Watched
     if number >= 4:
         fields = {"max_num_batched_tokens": 20} | fields
     engine = make_engine(package, max_num_seqs=4, max_model_len=40, **{"trace": "memory", **fields})
-    engine.runner = runner = WatchedRunner(engine)
+    engine.core.runner = runner = WatchedRunner(engine)
     step = 0
     while step < 60 or engine.has_unfinished_requests():
         if step < 60 and rng.random() < 0.35:

@@ -11,6 +11,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,43 +20,53 @@ from transformers.generation.streamers import BaseStreamer
 
 from milestone_llm.core.sampling_params import SamplingParams
 
-from .measure import Contestant, Progress, RunResult
-from .workloads import WorkItem
+from .measure import Contestant, RunResult
+from .workloads import Progress, WorkItem
 
 PAGE_SIZE = 16
 """Tokens of a page of HF's paged cache."""
 
+BaselineMaker = Callable[[Any], Contestant]
+"""From the engine that is measured to what it is compared with, under the engine's own limits."""
+BASELINES: dict[str, tuple[str, BaselineMaker]] = {
+    "one-by-one": ("HF one by one", lambda engine: partial(hf_static, engine.model, 1)),
+    "static": (
+        "HF static batch",
+        lambda engine: partial(hf_static, engine.model, engine.config.max_num_seqs),
+    ),
+    "continuous": ("HF continuous", lambda engine: partial(hf_continuous, engine)),
+}
+"""By the name that `--baseline` knows: what the report calls it, and how it is made."""
 
-def hf_static(model: PreTrainedModel, max_num_seqs: int, name: str) -> Contestant:
+
+def hf_static(
+    model: PreTrainedModel, max_num_seqs: int, items: Sequence[WorkItem], progress: Progress
+) -> RunResult:
     """HF `generate` on left-padded batches of up to `max_num_seqs` requests."""
-
-    def run(items: Sequence[WorkItem], progress: Progress) -> RunResult:
-        start = time.perf_counter()
-        token_ids: list[list[int]] = []
-        token_times: list[list[float]] = []
-        for first in range(0, len(items), max_num_seqs):
-            batch = items[first : first + max_num_seqs]
-            lengths = [item.params.max_tokens for item in batch]
-            clock = _Clock(lengths, progress)
-            input_ids, attention_mask = left_padded([item.prompt for item in batch])
-            with plain_generation(model, batch[0].params) as options:
-                output = model.generate(
-                    input_ids.to(model.device),
-                    attention_mask=attention_mask.to(model.device),
-                    max_new_tokens=max(lengths),
-                    streamer=clock,
-                    **options,
-                )
-            new_tokens = output[:, input_ids.shape[1] :].tolist()
-            # Useful are each row's own tokens; the rest was computed for nobody.
-            token_ids += [row[:length] for row, length in zip(new_tokens, lengths, strict=True)]
-            token_times += [[at - start for at in clock.times[:length]] for length in lengths]
-        return RunResult(time.perf_counter() - start, token_ids, token_times)
-
-    return Contestant(name, run)
+    start = time.perf_counter()
+    token_ids: list[list[int]] = []
+    token_times: list[list[float]] = []
+    for first in range(0, len(items), max_num_seqs):
+        batch = items[first : first + max_num_seqs]
+        lengths = [item.params.max_tokens for item in batch]
+        clock = _Clock(lengths, progress)
+        input_ids, attention_mask = left_padded([item.prompt for item in batch])
+        with plain_generation(model, batch[0].params) as options:
+            output = model.generate(
+                input_ids.to(model.device),
+                attention_mask=attention_mask.to(model.device),
+                max_new_tokens=max(lengths),
+                streamer=clock,
+                **options,
+            )
+        new_tokens = output[:, input_ids.shape[1] :].tolist()
+        # Useful are each row's own tokens; the rest was computed for nobody.
+        token_ids += [row[:length] for row, length in zip(new_tokens, lengths, strict=True)]
+        token_times += [[at - start for at in clock.times[:length]] for length in lengths]
+    return RunResult(time.perf_counter() - start, token_ids, token_times)
 
 
-def hf_continuous(engine: Any) -> Contestant:
+def hf_continuous(engine: Any, items: Sequence[WorkItem], progress: Progress) -> RunResult:
     """HF's continuous batching under the engine's limits: rows and tokens a step, tokens of KV.
 
     `generate_batch` gives all requests one output length. This is what it does inside, with each
@@ -63,50 +74,46 @@ def hf_continuous(engine: Any) -> Contestant:
     """
     config = engine.config
     kv_tokens = config.max_num_seqs * (engine.max_model_len + PAGE_SIZE)
-
-    def run(items: Sequence[WorkItem], progress: Progress) -> RunResult:
-        limits = _batching_config(
-            num_blocks=math.ceil(kv_tokens / PAGE_SIZE),
-            max_batch_tokens=config.max_num_batched_tokens,
-            max_requests_per_batch=config.max_num_seqs,
-            allow_block_sharing=False,  # random prompts have nothing to share
-            auto_switch_to_flash=False,
+    limits = _batching_config(
+        num_blocks=math.ceil(kv_tokens / PAGE_SIZE),
+        max_batch_tokens=config.max_num_batched_tokens,
+        max_requests_per_batch=config.max_num_seqs,
+        allow_block_sharing=False,  # random prompts have nothing to share
+        auto_switch_to_flash=False,
+    )
+    start = time.perf_counter()
+    with plain_generation(engine.model, items[0].params) as options:
+        generation = GenerationConfig(eos_token_id=-1, pad_token_id=0, **options)
+        session = engine.model.continuous_batching_context_manager(
+            generation_config=generation, continuous_batching_config=limits, timeout=5
         )
-        start = time.perf_counter()
-        with plain_generation(engine.model, items[0].params) as options:
-            generation = GenerationConfig(eos_token_id=-1, pad_token_id=0, **options)
-            session = engine.model.continuous_batching_context_manager(
-                generation_config=generation, continuous_batching_config=limits, timeout=5
-            )
-            with session as manager:
-                ids = [
-                    manager.add_request(
-                        item.prompt,
-                        max_new_tokens=item.params.max_tokens,
-                        record_timestamps=True,
-                        eos_token_id=-1,
-                    )
-                    for item in items
-                ]
-                outputs: dict[str, Any] = {}
-                while len(outputs) < len(items):
-                    result = manager.get_result(timeout=1)
-                    if result is not None and result.is_finished():
-                        if result.error is not None:
-                            raise RuntimeError(f"HF continuous batching: {result.error}")
-                        outputs[result.request_id] = result
-                        progress(len(result.generated_tokens))
-                    elif result is None and not manager.is_running():
-                        raise RuntimeError("HF continuous batching stopped before it was done")
-                seconds = time.perf_counter() - start
-        done = [outputs[request_id] for request_id in ids]
-        return RunResult(
-            seconds=seconds,
-            token_ids=[list(output.generated_tokens) for output in done],
-            token_times=[[at - start for at in output.timestamps or []] for output in done],
-        )
-
-    return Contestant("HF continuous", run)
+        with session as manager:
+            ids = [
+                manager.add_request(
+                    item.prompt,
+                    max_new_tokens=item.params.max_tokens,
+                    record_timestamps=True,
+                    eos_token_id=-1,
+                )
+                for item in items
+            ]
+            outputs: dict[str, Any] = {}
+            while len(outputs) < len(items):
+                result = manager.get_result(timeout=1)
+                if result is not None and result.is_finished():
+                    if result.error is not None:
+                        raise RuntimeError(f"HF continuous batching: {result.error}")
+                    outputs[result.request_id] = result
+                    progress(len(result.generated_tokens))
+                elif result is None and not manager.is_running():
+                    raise RuntimeError("HF continuous batching stopped before it was done")
+            seconds = time.perf_counter() - start
+    done = [outputs[request_id] for request_id in ids]
+    return RunResult(
+        seconds=seconds,
+        token_ids=[list(output.generated_tokens) for output in done],
+        token_times=[[at - start for at in output.timestamps or []] for output in done],
+    )
 
 
 def _batching_config(**options: Any) -> ContinuousBatchingConfig:
@@ -137,14 +144,10 @@ def plain_generation(model: PreTrainedModel, params: SamplingParams) -> Iterator
     """
     own = model.generation_config
     model.generation_config = GenerationConfig(pad_token_id=0)
-    options: dict[str, Any] = {"do_sample": False}
-    if not params.is_greedy:
-        options = {
-            "do_sample": True,
-            "temperature": params.temperature,
-            "top_k": max(params.top_k, 0),
-            "top_p": params.top_p,
-        }
+    options: dict[str, Any] = {"do_sample": params.temperature > 0}
+    if params.temperature > 0:
+        options["temperature"] = params.temperature
+        options |= {"top_k": max(params.top_k, 0), "top_p": params.top_p}
     try:
         yield options
     finally:
@@ -152,29 +155,19 @@ def plain_generation(model: PreTrainedModel, params: SamplingParams) -> Iterator
 
 
 class _Clock(BaseStreamer):
-    """A streamer that notes when each token of a batch came."""
+    """A streamer that notes when each token of a batch came; the first call brings the prompts."""
 
     def __init__(self, lengths: Sequence[int], progress: Progress) -> None:
         self.times: list[float] = []
-        self._lengths = lengths
-        self._progress = progress
+        self._lengths, self._progress = lengths, progress
         self._is_prompt = True
 
     def put(self, value: torch.Tensor) -> None:
-        """One new token of every row; the first call brings the prompts."""
-        if self._is_prompt:
-            self._is_prompt = False
-            return
-        self.times.append(time.perf_counter())
-        self._progress(sum(length >= len(self.times) for length in self._lengths))
+        """One new token of every row."""
+        if not self._is_prompt:
+            self.times.append(time.perf_counter())
+            self._progress(sum(length >= len(self.times) for length in self._lengths))
+        self._is_prompt = False
 
     def end(self) -> None:
         """Nothing is left to do."""
-
-
-BASELINES: dict[str, Callable[[Any], Contestant]] = {
-    "one-by-one": lambda engine: hf_static(engine.model, 1, "HF one by one"),
-    "static": lambda engine: hf_static(engine.model, engine.config.max_num_seqs, "HF static batch"),
-    "continuous": hf_continuous,
-}
-"""What every engine can be compared with, under the engine's own limits."""

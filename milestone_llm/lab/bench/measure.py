@@ -6,33 +6,35 @@ all requests are there at the start, and a token counts when the host knows it.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from milestone_llm.cli import freeze_garbage, log_console, progress_bar
-from milestone_llm.threads import ThreadWatch
-from milestone_llm.lab.trace.explore import Run
-from milestone_llm.lab.trace.text import plural
+from milestone_llm.cli import freeze_garbage, log_console
+from milestone_llm.frontend.engine import BaseEngine
+from milestone_llm.frontend.outputs import RequestOutput
+from milestone_llm.lab.trace.records import StepRecord
 from milestone_llm.lab.trace.tracer import Tracer
+from milestone_llm.threads import ThreadWatch
 
-from .workloads import WorkItem, serve
+from .workloads import Progress, WorkItem, serve, token_bar
 
-Progress = Callable[[int], None]
-"""Called with the number of output tokens that have come since the last call."""
+PERCENTS = (50, 95, 99)
+
 Figures = dict[str, float]
 """Numbers by name. Times are in ms, but `seconds` and `cpu_seconds`."""
-FactMaker = Callable[[Sequence[Any], Sequence[Any]], Figures]
+FactMaker = Callable[[Sequence[RequestOutput], Sequence[StepRecord]], Figures]
 """From a run's outputs and step records to numbers that only one scenario shows."""
-PERCENTS = (50, 95, 99)
 
 
 @dataclass
 class RunResult:
-    """One run of a workload by one contestant."""
+    """One run of a workload."""
 
     seconds: float
     token_ids: list[list[int]]
@@ -69,15 +71,11 @@ class RunResult:
         return numbers
 
 
-@dataclass(frozen=True)
-class Contestant:
-    """A contestant that can do the work: the engine, or a baseline."""
-
-    name: str
-    run: Callable[[Sequence[WorkItem], Progress], RunResult]
-    engine: Any = None
-    """Of this project, or None."""
-    facts: FactMaker | None = None
+ServeWork = Callable[[Sequence[WorkItem], Progress], RunResult]
+Contestant = BaseEngine | ServeWork
+"""Who does the work: an engine of this project, or a function that does it in another way."""
+Results = dict[str, list[RunResult]]
+"""Results of each contestant, one a round; the others are compared with the first."""
 
 
 def percentile(values: Sequence[float] | np.ndarray, percent: float) -> float:
@@ -85,59 +83,44 @@ def percentile(values: Sequence[float] | np.ndarray, percent: float) -> float:
     return float(np.percentile(values, percent))
 
 
-def engine_contestant(
-    engine: Any, name: str | None = None, facts: FactMaker | None = None
-) -> Contestant:
-    """An engine of any milestone. With `facts`, every step of it is recorded."""
-
-    def run(items: Sequence[WorkItem], progress: Progress) -> RunResult:
-        prepare(engine, is_traced=facts is not None)
-        before = engine.stats()
-        start = time.perf_counter()
-        outputs = serve(engine, items, on_step=lambda changed: progress(len(changed)))
-        seconds = time.perf_counter() - start
-        after = engine.stats()
-        counts = {
-            name: after[name] - before[name]
-            for name in before
-            if name in ("steps", "rows") or name.endswith("_tokens")
-        }
-        computed = counts["prefill_tokens"] + counts["decode_tokens"]
-        return RunResult(
-            seconds=seconds,
-            token_ids=[output.token_ids for output in outputs],
-            token_times=[[at - start for at in out.metrics.token_times] for out in outputs],
-            facts={
-                "steps": counts["steps"],
-                "rows_per_step": counts["rows"] / counts["steps"],
-                "tokens_per_step": sum(len(out.token_ids) for out in outputs) / counts["steps"],
-                "useful_share": (computed - counts["recomputed_tokens"])
-                / (computed + counts["padding_tokens"]),
-                "kv_watermark": after["kv"]["watermark"],
-                **(facts(outputs, engine.tracer.records) if facts else {}),
-            },
-        )
-
-    return Contestant(name or engine.milestone, run, engine, facts)
+def run_engine(
+    engine: Any, items: Sequence[WorkItem], progress: Progress, facts: FactMaker | None = None
+) -> RunResult:
+    """Serve the items with an engine of any milestone. With `facts`, every step is recorded."""
+    tracer = prepare(engine, is_traced=facts is not None)
+    before = dict(engine.counts)
+    start = time.perf_counter()
+    outputs = serve(engine, items, on_step=lambda changed: progress(len(changed)))
+    num_characters = sum(len(output.text) for output in outputs)  # text is made when it is read
+    seconds = time.perf_counter() - start
+    counts = {name: engine.counts[name] - before[name] for name in before}
+    computed = counts["prefill_tokens"] + counts["decode_tokens"]
+    num_tokens = sum(len(output.token_ids) for output in outputs)
+    return RunResult(
+        seconds=seconds,
+        token_ids=[output.token_ids for output in outputs],
+        token_times=[[at - start for at in out.metrics.token_times] for out in outputs],
+        facts={
+            "steps": counts["steps"],
+            "rows_per_step": counts["rows"] / counts["steps"],
+            "tokens_per_step": num_tokens / counts["steps"],
+            "useful_share": (computed - counts["recomputed_tokens"])
+            / (computed + counts["padding_tokens"]),
+            "kv_watermark": engine.stats()["kv"]["watermark"],
+            "characters": num_characters,
+            **(facts(outputs, tracer.records) if facts else {}),
+        },
+    )
 
 
-def prepare(engine: Any, is_traced: bool) -> None:
+def prepare(engine: Any, is_traced: bool) -> Tracer:
     """Before a run: nothing may be left of the one before, in the cache or in the trace."""
     if hasattr(engine, "reset_prefix_cache"):
         engine.reset_prefix_cache()
+    tracer = Tracer()
     if is_traced:
-        engine.tracer = Tracer()
-
-
-def traced_run(contestant: Contestant, items: Sequence[WorkItem]) -> Run:
-    """Serve the work once more with an engine, for the page that replays it."""
-    engine = contestant.engine
-    before = engine.tracer
-    prepare(engine, is_traced=True)
-    serve(engine, items)
-    run = Run.of(contestant.name, engine)
-    engine.tracer = before
-    return run
+        engine.core.watchers = [tracer]
+    return tracer
 
 
 def check_work(name: str, items: Sequence[WorkItem], result: RunResult) -> None:
@@ -167,68 +150,52 @@ def short_work(items: Sequence[WorkItem], max_tokens: int = 4) -> list[WorkItem]
 
 
 def measure(
-    contestants: Sequence[Contestant],
+    contestants: Mapping[str, Contestant],
     items: Sequence[WorkItem],
     rounds: int,
+    facts: FactMaker | None = None,
     has_bar: bool = True,
-) -> dict[str, list[RunResult]]:
+) -> Results:
     """Run everybody once a round, so that whatever else the machine does hits all of them.
 
     Every second round goes backwards: no contestant always runs on a machine that another has
     heated.
-
-    Returns:
-        Per contestant one result a round.
     """
-    results: dict[str, list[RunResult]] = {contestant.name: [] for contestant in contestants}
-    engines = [each.engine for each in contestants if each.engine is not None]
+    engines = [each for each in contestants.values() if isinstance(each, BaseEngine)]
     watch = ThreadWatch(engines[0].model.device.type if engines else "")
-    with progress_bar(is_hidden=not has_bar) as bar:
-        task = bar.add_task("", count="")
 
-        def run(contestant: Contestant, work: Sequence[WorkItem], what: str) -> RunResult:
-            total = sum(item.params.max_tokens for item in work)
-            bar.reset(task, description=f"{what}  {contestant.name}", total=total, count="")
-            num_tokens, last, next_update = 0, time.perf_counter(), 0.0
+    def run(name: str, work: Sequence[WorkItem], what: str) -> RunResult:
+        each = contestants[name]
+        serve_work: ServeWork = (
+            partial(run_engine, each, facts=facts) if isinstance(each, BaseEngine) else each
+        )
+        total = sum(item.params.max_tokens for item in work)
+        with token_bar(f"{what}  {name}", total, watch, is_hidden=not has_bar) as progress:
+            return serve_work(work, progress)
 
-            def progress(num_new: int) -> None:
-                nonlocal num_tokens, last, next_update
-                num_tokens += num_new
-                now = time.perf_counter()
-                watch.note_step(now - last, num_new)
-                last = now
-                if now > next_update:  # a GPU's step is short
-                    bar.update(task, completed=num_tokens, count=plural(num_tokens, "token"))
-                    next_update = now + 0.2
-
-            return contestant.run(work, progress)
-
-        for contestant in contestants:
-            run(contestant, short_work(items), "warm-up")
-        freeze_garbage()
-        for number in range(1, rounds + 1):
-            for contestant in contestants if number % 2 else contestants[::-1]:
-                cpu_start = time.process_time()
-                result = run(contestant, items, f"round {number}/{rounds}")
-                result.cpu_seconds = time.process_time() - cpu_start
-                check_work(contestant.name, items, result)
-                results[contestant.name].append(result)
-                log_round(number, rounds, contestant.name, result)
+    names = list(contestants)
+    for name in names:
+        run(name, short_work(items), "warm-up")
+    freeze_garbage()
+    results: Results = {name: [] for name in names}
+    for number in range(1, rounds + 1):
+        for name in names if number % 2 else names[::-1]:
+            cpu_start = time.process_time()
+            result = run(name, items, f"round {number}/{rounds}")
+            result.cpu_seconds = time.process_time() - cpu_start
+            check_work(name, items, result)
+            results[name].append(result)
+            speed = sum(map(len, result.token_ids)) / result.seconds
+            log_console.print(
+                f"round {number}/{rounds}  {name:<20} {speed:>10,.1f} tok/s {result.seconds:8.2f} s"
+            )
     return results
-
-
-def log_round(number: int, rounds: int, name: str, result: RunResult) -> None:
-    """One line for a run that counts."""
-    speed = sum(map(len, result.token_ids)) / result.seconds
-    log_console.print(
-        f"round {number}/{rounds}  {name:<20} {speed:>10,.1f} tok/s {result.seconds:8.2f} s"
-    )
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
     """Each figure's median over the rounds; `tok_s_min` and `tok_s_max` if there are several."""
     figures = {
-        name: float(np.median([each[name] for each in rounds if name in each]))
+        name: float(statistics.median(each[name] for each in rounds if name in each))
         for name in rounds[0]
     }
     if len(rounds) > 1:
@@ -240,14 +207,16 @@ def medians(rounds: Sequence[Figures]) -> Figures:
 def speedups(results: Mapping[str, Sequence[RunResult]]) -> dict[str, dict[str, Any]]:
     """How many times faster the first contestant was than each other: median, and by round."""
     ours, *others = results
-    ratios = {
-        name: [
-            their.seconds / our.seconds
-            for our, their in zip(results[ours], results[name], strict=True)
-        ]
-        for name in others
-    }
-    return {
-        name: {"median": float(np.median(values)), "rounds": values}
-        for name, values in ratios.items()
-    }
+    found = {}
+    for name in others:
+        pairs = zip(results[ours], results[name], strict=True)
+        ratios = [their.seconds / our.seconds for our, their in pairs]
+        found[name] = {"median": statistics.median(ratios), "rounds": ratios}
+    return found
+
+
+def gap_figures(outputs: Sequence[RequestOutput]) -> Figures:
+    """The pauses from one token to the next, all requests' together, in ms; 0 if there are none."""
+    gaps = np.concatenate([np.diff(output.metrics.token_times) for output in outputs])
+    values = 1e3 * np.percentile(gaps if gaps.size else [0.0], (50, 99, 100))
+    return dict(zip(("gap_p50", "gap_p99", "gap_max"), map(float, values), strict=True))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from milestone_llm.frontend.outputs import RequestOutput
+from milestone_llm.cli import progress_bar
 from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.frontend.outputs import RequestOutput
+from milestone_llm.lab.trace.text import plural
+from milestone_llm.threads import ThreadWatch
+
+Progress = Callable[[int], None]
+"""Called with the number of output tokens that have come since the last call."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +71,18 @@ def random_tokens(
     Every request generates its full length (`ignore_eos`), so all engines do the same work.
     """
     rng = random.Random(seed)
-    items = []
-    for index in range(num_requests):
-        prompt = [rng.randrange(vocab_size) for _ in range(rng.randint(*input_len))]
-        params = SamplingParams(
-            temperature=temperature,
-            max_tokens=rng.randint(*output_len),
-            ignore_eos=True,
-            seed=seed + index,
+    return [
+        WorkItem(
+            prompt=[rng.randrange(vocab_size) for _ in range(rng.randint(*input_len))],
+            params=SamplingParams(
+                temperature=temperature,
+                max_tokens=rng.randint(*output_len),
+                ignore_eos=True,
+                seed=seed + index,
+            ),
         )
-        items.append(WorkItem(prompt, params))
-    return items
+        for index in range(num_requests)
+    ]
 
 
 def mixed(vocab_size: int, seed: int = 0, **sizes: Any) -> list[WorkItem]:
@@ -170,3 +178,30 @@ def serve(
         for request_id in ids:
             engine.abort(request_id)  # Ctrl-C or an error: leave nothing behind
     return [outputs[index] for index in range(len(items))]
+
+
+@contextlib.contextmanager
+def token_bar(
+    description: str, total: int, watch: ThreadWatch, is_hidden: bool = False
+) -> Iterator[Progress]:
+    """A progress bar over `total` output tokens, and an eye on the threads at each step of them.
+
+    Yields:
+        What to call after each step.
+    """
+    num_tokens, last, next_update = 0, time.perf_counter(), 0.0
+    with progress_bar(is_hidden) as bar:
+        task = bar.add_task(description, total=total, count="")
+
+        def progress(num_new: int) -> None:
+            nonlocal num_tokens, last, next_update
+            num_tokens += num_new
+            now = time.perf_counter()
+            watch.note_step(now - last, num_new)
+            last = now
+            if now > next_update:  # a GPU's step is short
+                count = f"{num_tokens} of {plural(total, 'token')}"
+                bar.update(task, completed=num_tokens, count=count)
+                next_update = now + 0.1
+
+        yield progress

@@ -17,39 +17,33 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from milestone_llm.lab.trace.records import BatchRow, StepRecord
-
-from .changes import gap_text, steps_with_changes
-from .colors import request_color
-from .happenings import Happening, happenings
-from .text import Glyphs, Words, fit, id_ranges, kv_text, plural, print_lines, safe, size_bar
-
-__all__ = ["ConsoleSink", "print_changes", "steps_with_changes"]
+from .records import BatchRow, StepEvent, StepRecord, step_events, steps_with_changes
+from .text import (
+    Glyphs,
+    Words,
+    fit,
+    id_ranges,
+    kv_text,
+    plural,
+    print_lines,
+    request_color,
+    safe,
+    size_bar,
+)
 
 _LABEL_WIDTH = 10
 _INDENT = 3
 _MAX_ID_WIDTH = 16
 _COLUMNS = (
     *("who", "phase", "tokens", "positions", "context", "sampled", "text"),
-    *("cached", "slot", "blocks"),
+    *("cached", "region", "blocks"),
 )
-_DROP_ORDER = ("positions", "text", "sampled", "slot", "blocks", "cached", "context", "tokens")
+_DROP_ORDER = ("positions", "text", "sampled", "region", "blocks", "cached", "context", "tokens")
 """Columns that go first where the console is narrow: rich makes columns narrower, never fewer."""
-_NUMBERS = ("tokens", "context", "sampled", "cached", "slot")
+_NUMBERS = ("tokens", "context", "sampled", "cached", "region")
 _STYLE = {"prefill": "bold", "decode": "", "padding": "dim"}
 _NONE = Text("-")
-
-
 _COMING = ("admitted", "share", "alloc")
-
-
-def _together(found: Iterable[Happening]) -> Iterator[Happening]:
-    """Requests that came in one after the other in one line, and their blocks in another."""
-    for is_coming, group in groupby(found, lambda each: each.kind in _COMING):
-        some = list(group)
-        if is_coming:
-            some.sort(key=lambda each: _COMING.index(each.kind))
-        yield from some
 
 
 class ConsoleSink:
@@ -152,15 +146,14 @@ class ConsoleSink:
 
     def _cells(self, row: BatchRow, unit: str) -> dict[str, Text | Words]:
         """What there is to say of a row, by column."""
-        first, end = row.start, row.start + row.num_new_tokens
         cells: dict[str, Text | Words] = {
             "who": self._name(row.request_id),
             "phase": Text(f"{self.glyphs.phase[row.phase]} {row.phase}"),
             "tokens": Text(f"+{row.num_new_tokens}"),
         }
         if row.phase != "padding":  # which computes for nobody
-            positions = f"{first}..{end - 1}" if row.num_new_tokens > 1 else str(first)
-            cells |= {"positions": Text(positions), "context": Text(str(end))}
+            last = f"..{row.end - 1}" if row.num_new_tokens > 1 else ""
+            cells |= {"positions": Text(f"{row.start}{last}"), "context": Text(str(row.end))}
         if row.sampled_token is not None:
             cells["sampled"] = Text(str(row.sampled_token))
             if self.decode is not None:
@@ -169,24 +162,22 @@ class ConsoleSink:
         if row.num_cached_tokens:
             cells["cached"] = Text(str(row.num_cached_tokens))
         if row.blocks:
-            kind = "slot" if unit == "slot" else "blocks"
-            cells[kind] = Words(id_ranges(row.blocks), self.glyphs)
+            cells["region" if unit == "region" else "blocks"] = Words(
+                id_ranges(row.blocks), self.glyphs
+            )
         return cells
 
     def _facts(self, record: StepRecord) -> Iterator[tuple[str, str | Text | Words]]:
         """What happened in its order, and how things stand after the step."""
-        found = _together(happenings(record))
-        for _, happened in groupby(found, lambda each: (each.kind, each.reason)):
-            group = list(happened)
+        events = _together(step_events(record))
+        for (kind, reason), some in groupby(events, lambda each: (each.kind, each.reason)):
+            group = list(some)
             if group[0].blocks:
-                tail = self._holders(group, record) if group[0].kind == "release" else ""
+                tail = self._holders(group, record) if kind == "release" else ""
                 yield "kv", self._blocks(group, record.kv.unit, tail)
             else:
-                tail = f": {safe(group[0].reason, self.glyphs)}" if group[0].reason else ""
-                yield (
-                    group[0].kind,
-                    self._names([str(each.request_id) for each in group], tail=tail),
-                )
+                tail = f": {safe(reason, self.glyphs)}" if reason else ""
+                yield kind, self._names([str(each.request_id) for each in group], tail=tail)
         queues = [
             self._names(names, lead=f"{name} {len(names)}" + (": " if names else ""))
             for name in ("waiting", "running", "swapped")
@@ -206,7 +197,7 @@ class ConsoleSink:
             )
             yield "time", Text(times, "dim")
 
-    def _blocks(self, group: list[Happening], unit: str, tail: str) -> Words:
+    def _blocks(self, group: list[StepEvent], unit: str, tail: str) -> Words:
         """Events of one kind, one after the other: blocks, and whose they are."""
         words: list[str | Text] = []
         for each in group:
@@ -218,7 +209,7 @@ class ConsoleSink:
             count = plural(len(group), "copy")
         return Words(words, self.glyphs, f"{group[0].kind} {count}: ", tail)
 
-    def _holders(self, group: list[Happening], record: StepRecord) -> str:
+    def _holders(self, group: list[StepEvent], record: StepRecord) -> str:
         """Who still has these blocks. Those who did not compute are not in a record."""
         blocks = {block for each in group for block in each.blocks}
         gone = {each.request_id for each in group}
@@ -235,14 +226,23 @@ class ConsoleSink:
         return Text(form.format(fit(safe(name, self.glyphs), _MAX_ID_WIDTH, self.glyphs)), color)
 
 
+def _together(events: Iterable[StepEvent]) -> Iterator[StepEvent]:
+    """Requests that came in one after the other in one line, and their blocks in another."""
+    for is_coming, group in groupby(events, lambda each: each.kind in _COMING):
+        some = list(group)
+        if is_coming:
+            some.sort(key=lambda each: _COMING.index(each.kind))
+        yield from some
+
+
 def print_changes(records: list[StepRecord], sink: ConsoleSink | None = None) -> None:
     """Print the steps of a trace in which something changed, with a line for each gap."""
     sink = sink or ConsoleSink()
     gap, before = sink.glyphs.gap, None
     for record in steps_with_changes(records):
-        text = gap_text(before, record) if before else ""
-        if text:
-            print_lines(sink.console, Text(f"{gap} {text} {gap}\n", "dim"))
+        if before and (count := record.step - before.step - 1) > 0:
+            text = f"{gap} {plural(count, 'step')} like step {before.step} {gap}\n"
+            print_lines(sink.console, Text(text, "dim"))
         sink.print_step(record)
         before = record
     sink.print_batch_sizes([len(record.batch) for record in records])

@@ -31,13 +31,14 @@ from milestone_llm.cli import (
     positive,
     try_to_write,
 )
+from milestone_llm.core.errors import InputError
 
 from .chrome import write_chrome
-from .compact import Shortener
-from .jsonl import read_jsonl
+from .jsonl import read_run
+from .live import page_line
 from .records import StepRecord
 
-SCRIPTS = ("reader", "run", "timeline", "memory", "panels", "guess", "live", "main")
+SCRIPTS = ("run", "reader", "timeline", "memory", "panels", "guess", "main")
 MAX_TRACES = 2
 
 
@@ -113,8 +114,8 @@ def write_page(runs: Sequence[Run], path: Path) -> Path:
 def _packed(run: Run) -> str:
     """What `readRun` in reader.js unpacks: base64 of gzip of lines."""
     meta = {"label": run.label, "budget": run.max_num_batched_tokens, "texts": dict(run.texts)}
-    shortener = Shortener()
-    lines = [json.dumps(meta), *map(shortener.line, run.records)]
+    tables: dict[str, list[int]] = {}
+    lines = [json.dumps(meta), *(page_line(record, tables) for record in run.records)]
     packed = gzip.compress("\n".join(lines).encode(), compresslevel=9, mtime=0)
     return base64.b64encode(packed).decode()
 
@@ -123,68 +124,33 @@ def _asset(name: str) -> str:
     return (files(__package__) / "explorer" / name).read_text(encoding="utf-8")
 
 
-# --- the command ---------------------------------------------------------------------------------
-
-
-def read_run(path: str) -> list[StepRecord]:
-    """The records of a trace file.
+def explore(args: argparse.Namespace) -> None:
+    """Read traces, write the page or the file for Perfetto. Only `--tokenizer` needs torch.
 
     Raises:
-        ValueError: the file holds no steps, several runs, or a line that is no record of this
-            project; the message names the line.
+        InputError: a trace, a label, the model or the path cannot be used.
     """
-    records: list[StepRecord] = []
-    for number, data in enumerate(read_jsonl(path), start=1):
-        try:
-            record = StepRecord.from_dict(data)
-        except (KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path}, line {number}: not a record of an engine's step ({error!r})"
-            ) from None
-        if records and record.step <= records[-1].step:
-            raise ValueError(
-                f"{path}, line {number}: step {record.step} follows step {records[-1].step}: "
-                "the file holds several runs"
-            )
-        records.append(record)
-    if not records:
-        raise ValueError(f"{path}, line 1: the file is empty, the trace has no steps")
-    return records
-
-
-def explore(args: argparse.Namespace) -> None:
-    """Read traces, write the page or the file for Perfetto. Only `--tokenizer` needs torch."""
-    _before(args)
-    runs = [read_run(path) for path in args.traces]
+    if len(args.traces) > MAX_TRACES:
+        raise InputError(f"at most {MAX_TRACES} traces stand side by side, got {len(args.traces)}")
+    path = args.output or Path("run.json" if args.format == "chrome" else "run.html")
+    try_to_write(path)
+    traces = [read_run(trace) for trace in args.traces]
+    labels = args.labels.split(",") if args.labels else [trace[0].milestone for trace in traces]
+    if len(labels) != len(traces):
+        raise InputError(f"there are {len(traces)} traces, but {len(labels)} labels")
     if args.format == "chrome":
-        path = write_chrome(runs, args.output)
+        write_chrome(traces, path)
     else:
         decode = None
         if args.tokenizer:
             with model_libraries(None):
                 from milestone_llm.models.checkpoint import load_model
 
-                tokenizer = load_model(args.tokenizer).tokenizer
-            decode = tokenizer and tokenizer.decode
-        labels = args.labels.split(",") if args.labels else [run[0].milestone for run in runs]
-        if len(labels) != len(runs):
-            raise ValueError(f"there are {len(runs)} traces, but {len(labels)} labels")
-        budget = args.max_num_batched_tokens
-        path = write_page(
-            [
-                Run(label, records, budget, token_texts(records, decode))
-                for label, records in zip(labels, runs, strict=True)
-            ],
-            args.output,
-        )
+                decode = load_model(args.tokenizer).decode
+        texts = [token_texts(trace, decode) for trace in traces]
+        runs = zip(labels, traces, [args.max_num_batched_tokens] * len(traces), texts, strict=True)
+        write_page([Run(*run) for run in runs], path)
     print(f"wrote {path}")
-
-
-def _before(args: argparse.Namespace) -> None:
-    if len(args.traces) > MAX_TRACES:
-        raise ValueError(f"at most {MAX_TRACES} traces stand side by side, got {len(args.traces)}")
-    args.output = args.output or Path("run.json" if args.format == "chrome" else "run.html")
-    try_to_write(args.output)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,60 +3,87 @@
 from __future__ import annotations
 
 import gzip
+import json
 import weakref
 import zlib
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from .compact import Restorer, Shortener
+from milestone_llm.core.errors import InputError
+
 from .records import StepRecord
-
-MAX_FULL_CHARS = 1_000_000
-"""Up to here every line of a file stands alone; from then on lines hold changes (`compact`)."""
-
-
-def is_trace_path(name: str) -> bool:
-    """Whether a trace can be written under this name."""
-    return name.endswith((".jsonl", ".jsonl.gz"))
 
 
 class JsonlSink:
-    """Writes one JSON line a record; each is on disk when the step returns."""
+    """Writes one JSON line a record; each is on disk when the step returns.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = _open(path, "wt")
-        self._shortener = Shortener()
-        self._num_chars = 0
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = _open(path, "wt")
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror or error}") from None
         weakref.finalize(self, self._file.close)
 
     def __call__(self, record: StepRecord) -> None:
         """Append one line."""
-        is_short = self._num_chars >= MAX_FULL_CHARS
-        line = (self._shortener.line if is_short else self._shortener.full_line)(record)
-        self._num_chars += len(line)
-        self._file.write(line + "\n")
+        self._file.write(json.dumps(record.to_dict()) + "\n")
         self._file.flush()
 
 
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
-    """The records of a trace file as plain data, each whole.
+    """The records of a trace file as plain data.
 
     A compressed file may lack its end, as one does that is still being written.
 
     Raises:
-        ValueError: a line is no record, lacks a field or is cut off; the message names the line.
+        InputError: the file cannot be read, or a line is no record; the message names the line.
     """
     records: list[dict[str, Any]] = []
-    restorer = Restorer()
-    with _open(Path(path), "rt") as file:
-        try:
+    try:
+        with _open(Path(path), "rt") as file:
             for line in file:
-                records.append(restorer.record(line))
-        except EOFError:  # of gzip
-            pass
-        except (ValueError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{path}, line {len(records) + 1}: {error}") from None
+                record = json.loads(line)
+                record["step"], record["batch"], record["kv"]
+                records.append(record)
+    except EOFError:  # of gzip
+        pass
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{path}, line {len(records) + 1}: {error}") from None
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"{path}, line {len(records) + 1}: not a trace record ({error!r})"
+        raise InputError(message) from None
+    return records
+
+
+def read_run(path: str | Path) -> list[StepRecord]:
+    """The records of a trace file that holds one run.
+
+    Raises:
+        InputError: the file holds no steps, several runs, or a line that is no record of this
+            project; the message names the line.
+    """
+    records: list[StepRecord] = []
+    for number, data in enumerate(read_jsonl(path), start=1):
+        try:
+            record = StepRecord.from_dict(data)
+        except (KeyError, TypeError) as error:
+            message = f"{path}, line {number}: not a record of an engine's step ({error!r})"
+            raise InputError(message) from None
+        if records and record.step <= records[-1].step:
+            raise InputError(
+                f"{path}, line {number}: step {record.step} follows step {records[-1].step}: "
+                "the file holds several runs"
+            )
+        records.append(record)
+    if not records:
+        raise InputError(f"{path}, line 1: the file is empty, the trace has no steps")
     return records
 
 

@@ -1,7 +1,7 @@
 """Step records for readers that watch a running engine: a server's page, at most.
 
     live = LiveTrace(decode=engine.tokenizer.decode)
-    engine.tracer = Tracer([live], keeps_records=False)
+    engine.core.watchers.append(Tracer([live], keeps_records=False))
     ...
     with live.subscribe() as lines:                 # in a thread of the server, one a reader
         while (line := lines.get(timeout=1.0)) is not None or not is_gone():
@@ -18,11 +18,32 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from .compact import Shortener
 from .records import StepRecord
 
 Decode = Callable[[list[int]], str]
+
+
+def page_line(record: StepRecord, tables: dict[str, list[int]], **more: Any) -> str:
+    """A record for the page, where block tables would be most of it.
+
+    A row whose block table begins with the one that the page knows has `new_blocks`, those that
+    follow it, in place of `blocks`; `readRecord` in reader.js puts them together.
+
+    Args:
+        tables: block tables that the page knows, by request; they are brought up to date.
+        more: further fields.
+    """
+    data = record.to_dict()
+    for row in data["batch"]:
+        known, table = tables.get(row["request_id"], []), row["blocks"]
+        if known and table[: len(known)] == known:
+            row["new_blocks"] = row.pop("blocks")[len(known) :]
+        tables[row["request_id"]] = table
+    for ended in record.finished:
+        tables.pop(ended["request_id"], None)
+    return json.dumps(data | more, separators=(",", ":"))
 
 
 class LiveTrace:
@@ -71,7 +92,7 @@ class LiveTrace:
 
 
 class Subscription:
-    """Lines for one reader: records as `compact` writes them, or `{"num_dropped": 12}`.
+    """Lines for one reader: records as `page_line` writes them, or `{"num_dropped": 12}`.
 
     `num_dropped` counts the records that this reader was too slow for. To be read by one thread.
     """
@@ -83,7 +104,7 @@ class Subscription:
         self._changed = threading.Condition()
         self._is_closed = False
         self._num_told = 0
-        self._shortener = Shortener()
+        self._tables: dict[str, list[int]] = {}
         self._texts: dict[int, str] = {}
 
     def put(self, record: StepRecord) -> None:
@@ -108,9 +129,8 @@ class Subscription:
                 self._num_told = self.num_dropped
                 return json.dumps({"num_dropped": self.num_dropped})
             record = self._records.popleft()
-        line = self._shortener.line(record)  # outside the lock: the engine need not wait for it
-        texts = self._new_texts(record)
-        return line[:-1] + f', "texts": {json.dumps(texts)}}}' if texts else line
+        texts = self._new_texts(record)  # outside the lock: the engine need not wait for it
+        return page_line(record, self._tables, **({"texts": texts} if texts else {}))
 
     def _new_texts(self, record: StepRecord) -> dict[int, str]:
         tokens = {row.sampled_token for row in record.batch} - self._texts.keys() - {None}

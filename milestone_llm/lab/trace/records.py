@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Any
 
 from milestone_llm.core.kv import KVEvent, KVUsage
-from milestone_llm.core.plan import StepPlan
-from milestone_llm.core.protocols import QueueState, SettledStep
-from milestone_llm.core.request import Request, RequestStatus, SampledToken
+from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.plan import ScheduledRequest
+from milestone_llm.core.request import Request, RequestStatus
+from milestone_llm.frontend.watching import QueueState, SettledStep
 
-_FIELDS = (
-    *("step", "milestone", "schedule_ms", "execute_ms", "update_ms", "batch"),
-    *("num_prefill_tokens", "num_decode_tokens", "num_padding_tokens", "start_s"),
-    *("waiting", "running", "swapped", "waiting_reasons", "arrived"),
-    *("admitted", "resumed", "preempted", "finished", "kv", "events"),
-)
-"""Names and order in a JSON line."""
 _KV_FIELDS = (
     *("unit", "total", "used", "free", "cached", "watermark", "reserved_tokens", "stored_tokens"),
 )
+"""Names and order in a JSON line; those of the rest are the fields of `StepRecord`."""
+
+_CAUSES = {
+    "admitted": {"alloc", "share"},
+    "resumed": {"alloc", "share", "swap_in"},
+    "preempted": {"swap_out", "free"},
+    "finished": {"free"},
+}
+"""KV events that follow when something of this kind happens to a request."""
+_CHANGES = {"copy_on_write", "swap_out", "swap_in"}
+"""Other events belong to every step that decodes."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +42,27 @@ class BatchRow:
     sampled_token: int | None
     blocks: list[int]
 
+    @property
+    def end(self) -> int:
+        """Tokens of its request that are in the KV cache when the step is done."""
+        return self.start + self.num_new_tokens
 
-@dataclass
+    @classmethod
+    def of(cls, row: ScheduledRequest, sampled: Mapping[str, SampledToken]) -> BatchRow:
+        """An executed row with its token: none amid a prompt, nor where logits held a NaN."""
+        token = None if row.is_padding else sampled.get(row.request.request_id)
+        return cls(
+            request_id=row.request.request_id,
+            phase=row.phase,
+            start=row.start,
+            num_new_tokens=row.num_new_tokens,
+            num_cached_tokens=row.num_cached_tokens,
+            sampled_token=token.token_id if token and token.token_id >= 0 else None,
+            blocks=row.blocks,
+        )
+
+
+@dataclass(kw_only=True)
 class StepRecord:
     """One engine step. `batch` is what was computed; queues and `kv` are as the step left them.
 
@@ -57,18 +82,18 @@ class StepRecord:
     num_prefill_tokens: int
     num_decode_tokens: int
     num_padding_tokens: int
+    start_s: float = 0.0
     waiting: list[str]
     running: list[str]
     swapped: list[str]
+    waiting_reasons: dict[str, str] = field(default_factory=dict)
+    arrived: list[str] = field(default_factory=list)
     admitted: list[str]
     resumed: list[str]
     preempted: list[dict[str, str]]
     finished: list[dict[str, str]]
     kv: KVUsage
     events: list[KVEvent] = field(default_factory=list)
-    start_s: float = 0.0
-    waiting_reasons: dict[str, str] = field(default_factory=dict)
-    arrived: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, step: SettledStep, queues: QueueState, start: float | None = None) -> StepRecord:
@@ -80,10 +105,9 @@ class StepRecord:
         """
         plan = step.plan
         schedule_ms, execute_ms, update_ms = (
-            round((end - start) * 1e3, 3) for start, end in itertools.pairwise(step.times)
+            round((end - start) * 1e3, 3) for start, end in pairwise(step.times)
         )
-        rows = batch_rows(plan, step.sampled)
-        num_decode_tokens = sum(row.phase == "decode" for row in rows)
+        num_decode_tokens = sum(row.phase == "decode" for row in plan.rows)
         queued = list(queues.waiting)
         return cls(
             step=step.number,
@@ -91,13 +115,21 @@ class StepRecord:
             schedule_ms=schedule_ms,
             execute_ms=execute_ms,
             update_ms=update_ms,
-            batch=rows,
+            batch=[
+                BatchRow.of(
+                    row, None if row.is_padding else step.sampled.get(row.request.request_id)
+                )
+                for row in plan.rows
+            ],
             num_prefill_tokens=plan.num_tokens - num_decode_tokens,
             num_decode_tokens=num_decode_tokens,
             num_padding_tokens=plan.num_padding_tokens,
+            start_s=0.0 if start is None else round(step.times[0] - start, 6),
             waiting=_ids(r for r in queued if r.status is RequestStatus.WAITING),
             running=_ids(queues.running),
             swapped=_ids(r for r in queued if r.status is RequestStatus.SWAPPED),
+            waiting_reasons=plan.waiting_reasons,
+            arrived=step.arrived,
             admitted=_ids(plan.admitted),
             resumed=_ids(plan.resumed),
             preempted=[
@@ -106,9 +138,6 @@ class StepRecord:
             finished=[{"request_id": name, "reason": reason} for name, reason in step.finished],
             kv=queues.kv_usage(),
             events=step.events,
-            start_s=0.0 if start is None else round(step.times[0] - start, 6),
-            waiting_reasons=plan.waiting_reasons,
-            arrived=step.arrived,
         )
 
     @classmethod
@@ -118,24 +147,22 @@ class StepRecord:
         Raises:
             KeyError, TypeError: it is of something else.
         """
-        fields = {name: data[name] for name in _FIELDS}
-        kv = dict(fields["kv"])
-        del kv["free"]  # follows from the others
-        fields["kv"] = KVUsage(**kv)
-        fields["batch"] = [BatchRow(**row) for row in fields["batch"]]
-        fields["events"] = [KVEvent(**event) for event in fields["events"]]
-        return cls(**fields)
+        values = {each.name: data[each.name] for each in fields(cls)}
+        kv = {name: values["kv"][name] for name in _KV_FIELDS if name != "free"}  # that follows
+        values["kv"] = KVUsage(**kv)
+        values["batch"] = [BatchRow(**row) for row in values["batch"]]
+        values["events"] = [KVEvent(**event) for event in values["events"]]
+        return cls(**values)
 
-    def to_dict(self, has_batch: bool = True) -> dict[str, Any]:
-        """The record as plain data, in the order and with the names of the JSON lines.
-
-        Without its batch, for a caller that writes the rows itself.
-        """
-        data: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
-        if has_batch:
-            data["batch"] = [dict(vars(row)) for row in self.batch]
+    def to_dict(self) -> dict[str, Any]:
+        """The record as plain data, in the order and with the names of the JSON lines."""
+        data = dict(vars(self))
+        data["batch"] = [dict(vars(row)) for row in self.batch]
         data["kv"] = {name: getattr(self.kv, name) for name in _KV_FIELDS}
-        data["events"] = [_plain(event) for event in self.events]
+        data["events"] = [
+            {name: value for name, value in vars(event).items() if name != "held" or value}
+            for event in self.events
+        ]
         return data
 
 
@@ -143,26 +170,62 @@ def _ids(requests: Iterable[Request]) -> list[str]:
     return [request.request_id for request in requests]
 
 
-def _plain(event: KVEvent | dict[str, Any]) -> dict[str, Any]:
-    data = dict(event if isinstance(event, dict) else vars(event))
-    return data if data.get("held") else {k: v for k, v in data.items() if k != "held"}
+@dataclass(frozen=True)
+class StepEvent:
+    """`arrived`, one of `_CAUSES`, or the type of a KV event, which has blocks.
+
+    `release` is a `free` of blocks that others hold still.
+    """
+
+    kind: str
+    request_id: str | None
+    reason: str = ""
+    blocks: list[int] = field(default_factory=list)
 
 
-def batch_rows(plan: StepPlan, sampled: dict[str, SampledToken]) -> list[BatchRow]:
-    """The rows of an executed plan."""
-    rows = []
-    for row in plan.rows:
-        request_id = row.request.request_id
-        token = None if row.is_padding else sampled.get(request_id)
-        rows.append(
-            BatchRow(
-                request_id=request_id,
-                phase=row.phase,
-                start=row.start,
-                num_new_tokens=row.num_new_tokens,
-                num_cached_tokens=row.num_cached_tokens,
-                sampled_token=token.token_id if token else None,
-                blocks=row.blocks,
-            )
-        )
-    return rows
+def step_events(record: StepRecord) -> Iterator[StepEvent]:
+    """All that happened in a step, to requests and to KV memory, in the order in which it happened.
+
+    What becomes of a request comes just before what that does to its blocks: it is preempted, then
+    its blocks are freed. Who has no KV event comes last: who held no blocks, and all of m1_single.
+    """
+    yield from (StepEvent("arrived", name) for name in record.arrived)
+    changes = [StepEvent("preempted", one["request_id"], one["reason"]) for one in record.preempted]
+    changes += [StepEvent("resumed", name) for name in record.resumed]
+    changes += [StepEvent("admitted", name) for name in record.admitted]
+    changes += [StepEvent("finished", one["request_id"], one["reason"]) for one in record.finished]
+    for event in record.events:
+        for change in changes:
+            if change.request_id == event.request_id and event.type in _CAUSES[change.kind]:
+                yield change
+                changes.remove(change)
+                break
+        own = [block for block in event.blocks if block not in event.held]
+        for kind, blocks in ((event.type, own), ("release", event.held)):
+            if blocks:
+                yield StepEvent(kind, event.request_id, blocks=blocks)
+    yield from changes
+
+
+def steps_with_changes(records: list[StepRecord]) -> list[StepRecord]:
+    """The first step, the last, and each in which something changed.
+
+    That is: a request began to wait, was admitted, finished, preempted or resumed; a block was
+    copied or swapped; the number of rows in a phase is not what it was one step earlier.
+    """
+    changed = [after for before, after in pairwise(records) if _has_change(before, after)]
+    steps = {record.step for record in [*records[:1], *changed, *records[-1:]]}
+    return [record for record in records if record.step in steps]
+
+
+def _has_change(before: StepRecord, record: StepRecord) -> bool:
+    phases, phases_before = (Counter(row.phase for row in one.batch) for one in (record, before))
+    return bool(
+        phases != phases_before
+        or set(record.waiting) - set(before.waiting)
+        or record.admitted
+        or record.finished
+        or record.preempted
+        or record.resumed
+        or any(event.type in _CHANGES for event in record.events)
+    )

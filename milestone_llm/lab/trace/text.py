@@ -1,4 +1,4 @@
-"""Small pieces of text for tables in a terminal, where rich has none of its own.
+"""Small pieces of text and the colours of requests, where rich has none of its own.
 
 Rich cuts off the end of what does not fit. Here an id keeps both ends, for what tells ids apart is
 often at the end, and a list of blocks keeps its last one, which is the one being written.
@@ -13,6 +13,8 @@ from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
+from rich.color import Color, blend_rgb
+from rich.color_triplet import ColorTriplet
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.text import Text
@@ -79,6 +81,23 @@ class Words:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The line for the width that the table gives."""
         yield self.line(options.max_width)
+
+
+_HUES = ["#1b7fc4", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#a6761d"]
+"""Okabe and Ito's colour-blind-safe set, for dark and light terminals alike: its blue is a little
+lighter here, purple and brown stand for its yellow and black."""
+
+_WHITE, _BLACK = ColorTriplet(255, 255, 255), ColorTriplet(0, 0, 0)
+
+
+def request_color(index: int) -> str:
+    """The colour of the `index`-th request (0 is the first to appear) as `#rrggbb`, everywhere.
+
+    Eight hues, then the same hues lighter and darker; after 24 requests they repeat.
+    """
+    hue = Color.parse(_HUES[index % len(_HUES)]).get_truecolor()
+    target, share = ((_BLACK, 0.0), (_WHITE, 0.45), (_BLACK, 0.35))[index // len(_HUES) % 3]
+    return blend_rgb(hue, target, share).hex
 
 
 def fit(text: str, width: int, glyphs: Glyphs) -> str:

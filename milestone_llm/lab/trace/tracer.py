@@ -2,8 +2,8 @@
 
 Records stay in memory (`engine.tracer.records`) and can be printed (`trace="console"` or
 `LLM_TRACE=1`) or written as one JSON line each (`trace="steps.jsonl"`, or `.jsonl.gz`), for
-`m1_single.timeline` to draw and `milestone_llm.lab.trace.explore` to make a page of. When tracing is
-off, the engine skips all of it with one test for None.
+`m1_single.timeline` to draw and `explore` to make a page of. When tracing is off, the engine skips
+all of it with one test for None.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from milestone_llm.core.protocols import QueueState, SettledStep
+from milestone_llm.core.errors import InputError
+from milestone_llm.frontend.watching import QueueState, SettledStep
 
-from .jsonl import JsonlSink, is_trace_path, read_jsonl
+from .jsonl import JsonlSink
 from .records import StepRecord
-
-__all__ = ["JsonlSink", "Tracer", "read_jsonl"]
 
 Decode = Callable[[list[int]], str]
 
@@ -69,14 +68,14 @@ class Tracer:
             decode: text of token ids, to be printed beside sampled ones.
 
         Raises:
-            ValueError: the option, or the variable, is none of these.
+            InputError: the option, or the variable, is none of these.
         """
         sinks: list[Callable[[StepRecord], None]] = []
-        if option is not None and is_trace_path(option):
+        if option is not None and option.endswith((".jsonl", ".jsonl.gz")):
             sinks.append(JsonlSink(Path(option)))
         elif option not in (None, "console", "memory"):
             known = '"console", "memory" or a path in .jsonl or .jsonl.gz'
-            raise ValueError(f"trace must be {known}, got {option!r}")
+            raise InputError(f"trace must be {known}, got {option!r}")
         is_printed = _prints_every_step()
         if option == "console" or is_printed:
             from .console import ConsoleSink
@@ -89,9 +88,9 @@ def _prints_every_step() -> bool:
     """Whether `LLM_TRACE` says so.
 
     Raises:
-        ValueError: it says something else.
+        InputError: it says something else.
     """
     value = os.environ.get("LLM_TRACE", "")
     if value not in ("", "0", "1"):
-        raise ValueError(f"LLM_TRACE must be 1 (print every step) or 0, got {value!r}")
+        raise InputError(f"LLM_TRACE must be 1 (print every step) or 0, got {value!r}")
     return value == "1"

@@ -1,4 +1,4 @@
-"""The output of a walkthrough: its map, its introduction, and a card at each stop.
+"""The output of a walkthrough: its introduction, and a card at each stop.
 
 A card holds no time, address or absolute path and is never wider than 80 columns, so that the same
 engine prints the same card everywhere and a transcript can be checked for equality.
@@ -15,7 +15,6 @@ from typing import Any
 
 from rich.console import Console
 
-from .engine_map import engine_map, listed, size, split
 from .guide import Guide, Stop
 
 WIDTH = 80
@@ -41,7 +40,6 @@ class CardPrinter:
             subsequent_indent=" " * (indent + hang),
             break_on_hyphens=False,
         )
-        wrapped = wrapped.replace("\N{NO-BREAK SPACE}", " ")
         self._console.print(wrapped, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def paragraph(self, text: str, style: str = "") -> None:
@@ -53,25 +51,18 @@ class CardPrinter:
         """Print a title with a line across."""
         self.line(f"-- {title} ".ljust(self._width, "-"), "bold cyan")
 
-    def start(self, engine: str) -> None:
-        """Print the title, which files the engine is made of, and the introduction."""
+    def start(self) -> None:
+        """Print the title and the introduction."""
         self.heading(self._guide.title)
         for paragraph in self._guide.intro.split("\n\n"):
             self.paragraph(paragraph)
-        if not engine:
-            return
-        core, around = split(engine_map(engine))
-        self.paragraph(f"The engine, {size(core)}:")
-        for text in listed(core, self._width):
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-        self.line(f"Around it, {size(around)}: {', '.join(f'{name}/' for name in around)}.")
 
     def list_stops(self) -> None:
         """Print where the stops are."""
         self.line()
         for number, stop in enumerate(self._guide.stops, start=1):
             self.line(f"{number:3}. {stop.title}", "bold", hang=5)
-            self.line(f"{stop.place}, on {stop.event}", indent=5, hang=2)
+            self.line(f"{stop.location}, on {stop.event}", indent=5, hang=2)
             if stop.when:
                 self.line(f"when {stop.when}", indent=5, hang=2)
 
@@ -80,7 +71,7 @@ class CardPrinter:
         number = self._guide.stops.index(stop) + 1
         self.line()
         self.heading(f"Stop {number} of {len(self._guide.stops)}: {stop.title}")
-        self.line(f"{stop.place}, on {stop.event}", "bold")
+        self.line(f"{stop.location}, on {stop.event}", "bold")
         for row in _signature(stop):
             self.line(row, "green", indent=2, hang=8)
         if stop.when:

@@ -67,7 +67,7 @@ class GuidedPdb(pdb.Pdb):
             return []
         stop = self._stops[self.num_passed]
         hits = self._hits[id(stop.function.__code__), stop.event]
-        why = f"{stop.place} had {hits} {stop.event}s"
+        why = f"{stop.location} had {hits} {stop.event}s"
         if hits and stop.when:
             why += f", after the stop before never one when {stop.when}"
         if self._condition_error:

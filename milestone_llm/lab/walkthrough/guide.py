@@ -1,6 +1,6 @@
-'''A walkthrough's guide, written as text: a title, an introduction, and the stops in their order.
+"""A walkthrough's guide, a text file: a title, an introduction, and the stops in their order.
 
-    """M2: requests are chosen at every step
+    M2: requests are chosen at every step
 
     Three requests come to an engine with two rows.
 
@@ -10,13 +10,12 @@
     p budget == 1  # tokens left: 9 - 3 - 5
     p self.waiting  # a value that is shown, whatever it is
     Try `ll` (the tests), `u` (who asked).
-    """
 
 A stop is a function, never a line number: `call` is before its first line, `return` when it hands
 `__return__` back. The condition and the values are expressions over the frame's names. `hits` says
 how often the function was called (or has returned) since the walkthrough began, this time included.
 A line that begins with spaces continues the line before.
-'''
+"""
 
 from __future__ import annotations
 
@@ -26,6 +25,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -50,12 +50,12 @@ class Look:
 
 @dataclass(frozen=True)
 class Stop:
-    """A place where the walkthrough stops, and what its card says there."""
+    """A function where the walkthrough stops, and what its card says there."""
 
     title: str
     event: str
     """`call` or `return`."""
-    place: str
+    location: str
     """`m1_single/scheduler.py::Scheduler.schedule`; imported when the walkthrough runs."""
     when: str
     """The condition; empty: the next time."""
@@ -67,17 +67,17 @@ class Stop:
 
     @functools.cached_property
     def function(self) -> Callable[..., Any]:
-        """The Python function at `place`, behind a property, a class method or a decorator.
+        """The Python function at `location`, behind a property, a class method or a decorator.
 
         Raises:
             ValueError: there is none, as for a class or a function written in C.
         """
-        thing = pkgutil.resolve_name(self.place.replace("/", ".").replace(".py::", ":"))
+        thing = pkgutil.resolve_name(self.location.replace("/", ".").replace(".py::", ":"))
         for wrapper in ("fget", "func", "__func__"):  # property, cached_property, class method
             thing = getattr(thing, wrapper, thing)
         function = inspect.unwrap(thing)
         if not inspect.isfunction(function):
-            raise ValueError(f"a stop needs a Python function, {self.place} is {thing!r}")
+            raise ValueError(f"a stop needs a Python function, {self.location} is {thing!r}")
         return function
 
 
@@ -90,8 +90,13 @@ class Guide:
     stops: Sequence[Stop]
 
 
-def read_guide(text: str) -> Guide:
-    """Read a guide in the form that this module's docstring shows.
+def read_guide(path: Path) -> Guide:
+    """The guide in a file. Errors as in `parse_guide`."""
+    return parse_guide(path.read_text(encoding="utf-8"))
+
+
+def parse_guide(text: str) -> Guide:
+    """The guide in a text of the form that this module's docstring shows.
 
     Raises:
         ValueError: a stop's second line or a line with a value is written otherwise.
@@ -102,10 +107,12 @@ def read_guide(text: str) -> Guide:
 
 
 def _read_stop(text: str) -> Stop:
-    title, place, *rows = re.sub(r"\n +", " ", text.strip()).split("\n")
-    header = re.fullmatch(r"(call|return) ([\w/]+\.py::[\w.]+)(?:, when (.+))?", place)
+    title, location, *rows = re.sub(r"\n +", " ", text.strip()).split("\n")
+    header = re.fullmatch(r"(call|return) ([\w/]+\.py::[\w.]+)(?:, when (.+))?", location)
     if header is None:
-        raise ValueError(f"{title}: want `call|return FILE::FUNCTION[, when ...]`, got {place!r}")
+        raise ValueError(
+            f"{title}: want `call|return FILE::FUNCTION[, when ...]`, got {location!r}"
+        )
     looks = [_read_look(row) for row in rows if row.startswith("p ")]
     hint = " ".join(row for row in rows if row.startswith("Try "))
     note = " ".join(row for row in rows if not row.startswith(("p ", "Try ")))

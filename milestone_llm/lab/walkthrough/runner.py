@@ -1,6 +1,7 @@
-"""Walkthroughs: a debugger session that carries its own guide (design section "Walkthroughs").
+"""Walkthroughs: a debugger session that carries its own guide.
 
-A milestone's `tools/stops.py` holds a guide and a scenario; its `walkthrough.py` runs them here.
+A milestone's `guide.txt` holds the guide. Its `walkthrough.py` holds the scenario: the lines of
+Python that build an engine and let it work.
 `python -m m1_single.walkthrough` runs the scenario under a real pdb that stops at each stop in
 order; `--auto` prints the same cards without a prompt and fails where the guide no longer fits.
 """
@@ -27,8 +28,6 @@ def run_walkthrough(
     guide: Guide,
     scenario: Callable[[], Any],
     argv: Sequence[str] | None = None,
-    *,
-    engine: str = "",
 ) -> int:
     """Run `scenario` and stop where the guide says.
 
@@ -36,7 +35,6 @@ def run_walkthrough(
         guide: title, introduction, and the stops in the order in which they are reached.
         scenario: builds an engine and lets it work. Runs again from its start on pdb's `restart`.
         argv: `--auto` and `--list` are understood; None takes the command line's.
-        engine: the module whose files are listed at the beginning.
 
     Returns:
         The exit code: 1 where an expected value differs or a stop is never reached, else 0.
@@ -48,7 +46,7 @@ def run_walkthrough(
     parser.add_argument("--list", action="store_true", help="list the stops and leave")
     options = parser.parse_args(argv)
     is_auto = options.auto or sys.stdin is None
-    CardPrinter(guide).start(engine)
+    CardPrinter(guide).start()
     if options.list:
         CardPrinter(guide).list_stops()
         return 0

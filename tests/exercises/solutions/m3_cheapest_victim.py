@@ -9,7 +9,7 @@ MAX_PREEMPTIONS = 4
 class CheapestVictimScheduler(Scheduler):
     def by_seniority(self) -> list[Request]:
         def key(request: Request) -> tuple[bool, int]:
-            has_paid_enough = request.metrics.num_preemptions >= MAX_PREEMPTIONS
+            has_paid_enough = request.num_preemptions >= MAX_PREEMPTIONS
             return (not has_paid_enough, -request.num_computed_tokens)
 
         return sorted(self.running, key=key)

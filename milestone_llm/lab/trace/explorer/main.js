@@ -46,10 +46,6 @@ function showRuns(runs) {
   fit();
 }
 
-function replaceRun(run) {
-  showRuns([run]);
-}
-
 function showLive() {
   const [{ run, at }] = views;
   const wasLast = at >= run.records.length - 2 || !state.follows;

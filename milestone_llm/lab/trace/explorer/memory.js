@@ -1,10 +1,10 @@
 // KV memory while one step is computed, in one place for all milestones: M1's rectangle of rows, M2's
-// slots, and blocks from M3 on.
+// regions, and blocks from M3 on.
 
 const CELL_GAP = 2;
 const LEGENDS = {
   token: "A row for each request, all as wide as the longest. Hatched: computed for nobody. Point at a row.",
-  slot: "A slot holds one request, however long it may become. Filled from the left: what it has stored. Point at one, or go there with the arrow keys.",
+  region: "A region holds one request, however long it may become. Filled from the left: what it has stored. Point at one, or go there with the arrow keys.",
   block: "Filled from below: how full it is. A ring: shared. Point at it, or go there with the arrow keys.",
 };
 
@@ -186,13 +186,13 @@ function makeMemory(view) {
     });
   }
 
-  // --- bars: one for each slot, or each row of a static batch -----------------------------------
+  // --- bars: one for each region, or each row of a static batch -----------------------------------
 
   function regions() {
     const { total, size, owners, fill } = known();
     return Array.from({ length: total }, (_, block) => {
       const name = owners.get(block)?.[0] ?? null;
-      return { block, name, label: `slot ${block}`, stored: fill.get(block) || 0, most: size, padding: 0 };
+      return { block, name, label: `region ${block}`, stored: fill.get(block) || 0, most: size, padding: 0 };
     });
   }
 
@@ -255,10 +255,9 @@ function makeMemory(view) {
       return bar ? `${bar.name}: ${bar.stored} tokens stored of ${bar.most} reserved` : "";
     }
     const names = owners.get(block);
-    const what = unit === "slot" ? "slot" : "block";
-    if (!names) return `${what} ${block}: free${cached.has(block) ? ", still holds the KV of a prefix" : ""}`;
+    if (!names) return `${unit} ${block}: free${cached.has(block) ? ", still holds the KV of a prefix" : ""}`;
     const more = names.length > 8 ? ` and ${names.length - 8} more` : "";
-    return `${what} ${block}: ${fill.get(block)} of ${size} tokens, owned by ${names.slice(0, 8).join(", ")}${more}`;
+    return `${unit} ${block}: ${fill.get(block)} of ${size} tokens, owned by ${names.slice(0, 8).join(", ")}${more}`;
   }
 
   function pick(block) {

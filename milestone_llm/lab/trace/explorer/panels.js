@@ -102,7 +102,7 @@ function hasRunBefore(run, name, at) {
 const KIND_NAMES = { copy_on_write: "copy", swap_out: "swap out", swap_in: "swap in" };
 
 function whatHappened(run, record) {
-  const all = together(happenings(record));
+  const all = together(stepEvents(record));
   if (!all.length) return `<p class="soft">Nobody came or went, no block changed hands.</p>`;
   const items = all.slice(0, 14).map(({ kind, request_id: name, reason, blocks }) => {
     const about = blocks ? blockList(kind, blocks) : reason || "";

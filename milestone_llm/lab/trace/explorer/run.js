@@ -24,7 +24,6 @@ function makeRun(meta) {
     host: [], // per step: [id, number of blocks] in host memory
     cachedRuns: [], // [block, from step, to step]: free, but its content can be found
     hasCache: false, // whether free blocks can be found by content
-    numDropped: 0,
   };
 }
 
@@ -84,7 +83,7 @@ function addPhases(run, record, at) {
   }
 }
 
-// --- what happened, in its order -----------------------------------------------------------------
+// --- what happened, in its order (`step_events` in records.py) -----------------------------------------------------------------
 
 const CAUSES = {
   admitted: ["alloc", "share"],
@@ -93,10 +92,10 @@ const CAUSES = {
   finished: ["free"],
 };
 
-function happenings(record) {
+function stepEvents(record) {
   const ids = (kind, names) => names.map((request_id) => ({ kind, request_id, reason: "" }));
   const told = (kind, entries) => entries.map((entry) => ({ kind, ...entry }));
-  const fates = [
+  const changes = [
     ...told("preempted", record.preempted),
     ...ids("resumed", record.resumed),
     ...ids("admitted", record.admitted),
@@ -104,22 +103,22 @@ function happenings(record) {
   ];
   const list = ids("arrived", record.arrived);
   for (const event of record.events) {
-    const index = fates.findIndex(
-      (fate) => fate.request_id === event.request_id && CAUSES[fate.kind].includes(event.type),
+    const index = changes.findIndex(
+      (change) => change.request_id === event.request_id && CAUSES[change.kind].includes(event.type),
     );
-    if (index >= 0) list.push(...fates.splice(index, 1));
+    if (index >= 0) list.push(...changes.splice(index, 1));
     const held = event.held ?? []; // of a free: others have them still
     const own = event.blocks.filter((block) => !held.includes(block));
     for (const [kind, blocks] of [[event.type, own], ["release", held]])
       if (blocks.length) list.push({ kind, request_id: event.request_id, blocks });
   }
-  return list.concat(fates);
+  return list.concat(changes);
 }
 
 const MARKED = ["admitted", "preempted", "resumed", "copy_on_write", "evict", "finished"];
 
 function addMarks(run, record, at) {
-  for (const { kind, request_id: name, reason } of happenings(record))
+  for (const { kind, request_id: name, reason } of stepEvents(record))
     if (MARKED.includes(kind)) run.marks.push({ at, kind, name, reason });
 }
 

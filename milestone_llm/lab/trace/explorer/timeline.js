@@ -172,7 +172,7 @@ function makeTimeline(view) {
     const mostUnits = largest(run.records, (record) => record.kv.total);
     lane(0, "rows", mostRows);
     lane(1, "tokens", mostTokens);
-    lane(2, { token: "KV tokens", slot: "KV slots", block: "KV blocks" }[unit], mostUnits);
+    lane(2, { token: "KV tokens", region: "KV regions", block: "KV blocks" }[unit], mostUnits);
     clipped(context, lanes.height, () => {
       let lastX = -1;
       run.records.forEach((record, at) => {

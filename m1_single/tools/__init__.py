@@ -1,1 +1,0 @@
-"""Instruments that draw a trace: `python -m m1_single.NAME`. No step runs them."""

@@ -1,0 +1,257 @@
+"""What a bench works with: the work and the engines that its options describe, and a comparison.
+
+A comparison is plain data: what ran where, figures of each contestant by round, and remarks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from milestone_llm.cli import config_fields, console
+from milestone_llm.core.errors import InputError
+from milestone_llm.frontend.engine import BaseEngine
+from milestone_llm.lab.trace.explore import Run, write_page
+from milestone_llm.models.checkpoint import LoadedModel, load_model
+
+from . import report
+from .command import HF_BASELINES, Baselines
+from .hf_baselines import BASELINES
+from .measure import Contestant, FactMaker, Results, measure, medians, prepare, speedups
+from .workloads import WORKLOADS, WorkItem, serve
+
+
+class Bench:
+    """The options of a bench, what they describe, and what has been measured so far."""
+
+    def __init__(self, milestone: str, args: argparse.Namespace, baselines: Baselines) -> None:
+        self.args = args
+        self.milestone = milestone
+        self.num_ranks: int = getattr(args, "tensor_parallel_size", 1)
+        """Processes that the model is cut over."""
+        self.comparisons: list[dict[str, Any]] = []
+        self._baselines: Baselines = {**BASELINES, **baselines}
+        self._markdown: list[str] = []
+
+    @cached_property
+    def loaded(self) -> LoadedModel:
+        """The model that `--model`, `--dtype` and `--device` name."""
+        args, whole = self.args, self.num_ranks == 1  # else each reads its part
+        return load_model(args.model, dtype=args.dtype, device=args.device, weights=whole)
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the model."""
+        return int(self.loaded.model.config.get_text_config().vocab_size)
+
+    def make_work(self) -> list[WorkItem]:
+        """The requests that the options describe.
+
+        Raises:
+            InputError: a range whose MIN is above its MAX.
+        """
+        args, sizes = self.args, dict[str, Any]()
+        if args.num_requests:
+            sizes["num_requests"] = args.num_requests
+        for name in ("input_len", "output_len"):
+            if ends := getattr(args, name):
+                if ends[0] > ends[1]:
+                    option = name.replace("_", "-")
+                    raise InputError(f"--{option}: MIN {ends[0]} is above MAX {ends[1]}")
+                sizes[name] = tuple(ends)
+        return WORKLOADS[args.workload](self.vocab_size, args.seed, **sizes)
+
+    def limits(self, items: Sequence[WorkItem]) -> dict[str, Any]:
+        """Rows and tokens of a step, and tokens of a request, for engines that serve `items`.
+
+        Raises:
+            InputError: a request is longer than `--max-model-len`.
+        """
+        args = self.args
+        longest = max(len(item.prompt) + item.params.max_tokens for item in items)
+        max_model_len = args.max_model_len or longest
+        if longest > max_model_len:
+            raise InputError(
+                f"the longest request has {longest} tokens, but max_model_len={max_model_len}"
+            )
+        return {
+            "max_num_seqs": args.max_num_seqs or min(len(items), 256),
+            "max_num_batched_tokens": args.max_num_batched_tokens,
+            "max_model_len": max_model_len,
+        }
+
+    def engine(self, items: Sequence[WorkItem], milestone: str | None = None, **given: Any) -> Any:
+        """An engine under these limits; `given` fields go before the options.
+
+        Raises:
+            InputError: limits that do not fit the model or the workload, or an unknown field.
+        """
+        package = importlib.import_module(milestone or self.milestone)
+        options = {**self.limits(items), **config_fields(self.args.set), **given}
+        if milestone not in (None, self.milestone):  # an earlier one has fewer fields
+            known = {field.name for field in fields(package.EngineConfig)}
+            options = {name: value for name, value in options.items() if name in known}
+        if self.num_ranks > 1:
+            args = self.args
+            return package.LLMEngine(args.model, dtype=args.dtype, device=args.device, **options)
+        return package.LLMEngine(self.loaded.model, tokenizer=self.loaded.tokenizer, **options)
+
+    def baselines(self, engine: Any) -> dict[str, Contestant]:
+        """Those that `--baseline` names, doing their work under the engine's limits."""
+        chosen = self.args.baseline
+        if "hf" in chosen:
+            chosen = [*HF_BASELINES, *(name for name in chosen if name not in BASELINES)]
+        made = [self._baselines[name] for name in chosen if name != "hf"]
+        return {label: make(engine) for label, make in dict(made).items()}
+
+    def compare(
+        self,
+        title: str,
+        items: Sequence[WorkItem],
+        contestants: Mapping[str, Contestant],
+        *,
+        tables: report.Tables = report.STANDARD_TABLES,
+        remarks: Callable[[dict[str, Any]], list[str]] = report.losses,
+        facts: FactMaker | None = None,
+        about: Mapping[str, str] | None = None,
+        earlier: Results | None = None,
+        has_bar: bool = True,
+    ) -> dict[str, Any]:
+        """Print what runs where, measure, print what came out.
+
+        Args:
+            contestants: by name; the others are compared with the first.
+            remarks: from all data to sentences: what the figures say.
+            facts: further figures of an engine.
+            about: lines of the heading; without any, the first engine and its limits.
+            earlier: results of contestants for which there is no room beside these.
+
+        Returns:
+            All of it, which `--json` writes in the end.
+        """
+        if self.comparisons:
+            console.print()
+        engines = {name: own for name, own in contestants.items() if isinstance(own, BaseEngine)}
+        first = next(iter(engines.values()))
+        data: dict[str, Any] = {
+            "title": title,
+            "model": self.loaded.name,
+            "engine": config_of(first),
+            "engines": {name: config_of(engine) for name, engine in engines.items()},
+            "about": dict(about or {"engine": limits_text(first)}),
+            "workload": describe_work(title, items, self.args.seed),
+            "environment": environment(first),
+            "kv_unit": first.stats()["kv"]["unit"],
+        }
+        report.print_heading(console, data)
+        results = measure(contestants, items, self.args.rounds, facts, has_bar) | (earlier or {})
+        data |= outcome(results)
+        data["remarks"] = [*remarks(data), *report.same_tokens(data)]
+        report.print_report(console, data, tables)
+        self.comparisons.append(data)
+        self._markdown.append(report.markdown(data, tables))
+        if self.args.explore:
+            path = self.args.explore
+            if len(self.comparisons) > 1:
+                path = path.with_stem(f"{path.stem}-{len(self.comparisons)}")
+            write_page([traced(name, engines[name], items) for name in list(engines)[:2]], path)
+            console.print(f"written: {path}", markup=False, soft_wrap=True)
+        return data
+
+    def write(self) -> None:
+        """Write what was measured to the files that are asked for."""
+        found = self.comparisons
+        if not found:
+            return
+        data = {"scenario": self.args.scenario, "comparisons": found} if found[1:] else found[0]
+        texts = {
+            self.args.json: json.dumps(data, indent=2) + "\n",
+            self.args.markdown: "\n".join(self._markdown),
+        }
+        for path, text in texts.items():
+            if path is not None:
+                Path(path).write_text(text, encoding="utf-8")
+                console.print(f"written: {path}", markup=False, soft_wrap=True)
+
+
+def outcome(results: Results) -> dict[str, Any]:
+    """What was measured, as plain data."""
+    rounds = {name: [run.figures() for run in runs] for name, runs in results.items()}
+    ours, *others = results
+    own_tokens = results[ours][0].token_ids
+    return {
+        "rounds": len(rounds[ours]),
+        "contestants": {
+            name: {"median": medians(figures), "rounds": figures}
+            for name, figures in rounds.items()
+        },
+        "speedups": speedups(results),
+        "same_tokens": {
+            name: sum(map(list.__eq__, own_tokens, results[name][0].token_ids)) for name in others
+        },
+    }
+
+
+def traced(name: str, engine: Any, items: Sequence[WorkItem]) -> Run:
+    """Serve the work once more, for the page that replays it; nothing of it is timed."""
+    watchers = engine.core.watchers
+    prepare(engine, is_traced=True)
+    serve(engine, items)
+    run = Run.of(name, engine)
+    engine.core.watchers = watchers
+    return run
+
+
+def config_of(engine: Any) -> dict[str, Any]:
+    """An engine's milestone and configuration."""
+    own = {"milestone": engine.milestone, **asdict(engine.config)}
+    return {**own, "max_model_len": engine.max_model_len}
+
+
+def limits_text(engine: Any) -> str:
+    """An engine and its limits, in words."""
+    config = engine.config
+    return (
+        f"{engine.milestone}, max_num_seqs {config.max_num_seqs}, "
+        f"max_num_batched_tokens {config.max_num_batched_tokens}, "
+        f"max_model_len {engine.max_model_len}"
+    )
+
+
+def environment(engine: Any) -> dict[str, Any]:
+    """Versions, and the machine as far as it matters."""
+    device = engine.model.device
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "threads": torch.get_num_threads(),
+        "dtype": str(engine.model.dtype).removeprefix("torch."),
+    }
+
+
+def describe_work(name: str, items: Sequence[WorkItem], seed: int) -> dict[str, Any]:
+    """A workload in numbers."""
+    inputs = [len(item.prompt) for item in items]
+    outputs = [item.params.max_tokens for item in items]
+    return {
+        "name": name,
+        "seed": seed,
+        "num_requests": len(items),
+        "input_tokens": sum(inputs),
+        "output_tokens": sum(outputs),
+        "input_len": [min(inputs), max(inputs)],
+        "output_len": [min(outputs), max(outputs)],
+        "temperature": items[0].params.temperature,
+    }
