@@ -7,7 +7,7 @@ request of ten. Choose the victim by what its preemption costs. Two conditions:
 1. Fewer tokens are computed twice than with the scheduler as it is.
 2. A request that has been preempted `MAX_PREEMPTIONS` times is preempted again only if that is true
    of every running request. Otherwise the cheapest request would pay for all others, again and
-   again. `request.metrics.num_preemptions` counts.
+   again. `request.num_preemptions` counts.
 
 Condition 2 is all that an order can promise. It sets no bound: if every running request has been
 preempted so often and memory runs out, one of them has to go once more. (A bound needs more than an

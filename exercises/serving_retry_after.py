@@ -1,10 +1,11 @@
 """Serving: tell a refused client when to come back.
 
 A server that is full answers 429 at once, with the header `Retry-After`: come again after this
-number of seconds. The server of this project says 1, always (milestone_llm/serving/desk.py). Under
-a long overload that is bad advice: hundreds of clients try again every second, nearly all in vain.
-And it would be no better to say 60 to everybody: then all come back together, most are refused
-again, and until then the server has nothing to do.
+number of seconds. The server of this project says 1, always (`AsyncEngine.check_room` in
+milestone_llm/serving/async_engine.py). Under a long overload that is bad advice: hundreds of
+clients try again every second, nearly all in vain. And it would be no better to say 60 to
+everybody: then all come back together, most are refused again, and until then the server has
+nothing to do.
 
 Design the advice. `finished` is called when a request is done, `seconds` when one is refused. Three
 conditions, on a server that gets in ten seconds what takes it minutes:

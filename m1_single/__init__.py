@@ -7,10 +7,10 @@ print(engine.generate("What is the capital of France?", chat=True)[0].text)
 
 from typing import TYPE_CHECKING
 
-from milestone_llm.frontend.config import EngineConfig
-from milestone_llm.frontend.outputs import RequestOutput
 from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.frontend.config import EngineConfig
 from milestone_llm.frontend.lazy import lazy
+from milestone_llm.frontend.outputs import RequestOutput
 
 if TYPE_CHECKING:
     from .engine import LLMEngine

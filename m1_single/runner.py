@@ -12,9 +12,10 @@ from __future__ import annotations
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from milestone_llm.core.logprobs import note_prompt_logprobs, prompt_logprobs
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.core.sampling import sample
+
+from .prompt_logprobs import note_prompt_logprobs, prompt_logprobs
 
 
 class ModelRunner:

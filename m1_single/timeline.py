@@ -6,33 +6,32 @@ Several traces, say of M1 and M2 at the same work, stand side by side on shared 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import sys
+from collections.abc import Sequence
 
-from milestone_llm.lab.plots.command import picture_command
+from milestone_llm.cli import ended_in_one_line
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m m1_single.timeline", description=__doc__)
     parser.add_argument("traces", nargs="+", metavar="trace.jsonl", help="written by trace=PATH")
     parser.add_argument("-o", "--output", default="timeline.png", help=".png or .svg")
     parser.add_argument("--labels", help="titles, separated by commas (default: the milestones)")
     parser.add_argument("--by", choices=("step", "time"), default="step", help="what x counts")
+    options = parser.parse_args(arguments)
 
-    def draw(options: argparse.Namespace) -> Path:
-        from milestone_llm.lab.plots.timeline import draw_timeline
-        from milestone_llm.lab.plots.timeline_spans import check_one_run
-        from milestone_llm.lab.trace.jsonl import read_jsonl
+    def draw() -> None:
+        from milestone_llm.lab.plots.timeline import draw_timeline  # matplotlib takes a second
+        from milestone_llm.lab.trace.jsonl import read_run
 
-        traces = [read_jsonl(path) for path in options.traces]
-        for records in traces:
-            check_one_run(records)
-        labels = [records[0]["milestone"] for records in traces]
+        traces = [read_run(path) for path in options.traces]
+        labels = [records[0].milestone for records in traces]
         labels = labels if options.labels is None else options.labels.split(",")
-        return draw_timeline(traces, labels, options.output, by=options.by)
+        print(f"wrote {draw_timeline(traces, labels, options.output, by=options.by)}")
 
-    picture_command(parser, arguments, draw)
+    return ended_in_one_line(draw)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,9 +6,9 @@ attention function (selective batching, section 3.2), and KV memory (a contiguou
 
 from typing import TYPE_CHECKING
 
-from milestone_llm.frontend.outputs import RequestOutput
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.lazy import lazy
+from milestone_llm.frontend.outputs import RequestOutput
 
 from .config import EngineConfig
 

@@ -5,15 +5,11 @@ continuous batching under the same limits; `--num-requests 1` shows what one req
 """
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
 from milestone_llm.lab.bench.command import bench_command
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit status."""
-    return bench_command("m2_batching", __doc__, arguments)
-
+main = partial(bench_command, "m2_batching", __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from milestone_llm.core.logprobs import note_prompt_logprobs, prompt_logprobs
+from m1_single.prompt_logprobs import note_prompt_logprobs, prompt_logprobs
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
 from milestone_llm.core.sampling import sample

@@ -69,7 +69,7 @@ def demo(args: argparse.Namespace) -> None:
     print_memory(run)
     timeline, kvmap = (args.out / picture for picture in PICTURES)
     show.timeline([run], timeline)
-    draw_kvmap([record.to_dict() for record in run.records], kvmap)
+    draw_kvmap(run.records, kvmap)
     show.written("kvmap", kvmap)
     show.page([run], args.explore)
 

@@ -56,11 +56,6 @@ class Preempter:
         self.host.free(request.request_id)
         self._note("swap_in", request, [block for block, _ in moves])
 
-    def free(self, request_id: str) -> None:
-        """Free the host memory of a request that ended while it was swapped out."""
-        if request_id in self.host.block_tables:
-            self.host.free(request_id)
-
     def reset(self) -> None:
         """Give back all host memory."""
         self.host.reset()

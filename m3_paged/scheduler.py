@@ -136,7 +136,8 @@ class Scheduler(BaseScheduler):
         """Give back a request's blocks, on the device or in host memory."""
         if request.request_id in self.kv.block_tables:
             self.kv.free(request.request_id)
-        self.preempter.free(request.request_id)
+        if request.request_id in self.preempter.host.block_tables:
+            self.preempter.host.free(request.request_id)
 
     def reset_memory(self) -> None:
         """Give back all blocks."""

@@ -3,6 +3,8 @@
 `--auto` prints docs/transcripts/m3_walkthrough.txt. The stops are in guide.txt.
 """
 
+from __future__ import annotations
+
 import functools
 import sys
 from pathlib import Path

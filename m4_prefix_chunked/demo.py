@@ -19,7 +19,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from milestone_llm.cli import add_options, positive
+from milestone_llm.cli import add_options, positive, whole_number
 from milestone_llm.lab.demo.command import demo_parser, run_demo
 
 PICTURES = "m4_prefix.png", "m4_timeline.png"
@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     add("--part", type=int, choices=(1, 2), help="only this one (default: both)")
     add("--system-prompt", metavar="TEXT", help="what all prompts begin with (default: rules)")
     meaning = "steps from one request's arrival to the next one's, in part 1"
-    add("--spacing", type=int, default=4, metavar="STEPS", help=meaning)
+    add("--spacing", type=whole_number, default=4, metavar="STEPS", help=meaning)
     meaning = "of the prompt that comes later, in part 2 (default: 1,400; 400 for a tiny model)"
     add("--long-prompt-tokens", type=positive, metavar="N", help=meaning)
     meaning = "tokens of a step in part 2 (default: 256; 64 for a tiny model)"
@@ -45,16 +45,13 @@ def demo(args: argparse.Namespace) -> None:
     """Run the parts that were asked for."""
     from milestone_llm.models.checkpoint import load_model
 
-    from . import LLMEngine, SamplingParams
+    from . import LLMEngine
     from .tools.demo_chunks import long_arrival
     from .tools.demo_prefix import shared_prefix
 
-    if args.spacing < 0:
-        raise ValueError(f"--spacing must be at least 0 steps, got {args.spacing}")
     loaded = load_model(args.model)
-    # Compute something else first: what a process does only once would be charged to r0.
-    warm_up = LLMEngine(loaded.model, max_model_len=128)
-    warm_up.generate([[5] * 64, [6] * 32], SamplingParams(max_tokens=2))
+    # What a process does only once would be charged to r0.
+    LLMEngine(loaded.model, max_model_len=128).warm_up()
     if args.part != 2:
         shared_prefix(args, loaded, args.out / PICTURES[0])
     if args.part != 1:

@@ -1,4 +1,4 @@
-"""M4's engine: M3's runner under a scheduler that caches prefixes and computes prompts in chunks."""
+"""M4's engine: M3's runner under a scheduler that caches prefixes and cuts prompts into chunks."""
 
 from __future__ import annotations
 

@@ -166,7 +166,8 @@ class Scheduler(BaseScheduler):
                 self.prefix_cache.make_findable(request, request.num_computed_tokens)
             self.kv.free(request.request_id)
         self.prefix_cache.release(request)
-        self.preempter.free(request.request_id)
+        if request.request_id in self.preempter.host.block_tables:
+            self.preempter.host.free(request.request_id)
 
     def reset_memory(self) -> None:
         """Give back all blocks and forget their content."""

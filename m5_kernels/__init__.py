@@ -7,9 +7,9 @@ Schedule, cache and tokens are M4's.
 
 from typing import TYPE_CHECKING
 
-from milestone_llm.frontend.outputs import RequestOutput
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.lazy import lazy
+from milestone_llm.frontend.outputs import RequestOutput
 
 from .config import EngineConfig
 

@@ -14,13 +14,20 @@ Kernels by themselves: `python -m m5_kernels.tools.kernel_bench`; steps by thems
 `python -m m5_kernels.tools.step_bench`.
 """
 
+from __future__ import annotations
+
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from milestone_llm.lab.bench.command import Bench, bench_command, positive
+from milestone_llm.cli import positive
+from milestone_llm.lab.bench.command import bench_command
 
 from .tensor_parallel.launch import SIZE_HELP, silence, start_ranks
+
+if TYPE_CHECKING:
+    from milestone_llm.lab.bench.compare import Bench
 
 
 def engines(bench: Bench) -> None:
@@ -61,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "m5_kernels",
         __doc__,
         arguments,
-        scenarios={"workload": engines},
+        run=engines,
         options=options,
         before=on_every_rank,
     )

@@ -1,8 +1,7 @@
 """The same schedule, computed another way: `python -m m5_kernels.demo`
 
-1. Three requests with M4 and with M5: the same steps and the same tokens.
-2. The pipeline, call by call: each step() launches a step before the tokens of the last are known,
-   so outputs come one call late, and a request that turns out to have stopped has one row too many.
+Three requests with M4 and with M5: the same steps and the same tokens. How M5's steps overlap shows
+call by call in `python -m m5_kernels.walkthrough`.
 
 Kernels run on a GPU, under Triton's interpreter (slow: TRITON_INTERPRET=1 with --model tiny-llama),
 or as their torch twins on any CPU; the demo says which and why.
@@ -36,11 +35,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def demo(args: argparse.Namespace) -> None:
-    """Serve the requests with M4 and M5, then show the pipeline."""
+    """Serve the requests with M4 and with M5."""
     from milestone_llm.lab.demo import show
     from milestone_llm.lab.demo.work import load_work
-
-    from .tools.pipeline_log import show_pipeline
 
     work = load_work(args)
     args.max_model_len = work.longest
@@ -57,8 +54,6 @@ def demo(args: argparse.Namespace) -> None:
             "\nTimes on a CPU say nothing here: the twins are written to be read. For speed, "
             "python -m m5_kernels.bench on a GPU."
         )
-    if engine.decoder is not None:
-        show_pipeline(work, runs[-1].outputs[0].prompt_token_ids)
     show.timeline(runs, args.out / PICTURE)
     show.page(runs, args.explore)
 

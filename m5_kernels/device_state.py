@@ -27,8 +27,9 @@ class DeviceState:
     """State of up to `num_rows` requests, a row each, and the rows of the current step.
 
     temperature, top_p, min_p, repetition_penalty: fp32 `[num_rows]`; top_k, min_tokens: int32;
-    seeds: int64 (the bits of uint64); stop_ids: int32 `[num_rows, MAX_DEVICE_STOP_IDS]`, some repeated.
-    step_rows, step_new_tokens, step_samples: int32 `[num_rows]`, by place in the step.
+    seeds: int64 (the bits of uint64); stop_ids: int32
+    `[num_rows, MAX_DEVICE_STOP_IDS]`, some repeated. step_rows, step_new_tokens, step_samples:
+    int32 `[num_rows]`, by place in the step.
     """
 
     def __init__(

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from m1_single.prompt_logprobs import note_prompt_logprobs, prompt_logprobs
 from m3_paged.block_cache import BlockCache
-from milestone_llm.core.logprobs import note_prompt_logprobs, prompt_logprobs, read_logprobs
+from milestone_llm.core.logprobs import read_logprobs
 from milestone_llm.core.outputs import Logprob, SampledToken
 from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
 from milestone_llm.core.request import Request, RequestStatus

@@ -219,7 +219,7 @@ def run_command(
         before: what can be said or refused at once, before torch is imported.
 
     Returns:
-        The exit status: 0, 2 for bad input, 130 for Ctrl-C. What else is raised keeps its traceback.
+        The exit status: 0, 2 for bad input, 130 for Ctrl-C. Whatever else is raised stays raised.
     """
 
     def whole() -> None:

@@ -16,8 +16,8 @@ from milestone_llm.models.gguf_cache import packaged_gguf
 
 IS_CI = bool(os.environ.get("CI"))
 
-# Tiny matrices lose time when spread over many threads.
-torch.set_num_threads(min(2, os.cpu_count() or 1))
+# Tiny matrices lose time when spread over threads, and there are several workers.
+torch.set_num_threads(1)
 
 # The same examples in every run; `make storm` draws others, and says how to get them again.
 settings.register_profile("same", deadline=None, derandomize=True, print_blob=True)

@@ -7,8 +7,9 @@ that no near tie between two tokens makes a test fail once in a thousand runs.
 from __future__ import annotations
 
 import functools
+import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -129,6 +130,37 @@ def assert_empty(engine: Any) -> None:
     stats = engine.stats()
     assert (stats["waiting"], stats["running"], stats["kv"]["used"]) == (0, 0, 0)
     engine.scheduler.check_invariants()
+
+
+def break_at_call(
+    monkeypatch: pytest.MonkeyPatch,
+    target: Any,
+    method: str,
+    numbers: set[int],
+    error: BaseException,
+) -> None:
+    """Let these calls of a method raise once its work is done: KV is written, or books are.
+
+    Args:
+        method: of `target`; "wait" is that of the steps that a runner launches.
+        numbers: the first call is 1.
+    """
+    calls = itertools.count(1)
+
+    def breaking(work: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            result = work(*arguments)
+            if next(calls) in numbers:
+                raise error
+            return result
+
+        return call
+
+    if method != "wait":
+        monkeypatch.setattr(target, method, breaking(getattr(target, method)))
+        return
+    launch = target.launch
+    monkeypatch.setattr(target, "launch", lambda plan: LaunchedStep(breaking(launch(plan).wait)))
 
 
 # --- driving a scheduler without a model --------------------------------------------------------

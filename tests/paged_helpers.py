@@ -51,6 +51,11 @@ def make_requests(
     return leader
 
 
+def is_done(leader: Request) -> bool:
+    """Whether all completions of a prompt are finished."""
+    return all(completion.is_finished for completion in leader.completions)
+
+
 def next_token(token_ids: list[int], seed: int) -> int:
     """What `PagedDevice` samples after these tokens."""
     return zlib.crc32(f"{seed}:{token_ids}".encode()) % VOCAB_SIZE
@@ -77,10 +82,6 @@ class PagedDevice:
         """Carry out a plan at once."""
         sampled = self.run(plan)
         return LaunchedStep(lambda: sampled)
-
-    def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
-        """A token for each request that samples, by id."""
-        return launched.wait()
 
     def reset(self) -> None:
         """After an exception: whoever reads on what was there before is caught."""

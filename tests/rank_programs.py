@@ -129,7 +129,7 @@ def random_steps(rank: int, size: int, num_steps: int, seed: int) -> Any:
     engine = _engine("tiny-llama", size, kv_cache_tokens=160, policy="priority")
     digest, outputs, num_added = hashlib.sha256(), {}, 0
     beginnings = [[rng.randrange(199) for _ in range(24)] for _ in range(3)]
-    engine.tracer = Digest(digest)
+    engine.core.watchers.append(Digest(digest))
     done = 0
     while done < num_steps or engine.has_unfinished_requests():
         if done < num_steps and len(engine.requests) < 10 and rng.random() < 0.5:
@@ -166,9 +166,7 @@ def random_steps(rank: int, size: int, num_steps: int, seed: int) -> Any:
 
 
 class Digest:
-    """A tracer that remembers all that was planned, by its hash."""
-
-    keeps_records = False
+    """Watches the steps: remembers all that was planned, by its hash."""
 
     def __init__(self, digest: Any) -> None:
         self.digest = digest
@@ -201,7 +199,7 @@ def folder_part(rank: int, size: int, model: str) -> Any:
         "together": _tokens(engine),
         "alone": _tokens(alone),
         "layer_elements": own,
-        "hollow_elements": elements,
+        "module_elements": elements,
     }
 
 

@@ -279,7 +279,8 @@ def _serve(
     if debugged is not None:
         _stop_when_scheduling(importlib.import_module(f"{milestone}.engine"), debugged)
     if step_seconds:
-        _make_slow_and_fragile(importlib.import_module(f"{milestone}.engine"), step_seconds)
+        slow = functools.partial(_make_slow_and_fragile, step_seconds=step_seconds)
+        sys.exit(command.serve_command(milestone, None, arguments, prepare=slow))
     sys.exit(importlib.import_module(f"{milestone}.serve").main(arguments))
 
 
@@ -292,22 +293,20 @@ def _bind_with_small_buffers(
 
 
 def _make_slow_and_fragile(engine: Any, step_seconds: float) -> None:
-    build_runner = engine.LLMEngine.build_runner
+    launch = engine.runner.launch
 
-    def build(self: Any) -> Any:
-        runner = build_runner(self)
-        launch = runner.launch
+    def slow_launch(plan: Any) -> Any:
+        time.sleep(step_seconds)
+        if any(row.request.prompt_token_ids[0] == POISON for row in plan.rows):
+            raise RuntimeError("poison")
+        return launch(plan)
 
-        def slow_launch(plan: Any) -> Any:
-            time.sleep(step_seconds)
-            if any(row.request.prompt_token_ids[0] == POISON for row in plan.rows):
-                raise RuntimeError("poison")
-            return launch(plan)
+    engine.runner.launch = slow_launch
 
-        runner.launch = slow_launch
-        return runner
 
-    engine.LLMEngine.build_runner = build
+def raise_value_error(engine: Any) -> None:
+    """A bug, in the engine's process."""
+    raise ValueError("a bug")
 
 
 def _stop_when_scheduling(engine: Any, console: Path) -> None:

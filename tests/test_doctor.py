@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from milestone_llm import doctor
+from milestone_llm.lab import doctor
 
 
 def words(capsys: pytest.CaptureFixture[str]) -> str:

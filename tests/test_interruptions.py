@@ -125,7 +125,7 @@ def test_an_interrupt_at_any_line_of_a_step_loses_nothing(package):
         num_interrupted += bool(interrupter.where)
         engine.scheduler.check_invariants()
         delivered |= outcome(run_to_end(engine).values())
-        # What `step` had taken out of the outbox when it was interrupted, nobody has.
+        # What `step` had taken out of its queue when it was interrupted, nobody has.
         if not interrupter.where.startswith(("step", "take")):
             assert delivered.keys() == EXPECTED.keys(), interrupter.where
         for name, output in delivered.items():

@@ -15,5 +15,4 @@ options = parser.parse_args()
 
 engine = LLMEngine("tiny-llama", device="cpu", max_num_seqs=8, trace="memory")
 serve(engine, mixed(engine.vocab_size))
-records = [record.to_dict() for record in engine.tracer.records]
-print("wrote", draw_timeline([records], ["static batching"], options.output))
+print("wrote", draw_timeline([engine.tracer.records], ["static batching"], options.output))

@@ -28,7 +28,7 @@ for package in (m1_single, m2_batching):
         f"{engine.milestone:16}{num_steps:7}{stats['useful_share']:14.1%}"
         f"{num_tokens / num_steps:15.2f}{positions:11,}{positions / num_steps:18.1f}"
     )
-    traces.append([record.to_dict() for record in engine.tracer.records])
+    traces.append(engine.tracer.records)
 if options.output:
     labels = ["static batching", "continuous batching"]
     print("wrote", draw_timeline(traces, labels, options.output))

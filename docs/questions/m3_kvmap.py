@@ -16,5 +16,4 @@ engine = LLMEngine(
 prompts = [[5] * length for length in (3, 5, 8, 6, 8, 5)]
 lengths = (40, 96, 64, 32, 80, 56)
 engine.generate(prompts, [SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths])
-records = [record.to_dict() for record in engine.tracer.records]
-print("wrote", draw_kvmap(records, options.output))
+print("wrote", draw_kvmap(engine.tracer.records, options.output))

@@ -65,7 +65,7 @@ for policy, budget in (("m3_paged", 2048), ("prefill_first", 40), ("mixed", 40))
             f"{first - 5:15}{done[first + 1] - done[6]:11}"
         )
     if budget == 40:
-        traces.append([record.to_dict() for record in records])
+        traces.append(records)
         labels.append(f'prefill_policy="{policy}"')
 if options.output:
     print("wrote", draw_timeline(traces, labels, options.output))

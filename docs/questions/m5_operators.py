@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import m4_prefix_chunked
 import m5_kernels
 from m1_single import SamplingParams
-from m5_kernels import attention, decoder, runner, sampler
+from m5_kernels import runner, sampler
+from m5_kernels.decoder import attention, decoder
 
 NUM_LAYERS = 2  # of tiny-qwen3
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from milestone_llm.serving.router_simulation import ALL_CACHES, simulate
+from docs.questions.scale_simulation import ALL_CACHES, simulate
 
 print("stride  tokens between names    names  megabytes  prompt tokens cached")
 for stride in (1, 8, 64):

@@ -1,1 +1,1 @@
-"""What shows M2 and runs in no step: the stops of its walkthrough."""
+"""What shows M2 and runs in no step: when the requests of its demo come."""

@@ -5,44 +5,35 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
+from milestone_llm.cli import above_0
+from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.workloads import WorkItem, with_poisson_arrivals
 from milestone_llm.lab.demo.command import numbers
 
 
 def add_arrival_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `arriving` reads."""
+    either = parser.add_mutually_exclusive_group()
+    about = "step before which each request comes (default: 0 for all)"
+    either.add_argument("--arrivals", type=numbers(0), metavar="STEP,...", help=about)
+    about = "requests a second, at random (Poisson)"
+    either.add_argument("--rate", type=above_0, metavar="R", help=about)
     add = parser.add_argument
-    arrivals = parser.add_mutually_exclusive_group()
-    arrivals.add_argument(
-        "--arrivals",
-        type=numbers(0),
-        metavar="STEP,...",
-        help="step before which each request comes (default: 0 for all)",
-    )
-    arrivals.add_argument(
-        "--rate", type=float, metavar="R", help="requests a second, at random (Poisson)"
-    )
     add("--policy", choices=("fcfs", "priority"), default="fcfs", help="who is served first")
-    add(
-        "--priorities",
-        type=numbers(-(10**9)),
-        metavar="P,...",
-        help="of each request, lower is sooner (default with --policy priority: last comes first)",
-    )
+    about = "of each request, lower is sooner (default with --policy priority: last comes first)"
+    add("--priorities", type=numbers(-(10**9)), metavar="P,...", help=about)
 
 
 def arriving(items: list[WorkItem], args: argparse.Namespace) -> list[WorkItem]:
     """The requests with the arrivals and priorities that the options give them.
 
     Raises:
-        ValueError: not one arrival or priority a request, or a rate that is not above 0.
+        InputError: not one arrival or priority a request.
     """
     for name in ("arrivals", "priorities"):
         count = len(getattr(args, name) or items)
         if count != len(items):
-            raise ValueError(f"--{name} has {count} of the {len(items)} numbers that it needs")
-    if args.rate is not None and not args.rate > 0:
-        raise ValueError(f"--rate must be above 0 requests a second, got {args.rate:g}")
+            raise InputError(f"--{name} has {count} of the {len(items)} numbers that it needs")
     steps = args.arrivals or [0] * len(items)
     default = range(len(items))[::-1] if args.policy == "priority" else [0] * len(items)
     items = [

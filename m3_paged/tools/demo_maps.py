@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from milestone_llm.cli import console
 from milestone_llm.lab.demo import show
 from milestone_llm.lab.demo.work import DemoRun
-from milestone_llm.lab.plots.block_history import block_history
-from milestone_llm.lab.plots.block_map import print_block_map
+from milestone_llm.lab.plots.block_history import BlockState, block_history
 from milestone_llm.lab.plots.timeline_spans import arrival_order
 from milestone_llm.lab.trace.kv_figures import KVFigures
 from milestone_llm.lab.trace.records import StepRecord
-from milestone_llm.lab.trace.text import plural
+from milestone_llm.lab.trace.text import (
+    Glyphs,
+    Words,
+    fill_bar,
+    fit,
+    id_ranges,
+    plural,
+    print_lines,
+    request_color,
+    safe,
+)
+
+_MAX_LINES = 16
+_MAX_NAME_WIDTH = 8
 
 
 def steps_to_map(records: Sequence[StepRecord]) -> dict[int, str]:
@@ -42,22 +59,93 @@ def steps_to_map(records: Sequence[StepRecord]) -> dict[int, str]:
 
 def print_maps(run: DemoRun) -> None:
     """The steps that matter: what was computed, and whose each block was meanwhile."""
-    records = [record.to_dict() for record in run.records]
-    states, order = block_history(records), arrival_order(records)
+    states, order = list(block_history(run.records)), arrival_order(run.records)
     for index, text in steps_to_map(run.records).items():
         show.step(run, run.records[index], text)
         print_block_map(states[index], order, console)
 
 
+def print_block_map(state: BlockState, order: Sequence[str], console: Console) -> None:
+    """Print whose each block is, and how full: a cell a block.
+
+    Args:
+        order: request ids in the order of their arrival in the whole trace; gives each its colour.
+    """
+    glyphs, num_used = Glyphs.of(console), len(state.holders)
+    text = (
+        f"blocks   {num_used:,} of {state.num_blocks:,} used, {state.num_blocks - num_used:,} free"
+    )
+    text += f", {len(state.shared):,} shared" if state.shared else ""
+    places = plural(state.num_reserved_tokens, "place")
+    text += f"; {plural(state.num_stored_tokens, 'token')} in {places}"
+    cells = _cells(state, order, console.width, glyphs)
+    print_lines(console, Group(Text(text, "bold"), *cells, *_sharing(state, glyphs)))
+
+
+def _cells(
+    state: BlockState, order: Sequence[str], width: int, glyphs: Glyphs
+) -> Iterator[RenderableType]:
+    """Holder and bar of each block, and what does not fit in a few lines summed up."""
+    names = {block: _holder(own, glyphs) for block, own in state.holders.items()}
+    name_width = max((Text(name).cell_len for name in names.values()), default=2)
+    num_first = len(str(state.num_blocks)) + 1
+    for bar_width in (4, 3, 2):  # rather a shorter bar than fewer than 8 blocks in a line
+        fitting = (width - num_first) // (name_width + bar_width + 3)
+        if fitting >= min(8, state.num_blocks):
+            break
+    # A power of two: lines then begin with numbers that are easy to add to.
+    per_line = 1 << max(0, min(fitting, 16).bit_length() - 1)
+    end = min(state.num_blocks, per_line * _MAX_LINES)
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(justify="right", style="dim", width=num_first)
+    for first in range(0, end, per_line):
+        cells = []
+        for block in range(first, min(first + per_line, end)):
+            cell = Text("-".ljust(name_width + bar_width + 1), "dim")
+            if block in names:
+                color = request_color(order.index(state.holders[block][0]))
+                bar = fill_bar(state.stored[block], state.block_size, bar_width, glyphs)
+                cell = Text(names[block], color)
+                cell.pad_right(name_width - cell.cell_len + 1)
+                cell.append(bar)
+            cells.append(cell)
+        grid.add_row(str(first), *cells)
+    yield grid
+    if end < state.num_blocks:
+        num_used = sum(block >= end for block in state.holders)
+        more = f"{glyphs.gap} {plural(state.num_blocks - end, 'more block')}, {num_used:,} used"
+        yield Text(more, "dim")
+
+
+def _holder(holders: Sequence[str], glyphs: Glyphs) -> str:
+    """The first holder's id, and how many share the block with it."""
+    name = fit(safe(holders[0], glyphs), _MAX_NAME_WIDTH, glyphs)
+    return f"{name}+{len(holders) - 1}" if len(holders) > 1 else name
+
+
+def _sharing(state: BlockState, glyphs: Glyphs) -> Iterator[RenderableType]:
+    """All holders of the shared blocks, one line for each set of them."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for block, holders in state.shared.items():
+        groups.setdefault(tuple(holders), []).append(block)
+    for names, blocks in groups.items():
+        lead = "shared   block " if len(blocks) == 1 else "shared   blocks "
+        by = " by " + " ".join(safe(name, glyphs) for name in names)
+        yield Words(id_ranges(sorted(blocks)), glyphs, lead, by)
+    if groups:
+        saved = sum(len(holders) - 1 for holders in state.shared.values())
+        yield Padding(Text(f"{plural(saved, 'block')} saved by sharing", "dim"), (0, 0, 0, 9))
+
+
 def print_memory(run: DemoRun) -> None:
-    """What the pool went through, and what slots would have made of the same memory."""
+    """What the pool went through, and what regions would have made of the same memory."""
     figures, size = KVFigures.of(run.records), run.engine.config.block_size
     num_tokens, longest = figures.total * size, run.engine.max_model_len
     show.headline("KV memory")
     show.facts(
         {
             "pool": f"{plural(figures.total, 'block')} of {size}, {num_tokens:,} tokens",
-            "requests at a time": f"{figures.max_concurrent}; in slots of "
+            "requests at a time": f"{figures.max_concurrent}; in regions of "
             f"max_model_len={longest} tokens: {num_tokens // longest}",
             "watermark": plural(run.engine.stats()["kv"]["watermark"], "block"),
             "reserved, but empty": f"{figures.waste_share:.1%} of the places, "

@@ -1,169 +1,249 @@
-"""A thousand requests against a pool that is too small: `python -m m4_prefix_chunked.stress`
+"""A thousand requests against a pool that is too small: `python -m m4_prefix_chunked.tools.stress`
 
-Lognormal lengths, shared prefixes, conversations, priorities, tenants, aborts; after every step all
-books are checked (reference counts, free list, hashes). At the end the report says how fast it
-was, how evenly, whether process memory grew, and whether every block came back. The exit status is
-1 if a block was lost, a request ended in an error, or an invariant did not hold.
+Some share a system prompt, some go on with a conversation; with priorities, tenants and aborts.
+After every step all books are checked (reference counts, free list, hashes). The exit status is 1
+if an invariant did not hold, an output was wrong, or a block was lost.
 
+  --milestone m5_kernels       over M5; on a GPU with the figures of CUDA's allocator
   --arrivals burst             all connections at once, then nobody, again and again
   --preemption swap            preempted requests move to host memory instead of being recomputed
-  --set prefill_policy=prefill_first enable_prefix_caching=false
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
-from milestone_llm.cli import (
-    Formatter,
-    add_options,
-    config_fields,
-    positive,
-    progress_bar,
-    run_command,
-    try_to_write,
-)
-from milestone_llm.threads import ThreadWatch
+import numpy as np
+
+from milestone_llm import cli
+from milestone_llm.frontend.outputs import RequestOutput
+from milestone_llm.lab.bench.workloads import WorkItem
 from milestone_llm.lab.trace.text import plural
 
-if TYPE_CHECKING:
-    from .stress_report import StressReport
-    from .stress_traffic import PlannedRequest, Traffic
+from .stress_traffic import Traffic
 
 PICTURE = "stress.png"
+GPU = "MB in tensors on a GPU"
+SAMPLED = (
+    *("seconds", "ms a step", "requests running", "requests waiting"),
+    *("KV blocks in use", "KV blocks free, cached", "MB of the process", GPU),
+)
+"""Noted after each step."""
+WARM_UP_SHARE = 0.2
+"""The first steps fill allocators and caches: growth of memory is counted from there on."""
 
 
-def parser(milestone: str) -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     """All options."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {milestone}.stress", description=__doc__, formatter_class=Formatter
-    )
-    add = parser.add_argument
-    add("--concurrency", type=positive, default=128, help="most requests in the engine at once")
-    add("--requests", type=positive, default=1000, help="in all, next turns included")
+    name = "python -m m4_prefix_chunked.tools.stress"
+    parser = argparse.ArgumentParser(name, description=__doc__, formatter_class=cli.Formatter)
+    add, milestones = parser.add_argument, ("m4_prefix_chunked", "m5_kernels")
+    add("--milestone", choices=milestones, default=milestones[0], help="whose engine")
+    add("--concurrency", type=cli.positive, default=128, help="most requests at once")
+    add("--requests", type=cli.positive, default=1000, help="in all")
     add("--arrivals", choices=("poisson", "burst"), default="poisson", help="how they come")
-    add("--rate", type=float, help="requests a step on average (default: concurrency / 20)")
+    add("--rate", type=cli.above_0, help="requests a step on average (default: concurrency / 20)")
     add("--no-invariants", action="store_true", help="do not check the books after each step")
-    add_options(parser, "model", "seed", "max-model-len", "max-num-batched-tokens", "block-size")
-    add_options(parser, "kv-cache-tokens", "preemption", "set", "threads", "explore", "json", "out")
+    names = ("model", "seed", "max-model-len", "max-num-batched-tokens", "block-size", "preemption")
+    cli.add_options(parser, *names, "kv-cache-tokens", "set", "threads", "explore", "out")
     parser.set_defaults(model="tiny-llama", max_model_len=512, max_num_batched_tokens=512)
     return parser
 
 
-def before(args: argparse.Namespace) -> None:
-    """What can be refused at once.
-
-    Raises:
-        ValueError: a rate that is not above 0.
-    """
-    if args.rate is not None and not args.rate > 0:
-        raise ValueError(f"--rate must be above 0 requests a step, got {args.rate:g}")
-    for path in filter(None, (args.out / PICTURE, args.explore, args.json)):
-        try_to_write(path)
-
-
-def stress(args: argparse.Namespace, milestone: str) -> StressReport:
-    """Build, run, report."""
+def stress(args: argparse.Namespace) -> bool:
+    """Build, serve, report. Returns whether all is well."""
     from milestone_llm.lab.demo import show
     from milestone_llm.lab.trace.explore import Run, write_page
 
-    from . import stress_plot, stress_report, stress_traffic
-
-    engine = importlib.import_module(milestone).LLMEngine(
+    limits = ("max_model_len", "max_num_batched_tokens", "block_size", "preemption", "seed")
+    engine = importlib.import_module(args.milestone).LLMEngine(
         args.model,
         max_num_seqs=args.concurrency,
-        max_model_len=args.max_model_len,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        block_size=args.block_size,
         kv_cache_tokens=args.kv_cache_tokens or max(args.max_model_len, 32 * args.concurrency),
-        preemption=args.preemption,
         policy="priority",
-        seed=args.seed,
         check_invariants=not args.no_invariants,
         trace="memory" if args.explore else None,
-        **config_fields(args.set),
+        **{name: getattr(args, name) for name in limits},
+        **cli.config_fields(args.set),
     )
-    traffic = stress_traffic.Traffic(
-        num_requests=args.requests,
-        vocab_size=engine.vocab_size,
-        max_model_len=args.max_model_len,
-        arrivals=args.arrivals,
-        rate=args.rate or args.concurrency / 20,
-        burst_size=args.concurrency,
-        seed=args.seed,
-    )
-    report = stress_report.StressReport(engine, args.requests)
-    serve(traffic, args.concurrency, report)
-    report.close()
-    stress_report.print_report(report, args)
-    if args.json:
-        args.json.write_text(json.dumps(report.as_data(), indent=2) + "\n", encoding="utf-8")
-        show.written("\nwritten", args.json)
-    if report.samples:
-        stress_plot.draw_stress(report, args.out / PICTURE)
-        show.written("\npicture", args.out / PICTURE)
+    run = Stress(engine, args)
+    run.serve()
+    show.facts(run.lines())
+    run.draw(args.out / PICTURE)
+    show.written("\npicture", args.out / PICTURE)
     if args.explore:
         write_page([Run.of("stress", engine)], args.explore)
         show.written("\npage", args.explore)
-    return report
+    return not run.broken and not run.blocks_lost
 
 
-def serve(traffic: Traffic, concurrency: int, report: StressReport) -> None:
-    """Serve all traffic. A client that finds no free connection waits outside, in order of arrival.
+class Stress:
+    """Serves the traffic, and collects what the report says of it."""
 
-    An invariant that does not hold ends the run; the report says in which step.
-    """
-    outside: deque[PlannedRequest] = deque()
-    inside: dict[str, PlannedRequest] = {}
-    aborts: dict[str, int] = {}
-    engine, step = report.engine, 0
-    bar, watch = progress_bar(), ThreadWatch(engine.model.device.type)
-    task = bar.add_task("stress", total=report.num_requests, count="")
-    try:
-        bar.start()
-        while inside or outside or not traffic.is_over:
-            outside += traffic.due(step)
-            while outside and len(inside) < concurrency:
-                planned = outside.popleft()
-                name = engine.add_request(planned.prompt, planned.params, priority=planned.priority)
-                inside[name] = planned
-                if planned.abort_after is not None:
-                    aborts[name] = step + planned.abort_after
-            changed = [engine.abort(name) for name, when in aborts.items() if when <= step]
-            if engine.has_unfinished_requests():
-                start = time.perf_counter()
-                changed += engine.step()
-                report.sample(start)
-                watch.note_step(time.perf_counter() - start, len(changed))
-            for output in changed:
-                if output.finished and output.request_id in inside:
-                    planned = inside.pop(output.request_id)
-                    aborts.pop(output.request_id, None)
-                    report.add(output)
-                    if output.finish_reason in ("stop", "length"):
-                        traffic.finished(planned, output, step)
-            count = f"{report.num_ended} of {plural(report.num_requests, 'request')}"
-            bar.update(task, completed=report.num_ended, count=count)
-            step += 1
-    except AssertionError as error:
-        report.broken = f"step {step}: {error}"
-    finally:
-        bar.stop()
+    def __init__(self, engine: Any, args: argparse.Namespace) -> None:
+        self.engine, self.args = engine, args
+        self.samples: dict[str, list[float]] = {name: [] for name in SAMPLED}
+        self.reasons: Counter[str] = Counter()
+        self.ttft, self.gaps = list[float](), list[float]()
+        self.num_tokens = self.num_hits = 0
+        self.broken = ""  # or the step and what was wrong in it
+        self.start = time.perf_counter()
+        self.sample(0.0)
+
+    def serve(self) -> None:
+        """Serve all. What does not hold ends the run."""
+        engine, traffic, step = self.engine, Traffic(self.args, self.engine.vocab_size), 0
+        outside, inside = deque[WorkItem](), dict[str, WorkItem]()
+        try:
+            while inside or outside or traffic.num_left or traffic.later:
+                outside += traffic.due(step)  # for the first free connection, as they came
+                while outside and len(inside) < self.args.concurrency:
+                    new = outside.popleft()
+                    name = engine.add_request(new.prompt, new.params, priority=new.priority)
+                    inside[name] = new
+                has_abort = inside and traffic.rng.random() < 0.02
+                outputs = [engine.abort(traffic.rng.choice(list(inside)))] if has_abort else []
+                if engine.has_unfinished_requests():
+                    start = time.perf_counter()
+                    outputs += engine.step()
+                    self.sample(1e3 * (time.perf_counter() - start))
+                for output in outputs:
+                    if output.finished and output.request_id in inside:
+                        item = inside.pop(output.request_id)
+                        self.add(item, output)
+                        traffic.ended(item, output, step)
+                step += 1
+        except AssertionError as error:
+            self.broken = f"step {step}: {error}"
+
+    def sample(self, step_ms: float) -> None:
+        """Note how the engine is after a step."""
+        import torch
+
+        scheduler, usage = self.engine.scheduler, self.engine.scheduler.kv_usage()
+        counts = len(scheduler.running), len(scheduler.waiting), usage.used, usage.cached
+        memory = resident_mb(), torch.cuda.memory_allocated() / 2**20
+        figures = (time.perf_counter() - self.start, step_ms, *counts, *memory)
+        for values, figure in zip(self.samples.values(), figures, strict=True):
+            values.append(figure)
+
+    def add(self, item: WorkItem, output: RequestOutput) -> None:
+        """Check and count a request that has ended."""
+        for each in output.outputs:
+            got, wanted, why = len(each.token_ids), item.params.max_tokens, each.finish_reason
+            is_right = got == wanted or (got < wanted and why in ("stop", "abort"))
+            assert is_right, f"{output.request_id}: {got} tokens of {wanted}, ended by {why}"
+            self.num_tokens += got
+        self.reasons[str(output.finish_reason)] += 1
+        self.num_hits += output.metrics.num_cached_tokens > 0
+        times = [output.metrics.arrival_time, *output.metrics.token_times]
+        self.ttft += [1e3 * (times[1] - times[0])] if times[1:] else []
+        self.gaps += (1e3 * np.diff(times[1:])).tolist()
+
+    @property
+    def blocks_lost(self) -> int:
+        """Blocks that are not free, on the device and in host memory, when nobody is left."""
+        pools = self.engine.scheduler.kv.pool, self.engine.scheduler.preempter.host.pool
+        return 0 if self.broken else sum(pool.num_blocks - pool.num_free for pool in pools)
+
+    def lines(self) -> dict[str, str]:
+        """What ran, and what became of it."""
+        import torch
+
+        from milestone_llm.lab.bench.compare import environment
+        from milestone_llm.lab.bench.report import machine_text
+
+        args, engine, stats = self.args, self.engine, self.engine.stats()
+        cache, num_ended = stats["prefix_cache"], self.reasons.total()
+        seconds, samples = time.perf_counter() - self.start, self.samples
+        gpu = {}
+        if engine.model.device.type == "cuda":
+            figures = torch.cuda.memory_stats(engine.model.device)
+            kept = figures["reserved_bytes.all.current"]
+            gpu["GPU memory"] = (
+                f"{trend(samples[GPU])} in tensors; the allocator keeps {kept / 2**20:,.0f} MB; "
+                f"{figures['num_alloc_retries']} times it had to give memory back first"
+            )
+        return {
+            "traffic": f"{plural(args.requests, 'request')}, {args.arrivals}, at most "
+            f"{args.concurrency} at once, seed {args.seed}",
+            "machine": f"{engine.model_name} on {machine_text(environment(engine))}",
+            "ended by": ", ".join(f"{n} {why}" for why, n in sorted(self.reasons.items())),
+            "throughput": f"{self.num_tokens / seconds:,.0f} output tokens/s, "
+            f"{num_ended / seconds:,.1f} requests/s; {self.num_tokens:,} tokens in {seconds:.1f} "
+            f"s, {plural(stats['steps'], 'step')}",
+            "TTFT": percentiles(self.ttft),
+            "ITL": percentiles(self.gaps),
+            "step": percentiles(samples["ms a step"]),
+            "preemptions": f"{stats['preemptions']:,}; "
+            f"{plural(stats['copied_blocks'], 'block')} copied on write",
+            "prefix cache": f"{cache['hit_rate']:.1%} of {cache['queried_tokens']:,} tokens found, "
+            f"{plural(self.num_hits, 'request')} hit, {plural(cache['evictions'], 'eviction')}",
+            "memory": trend(samples["MB of the process"]),
+            **gpu,
+            "KV blocks": f"{stats['kv']['total']:,}, at most {stats['kv']['watermark']:,} in use",
+            "blocks lost": str(self.blocks_lost),
+            **({"BROKEN": self.broken} if self.broken else {}),
+        }
+
+    def draw(self, path: Path) -> None:
+        """Draw the samples over time."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9.5, 11), layout="constrained")
+        seconds, *others = self.samples.items()
+        shown = [(name, values) for name, values in others if any(values)]
+        panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+        for axes, (name, values) in zip(panels, shown, strict=True):
+            axes.plot(seconds[1], values, linewidth=1)
+            axes.set_title(name, loc="left")
+            axes.grid(color="#e4e4e4", linewidth=0.6)
+        axes.set_xlabel("seconds")
+        figure.savefig(path, dpi=130)
 
 
-def main(arguments: Sequence[str] | None = None, milestone: str = "m4_prefix_chunked") -> int:
-    """The command line, for the engine of this milestone. Returns the exit status."""
-    reports: list[StressReport] = []
-    args = parser(milestone).parse_args(arguments)
-    status = run_command(lambda args: reports.append(stress(args, milestone)), args, before)
-    return status or int(not reports[0].is_good)
+def percentiles(values: Sequence[float]) -> str:
+    """Of milliseconds."""
+    p50, p95, p99 = np.percentile(values if len(values) else [0.0], (50, 95, 99))
+    return f"p50 {p50:,.1f}, p95 {p95:,.1f}, p99 {p99:,.1f} ms"
+
+
+def trend(values: Sequence[float]) -> str:
+    """MB, and how they grew; jitter is the deviation from a straight line."""
+    kept = np.array(values[int(len(values) * WARM_UP_SHARE) :])
+    steps = np.arange(len(kept))
+    line = np.polyval(np.polyfit(steps, kept, min(1, len(kept) - 1)), steps)
+    return (
+        f"{kept[-1]:,.0f} MB; growth after warm-up {line[-1] - line[0]:+.1f} MB, jitter "
+        f"{(kept - line).std():.1f} MB"
+    )
+
+
+def resident_mb() -> float:
+    """Physical memory of this process; 0 where the system does not say."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return sum(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit status."""
+    args = parser().parse_args(arguments)
+    is_good = [False]
+
+    def before(args: argparse.Namespace) -> None:
+        for path in filter(None, (args.out / PICTURE, args.explore)):
+            cli.try_to_write(path)
+
+    status = cli.run_command(lambda args: is_good.append(stress(args)), args, before)
+    return status or int(not is_good[-1])
 
 
 if __name__ == "__main__":

@@ -22,10 +22,12 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from .config import DecoderConfig
 from m5_kernels.kernels.all_reduce_norm import SymmetricBuffer, all_reduce_add_rms_norm
 from m5_kernels.kernels.backend import ceil_div
 from m5_kernels.kernels.rms_norm import add_rms_norm
+from milestone_llm.core.errors import InputError
+
+from .config import DecoderConfig
 
 MAX_ONE_SHOT_ROWS = 512
 """Rows of a decode step whose all-reduce goes by one shot: above, NCCL's rings move less."""
@@ -147,7 +149,9 @@ class Collectives:
             buffer: see `all_reduce_add_rms_norm`.
         """
         if self.buffers is not None and len(part) <= self.buffers.max_rows:
-            return all_reduce_add_rms_norm(part, residual, weight, epsilon, self.buffers, buffer, pdl)
+            return all_reduce_add_rms_norm(
+                part, residual, weight, epsilon, self.buffers, buffer, pdl
+            )
         return add_rms_norm(self.all_reduce(part), residual, weight, epsilon, pdl)
 
     def gather_vocab(self, part: torch.Tensor, vocab_size: int) -> torch.Tensor:

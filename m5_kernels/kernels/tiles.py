@@ -1,4 +1,4 @@
-"""Tile choices, by GPU: what `python -m m5_kernels.tune` found fastest, and a safe default.
+"""Tile choices, by GPU: what `python -m m5_kernels.tools.tune` found fastest, and a safe default.
 
 A tile trades bytes in flight (large tiles, many stages) against shared memory and registers
 (small tiles, several programs on a multiprocessor). Nothing else depends on these numbers:

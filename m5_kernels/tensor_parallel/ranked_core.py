@@ -7,6 +7,7 @@ make the same requests: equal ids, numbers and seeds.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from milestone_llm.core.engine_core import ModelRunner
@@ -123,7 +124,7 @@ class RankedCore(GuardedCore):
         self._changes = []
         self._followed = {k: each for k, each in self._followed.items() if not each.is_finished}
 
-    def restart(self, requests: list[Request]) -> None:
+    def restart(self, requests: Iterable[Request]) -> None:
         """Begin anew on this rank. The ranks no longer know the same, so the others end."""
         self.ranks.part()
         super().restart(requests)
@@ -133,5 +134,5 @@ class RankedCore(GuardedCore):
             request = build_request(*change)
             self._followed |= {each.request_id: each for each in request.completions}
             super().add_request(request)
-        elif request := self._followed.get(change.request_id):
-            super().finish_request(request, change.reason)
+        elif followed := self._followed.get(change.request_id):
+            super().finish_request(followed, change.reason)

@@ -106,7 +106,9 @@ class Ranks:
         self.shard = Shard(self.rank, self.size)
         # A group of its own: a server may have nothing to say for days.
         self._control = dist.new_group(backend="gloo", timeout=timedelta(days=365))
-        self._engines: weakref.WeakValueDictionary[int, RankedEngine] = weakref.WeakValueDictionary()
+        self._engines: weakref.WeakValueDictionary[int, RankedEngine] = (
+            weakref.WeakValueDictionary()
+        )
         self._num_engines = 0
         self._pending: Message | None = None
         self.num_exchanges = 0

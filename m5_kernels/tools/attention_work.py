@@ -12,7 +12,7 @@ from m5_kernels.kernels.flash_decode import DecodeWorkspace, flash_decode, flash
 from m5_kernels.kernels.paged_prefill import paged_prefill, paged_prefill_torch
 from m5_kernels.kernels.tiles import DecodeTile, PrefillTile
 
-from .measure import PagedBatch, num_rotations
+from .measure import PagedBatch, check, median_us, num_rotations
 
 NUM_Q_HEADS, NUM_KV_HEADS = 16, 8
 
@@ -85,3 +85,16 @@ def expected(shape: Shape, batch: PagedBatch) -> torch.Tensor:
     if shape.context_len <= 4096:
         return paged_prefill_torch(*batch.decode_inputs, batch.query_start_loc)
     return attention_runs(PrefillTile(64, 32, 4, 2), [batch])[0]()
+
+
+def microseconds(
+    shape: Shape, head_dim: int, tiles: Sequence[DecodeTile | PrefillTile]
+) -> list[float]:
+    """Compare what each tile gives with the twin, then time it: microseconds of a launch."""
+    batches = shape.batches(head_dim)
+    reference, found = expected(shape, batches[0]), []
+    for tile in tiles:
+        launches = attention_runs(tile, batches)
+        check(f"{tile} at {shape.name}", launches[0](), reference)
+        found.append(median_us(launches))
+    return found

@@ -20,10 +20,8 @@ from m5_kernels.tensor_parallel.ranks import Ranks
 from milestone_llm import MILESTONES
 from milestone_llm.cli import config_fields, console
 from milestone_llm.core.errors import InputError
-from milestone_llm.lab.bench.command import Bench
-from milestone_llm.lab.bench.contest import Contest, Results
-from milestone_llm.lab.bench.measure import engine_contestant, measure
-from milestone_llm.lab.bench.report import STANDARD_TABLES, losses
+from milestone_llm.lab.bench.compare import Bench
+from milestone_llm.lab.bench.measure import Results, measure, run_engine
 from milestone_llm.lab.bench.workloads import WorkItem
 
 from .bench_all_reduce import print_all_reduces
@@ -48,11 +46,14 @@ class Variant:
     """Makes, of the engine, the context in which it is warmed up and measured."""
 
 
-def compare_engines(bench: Bench, more: Sequence[Variant] = ()) -> None:
+def compare_engines(bench: Bench, more: Sequence[Variant] = ()) -> Any:
     """Check, build, warm up, measure, report.
 
     Args:
         more: variants beside those of the command line.
+
+    Returns:
+        The engine that the others are compared with.
 
     Raises:
         InputError: limits that do not fit the model or the workload, or an unknown field or part.
@@ -64,8 +65,8 @@ def compare_engines(bench: Bench, more: Sequence[Variant] = ()) -> None:
     if bench.num_ranks > 1:
         if set(args.engines) != {"m5"} or args.baseline or args.profile:
             raise InputError("--tensor-parallel-size compares M5 on several GPUs with M5 on one")
-        if on_gpu:  # each rank's "cuda" is its own
-            torch.cuda.set_device(Ranks.join(bench.num_ranks, args.device).device)
+        if on_gpu:
+            Ranks.join(bench.num_ranks, args.device)  # from here on "cuda" is the rank's own GPU
     *others, main = planned_variants(args, more)
     if not args.no_check:
         console.print(f"Checked: {check_against_m4(device)}.\n")
@@ -73,6 +74,8 @@ def compare_engines(bench: Bench, more: Sequence[Variant] = ()) -> None:
     items = bench.make_work()
     if on_gpu:
         set_memory(bench, items, is_alone=not others)
+    elif args.without:
+        console.print("On a CPU there are no graphs, and kernels are their twins anyway.\n")
     earlier: Results = {}
     for variant in others:
         earlier |= measure_alone(bench, variant, items, on_gpu)
@@ -84,17 +87,8 @@ def compare_engines(bench: Bench, more: Sequence[Variant] = ()) -> None:
     engine = build(bench, main, items)
     if on_gpu:
         warm_up(engine, items)
-    contest = Contest(
-        args.workload,
-        items,
-        [engine_contestant(engine), *bench.baselines(engine)],
-        STANDARD_TABLES,
-        losses,
-        measure=partial(measure, has_bar=not on_gpu),
-        earlier=earlier,
-    )
-    with main.around(engine):
-        data = bench.run(contest)
+    contestants = {main.name: engine, **bench.baselines(engine)}
+    data = bench.compare(args.workload, items, contestants, earlier=earlier, has_bar=not on_gpu)
     data["without"] = args.without
     if bench.num_ranks > 1:
         data["all_reduces"] = print_all_reduces(engine)
@@ -106,6 +100,7 @@ def compare_engines(bench: Bench, more: Sequence[Variant] = ()) -> None:
         profiled = profile_steps(engine, items)
         print_profile(profiled)
         data["profile"] = asdict(profiled)
+    return engine
 
 
 def planned_variants(args: argparse.Namespace, more: Sequence[Variant]) -> list[Variant]:
@@ -133,14 +128,9 @@ def planned_variants(args: argparse.Namespace, more: Sequence[Variant]) -> list[
             else:
                 names = ", ".join((*FIELDS, *KERNELS))
                 raise InputError(f"--without {part}: there is {names}")
-        without = Variant(f"- {combination}", fields=fields, around=switched_off_in(kernels))
-        variants.append(without)
+        around = partial(switched_off, kernels)
+        variants.append(Variant(f"- {combination}", fields=fields, around=around))
     return [*variants, *more, main]
-
-
-def switched_off_in(kernels: Sequence[str]) -> Callable[[Any], Any]:
-    """What stands around a variant without these kernels."""
-    return lambda engine: switched_off(kernels)
 
 
 def set_defaults(args: argparse.Namespace, on_gpu: bool) -> None:
@@ -152,12 +142,6 @@ def set_defaults(args: argparse.Namespace, on_gpu: bool) -> None:
         args.num_requests = 1
         args.input_len = args.input_len or (100, 100)
         args.output_len = args.output_len or (512, 512)
-    if not on_gpu:
-        for part in "+".join(args.without).split("+"):
-            if part in KERNELS:
-                console.print(f"--without {part} changes nothing on a CPU")
-            elif part == "graphs":
-                console.print("--without graphs: a CPU has none, so this is --without pipelining")
 
 
 def set_memory(bench: Bench, items: Sequence[WorkItem], is_alone: bool) -> None:
@@ -189,17 +173,18 @@ def measure_alone(
     """One result a round of an engine that is gone afterwards."""
     engine = build(bench, variant, items)
     with variant.around(engine):
-        warm_up(engine, items, in_full=on_gpu)
-        contestant = engine_contestant(engine, variant.name)
-        return measure([contestant], items, bench.args.rounds, has_bar=not on_gpu)
+        if on_gpu:
+            warm_up(engine, items)
+        rounds = bench.args.rounds
+        return measure({variant.name: engine}, items, rounds, has_bar=not on_gpu)
 
 
 def warm_up(engine: Any, items: Sequence[WorkItem]) -> None:
-    """On a GPU every kernel and graph of M5 is there before anything is measured."""
+    """Every kernel and graph of M5 is there before anything is measured."""
     if engine.milestone == "m5_kernels":
         engine.capture_graphs()
         whole = [WorkItem(item.prompt[::-1], item.params) for item in items]  # no cache knows them
-        engine_contestant(engine).run(whole, lambda _: None)
+        run_engine(engine, whole, lambda _: None)
 
 
 def report_limit(engine: Any, items: Sequence[WorkItem], data: dict[str, Any]) -> dict[str, Any]:

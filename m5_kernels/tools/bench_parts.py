@@ -38,13 +38,12 @@ KERNELS: dict[str, tuple[str, Any]] = {
 
 
 @contextlib.contextmanager
-def switched_off(names: Iterable[str]) -> Iterator[None]:
-    """While it lasts, M5's decoder does without these kernels."""
-    write_kv_torch = rope_file.write_kv_torch
+def switched_off(names: Iterable[str], engine: object = None) -> Iterator[None]:
+    """While it lasts, the decoder of every engine does without these kernels."""
+    on_cpu, on_gpu = rope_file.write_kv_torch, rope_file.write_kv
 
     def write_kv(key: torch.Tensor, *others: torch.Tensor) -> None:
-        # On a GPU the twin waits for the host, which no graph can; the kernel does not.
-        (rope_file.write_kv if key.is_cuda else write_kv_torch)(key, *others)
+        (on_gpu if key.is_cuda else on_cpu)(key, *others)  # no graph can hold the twin
 
     with contextlib.ExitStack() as stack:
         for name in names:

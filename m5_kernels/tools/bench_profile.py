@@ -7,7 +7,7 @@ The host's parts are timed without a profiler, which would slow them down; kerne
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,7 @@ HOST_PARTS = {
     "update": "take its tokens in",
     "other": "outputs, counts, Python between",
 }
+NUM_SHOWN = 14
 Kernels = list[tuple[str, float, float]]
 """Name, launches a step, microseconds a step; the costliest first."""
 
@@ -82,7 +83,7 @@ def profile_steps(engine: Any, items: Sequence[WorkItem], num_steps: int = 20) -
 
 def _host_parts(engine: Any, num_steps: int) -> tuple[dict[str, float], float]:
     """Microseconds a step of each of `HOST_PARTS`, and of a whole step."""
-    spent: Counter[str] = Counter()
+    spent: defaultdict[str, float] = defaultdict(float)
     scheduler, runner = engine.scheduler, engine.runner
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,13 +129,14 @@ def kernel_times(
             torch.cuda.synchronize()
         wall = time.perf_counter() - start
     counts: Counter[str] = Counter()
-    times: Counter[str] = Counter()
+    times: defaultdict[str, float] = defaultdict(float)
     for event in profiler.events():
         spent = event.device_time if is_cuda else event.self_cpu_time_total
         if spent and "ynchronize" not in event.name:
             counts[event.name] += 1
             times[event.name] += spent
-    kernels = [(name, counts[name] / num_steps, us / num_steps) for name, us in times.most_common()]
+    ranked = sorted(times.items(), key=lambda item: -item[1])
+    kernels = [(name, counts[name] / num_steps, us / num_steps) for name, us in ranked]
     return kernels, 1e6 * wall / num_steps
 
 
@@ -151,29 +153,18 @@ def print_profile(result: StepProfile) -> None:
         host.add_row(name, f"{spent:,.0f}", HOST_PARTS[name])
     console.print(host)
     console.print()
-    print_kernels("in kernels (profiled steps)", result.kernels, wall_us=result.profiled_wall_us)
+    print_kernels("in kernels (profiled steps)", result.kernels, result.profiled_wall_us)
 
 
-def print_kernels(
-    title: str, kernels: Kernels, num_kernels: int = 14, wall_us: float | None = None
-) -> None:
-    """The costliest kernels of a step, and the sum of all.
-
-    Args:
-        wall_us: microseconds of a step; with them the gaps between kernels are a line, too.
-    """
-    busy_us = sum(us for _, _, us in kernels)
-    shown, rest = kernels[:num_kernels], kernels[num_kernels:]
+def print_kernels(title: str, kernels: Kernels, wall_us: float) -> None:
+    """The costliest kernels of a step that took so many microseconds, the others, and the gaps."""
+    shown, rest = kernels[:NUM_SHOWN], kernels[NUM_SHOWN:]
     if rest:
         total = (sum(count for _, count, _ in rest), sum(us for _, _, us in rest))
         shown = [*shown, (f"{len(rest)} others", *total)]
-    whole_us = wall_us or busy_us
-    rows = [(name, f"{n:,.1f}", f"{us:,.1f}", f"{us / whole_us:.1%}") for name, n, us in shown]
-    if wall_us is None:
-        rows.append(("all", f"{sum(n for _, n, _ in kernels):,.1f}", f"{busy_us:,.1f}", ""))
-    else:
-        gaps = max(0.0, wall_us - busy_us)
-        rows.append(("gaps", "", f"{gaps:,.1f}", f"{gaps / wall_us:.1%}"))
+    rows = [(name, f"{n:,.1f}", f"{us:,.1f}", f"{us / wall_us:.1%}") for name, n, us in shown]
+    gaps = max(0.0, wall_us - sum(us for _, _, us in kernels))
+    rows.append(("gaps", "", f"{gaps:,.1f}", f"{gaps / wall_us:.1%}"))
     grid = table("", [title, "launches", "us", "share"], rows)
     grid.columns[0].max_width = 46
     console.print(grid)

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from milestone_llm.cli import add_options, run_command
+from milestone_llm.core.errors import InputError
+
 L2_BYTES = 256 * 2**20  # several times the largest L2 cache: inputs that rotate over this miss it
 MAX_ERROR = 1e-2  # of bf16 operands against fp32 ones
 FiveTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def gpu_command(parser: argparse.ArgumentParser, body: Callable[[argparse.Namespace], None]) -> int:
+    """Run an instrument that needs a GPU. Returns the exit status."""
+    add_options(parser, "threads")
+
+    def run(args: argparse.Namespace) -> None:
+        if not torch.cuda.is_available():
+            raise InputError("this measures kernels on an NVIDIA GPU, and torch sees none here")
+        body(args)
+
+    return run_command(run, parser.parse_args())
 
 
 def median_us(
@@ -68,9 +84,7 @@ class Ceilings:
         """About a second on a large GPU; needs 5 GiB."""
         source = torch.randn(2**30, dtype=torch.bfloat16, device="cuda")
         target = torch.empty_like(source)
-        copy_us = median_us(
-            [lambda: torch.neg(source, out=target)]
-        )  # a copy node in a graph is slower
+        copy_us = median_us([lambda: torch.neg(source, out=target)])  # a copy node is slower
         read_us = median_us([lambda: source.view(torch.int32).amax()])
         left = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
         right = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
@@ -92,9 +106,10 @@ def relative_error(output: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def check(name: str, output: torch.Tensor, reference: torch.Tensor) -> None:
-    """Raise RuntimeError unless output is the reference up to bf16 rounding."""
+    """Raise RuntimeError unless output is the reference, floats up to bf16 rounding."""
     error = relative_error(output, reference)
-    if not error < MAX_ERROR:  # a NaN is no match either
+    limit = MAX_ERROR if output.is_floating_point() else 0
+    if not error <= limit:  # a NaN is no match either
         raise RuntimeError(f"{name}: relative error {error} against its twin")
 
 

@@ -1,35 +1,139 @@
-"""`python -m m5_kernels.tune`: times every candidate tile on this GPU and prints the table's rows.
+"""Times every candidate tile on this GPU and prints the rows of `m5_kernels/kernels/tiles.py`.
+
+    python -m m5_kernels.tools.tune
 
 Candidates are compiled first, in parallel processes (compiling is what takes the time), then each
 is checked against the torch twin and timed alone. A row is chosen by the geometric mean of its
-speed over the shapes. `--details` prints every time measured.
+speed over the shapes.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import multiprocessing
+import os
+import statistics
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
+import torch
+
+from m5_kernels.kernels.skinny_linear import skinny_linear
+from m5_kernels.kernels.tiles import DecodeTile, LinearTile, PrefillTile
 from milestone_llm.cli import Formatter
 
-from .gpu_command import gpu_command
+from .attention_work import DECODE_SHAPES, PREFILL_SHAPES, Shape, attention_runs, microseconds
+from .measure import check, gpu_command, median_us, num_rotations
+
+AttentionTile = DecodeTile | PrefillTile
+
+
+def candidates(kind: str, head_dim: int) -> Sequence[AttentionTile]:
+    """Tiles whose stages fit in the shared memory of the programs that share a multiprocessor."""
+    if kind == "prefill":
+        sizes = itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4))
+        return [
+            PrefillTile(rows, tokens, warps, stages)
+            for rows, tokens, warps, stages in sizes
+            if (rows + 2 * tokens * stages) * head_dim * 2 < 230_000 and rows // warps >= 16
+        ]
+    found = []
+    for tokens, warps, stages, programs in itertools.product(
+        (32, 64, 128), (2, 4, 8), (2, 3, 4, 5), (1, 2, 3, 4)
+    ):
+        shared = (tokens * head_dim * 2 * 2 * (stages - 1) + 8000) * programs
+        if warps * 16 <= tokens <= warps * 32 and 90_000 < shared < 230_000:
+            found.append(DecodeTile(tokens, warps, stages, programs))
+    return found
+
+
+def compile_one(tile: AttentionTile, shape: Shape, head_dim: int) -> str | None:
+    """Compile a candidate into triton's cache on disk; returns why it can't run, if it can't."""
+    batch = shape.batch(head_dim, num_blocks=64)
+    try:
+        attention_runs(tile, [batch])[0]()
+        torch.cuda.synchronize()
+    except Exception as error:  # too much shared memory, mostly
+        return f"{type(error).__name__}: {error}"[:200]
+    return None
+
+
+def compile_all(
+    tiles: Sequence[AttentionTile], shapes: Sequence[Shape], head_dim: int
+) -> list[AttentionTile]:
+    """Those that can run; the others are printed."""
+    tile_column, shape_column = zip(*itertools.product(tiles, shapes), strict=True)
+    # A fresh interpreter each: a process that has used CUDA can't fork.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(14, os.cpu_count() or 1), mp_context=context) as pool:
+        work = partial(compile_one, head_dim=head_dim)
+        reasons = list(pool.map(work, tile_column, shape_column))
+    broken = {t: reason for t, reason in zip(tile_column, reasons, strict=True) if reason}
+    for tile, reason in broken.items():
+        print(f"  {tuple(tile)} left out: {reason}")
+    return [tile for tile in tiles if tile not in broken]
+
+
+def tune(kind: str, head_dim: int) -> None:
+    """Compile, check and time the candidates of one kernel at one head_dim; print the winner."""
+    shapes = DECODE_SHAPES if kind == "decode" else PREFILL_SHAPES
+    tiles = compile_all(candidates(kind, head_dim), shapes, head_dim)
+    speeds: dict[AttentionTile, list[float]] = {tile: [] for tile in tiles}
+    for shape in shapes:
+        for tile, us in zip(tiles, microseconds(shape, head_dim, tiles), strict=True):
+            speeds[tile].append(shape.speed(head_dim, us))
+    ranked = sorted(tiles, key=lambda tile: -statistics.geometric_mean(speeds[tile]))
+    print(f"{kind} head_dim {head_dim}: " + " ".join(shape.name for shape in shapes))
+    for tile in ranked[:5]:
+        print(f"  {tuple(tile)!s:20s} " + " ".join(f"{s:7.0f}" for s in speeds[tile]), flush=True)
+    print(f"  (2, {head_dim}): {type(ranked[0]).__name__}{tuple(ranked[0])},", flush=True)
+
+
+def tune_linear() -> None:
+    """Time candidates for one-row products with the weights of a Qwen3-0.6B layer and LM head."""
+    tiles = [
+        LinearTile(columns, depth, warps)
+        for columns, depth, warps in itertools.product((1, 2, 4, 8), (256, 512, 1024), (1, 2, 4))
+    ]
+    times: dict[LinearTile, list[float]] = {tile: [] for tile in tiles}
+    sizes = [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151_936, 1024)]
+    for out_size, in_size in sizes:
+        hidden = torch.randn(1, in_size, device="cuda").bfloat16()
+        weights = [
+            torch.randn(out_size, in_size, device="cuda").bfloat16()
+            for _ in range(num_rotations(out_size * in_size * 2))
+        ]
+        for tile in tiles:
+            launches = [partial(skinny_linear, hidden, weight, tile=tile) for weight in weights]
+            check(f"{tile} at {out_size}x{in_size}", launches[0](), hidden @ weights[0].T)
+            times[tile].append(median_us(launches, repeats=3, min_us=2e3))
+    print("linear, us: " + " ".join(f"{out_size}x{in_size}" for out_size, in_size in sizes))
+    for tile in sorted(tiles, key=lambda tile: statistics.geometric_mean(times[tile]))[:5]:
+        print(f"  {tuple(tile)!s:20s} " + " ".join(f"{us:7.1f}" for us in times[tile]))
+
+
+def search(args: argparse.Namespace) -> None:
+    """Tune what the command line asks for."""
+    print(f"tuned on: {torch.cuda.get_device_name()}, torch {torch.__version__}")
+    for kind in ("decode", "prefill"):
+        for head_dim in args.head_dims:
+            if args.kernel in (kind, "all"):
+                tune(kind, head_dim)
+    if args.kernel in ("linear", "all"):
+        tune_linear()
 
 
 def main() -> int:
     """The command line. Returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m m5_kernels.tune", description=__doc__, formatter_class=Formatter
+        prog="python -m m5_kernels.tools.tune", description=__doc__, formatter_class=Formatter
     )
     parser.add_argument("--kernel", choices=["decode", "prefill", "linear", "all"], default="all")
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128, 256])
-    parser.add_argument("--details", action="store_true", help="print every time measured")
-
-    def run(args: argparse.Namespace) -> None:
-        from .tile_search import search
-
-        search(args)
-
-    return gpu_command(parser, run)
+    return gpu_command(parser, search)
 
 
 if __name__ == "__main__":

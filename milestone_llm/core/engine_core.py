@@ -12,7 +12,7 @@ has work while Python plans (`is_pipelined`):
     M5         | plan 0 | launch 0 | plan 1 | launch 1 | settle 0 | plan 2 | launch 2 | settle 1 ...
 
 Requests are token ids here, and so is what comes out. Text, stop strings, threads, interruptions
-and traces are the business of those who call (`milestone_llm.frontend`).
+and traces are the business of those who call it (`milestone_llm.frontend`).
 """
 
 from __future__ import annotations

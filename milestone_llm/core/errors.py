@@ -2,8 +2,6 @@
 
 
 class InputError(ValueError):
-    """Something that a user gave cannot be used; the message states it, and the limit.
-
-    It is raised where input comes in. A program turns it into one line; every other exception keeps
-    its traceback, since it comes from code, perhaps the reader's own.
+    """Something that a user gave cannot be used. A program turns it into one line; every other
+    exception keeps its traceback, since it comes from code, perhaps the reader's own.
     """

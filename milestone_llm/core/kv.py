@@ -7,16 +7,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class KVUsage:
-    """How full the KV cache is after a step.
-
-    `total`, `used`, `free`, `cached` and `watermark` (most ever used) count `unit`s: `token` in M1,
-    `region` (one request's, contiguous) in M2, `block` from M3 on.
-    """
+    """How full the KV cache is after a step; all but tokens count `unit`s."""
 
     unit: str
+    """`token` in M1, `region` (one request's, contiguous) in M2, `block` from M3 on."""
     total: int
     used: int
     watermark: int
+    """Most that a step has had."""
     reserved_tokens: int
     """Tokens that the used units could hold."""
     stored_tokens: int
@@ -32,11 +30,10 @@ class KVUsage:
 
 @dataclass(frozen=True)
 class KVEvent:
-    """Something that happened to KV memory: `alloc`, `free`, `share`, `copy_on_write`, `evict`,
-    `swap_out` or `swap_in`. `blocks` are region numbers in M2, block numbers from M3 on.
-    """
+    """Something that happened to KV memory. `blocks` are region numbers in M2."""
 
     type: str
+    """`alloc`, `free`, `share`, `copy_on_write`, `evict`, `swap_out` or `swap_in`."""
     request_id: str | None
     blocks: list[int]
     held: list[int] = field(default_factory=list)

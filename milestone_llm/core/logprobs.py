@@ -1,24 +1,21 @@
-"""Log-probabilities of tokens, sampled ones and those of prompts, for requests that ask for them."""
+"""Log-probabilities of tokens, for requests that ask for them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from .outputs import Logprob
-from .plan import ScheduledRequest
 
 
 def logprob_columns(raw: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
-    """Log-probabilities of one token a row and of the most likely ones, in fp64, which holds all.
+    """Log-probabilities of one token a row and of the `num_top` most likely, in fp64.
 
     Args:
         raw: logits `[num_rows, vocab_size]` fp32, before penalties, temperature and filters.
         token_ids: `[num_rows]` int64.
-        num_top: at most vocab_size.
 
     Returns:
         `[num_rows, 2 + 2 * num_top]`: log-probability of the row's token, how many tokens are more
@@ -35,38 +32,6 @@ def logprob_columns(raw: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
     top_ids = ((ordered << 32) - ids).topk(num_top).indices
     top = logprobs.gather(-1, top_ids)
     return torch.cat([column.double() for column in (own, num_above, top_ids, top)], dim=-1)
-
-
-def prompt_logprobs(
-    rows: list[ScheduledRequest], logits: Callable[[slice], Tensor]
-) -> Iterator[tuple[ScheduledRequest, range, Tensor]]:
-    """The columns of prompt tokens, for those rows whose requests want them; nothing waits for them.
-
-    Args:
-        logits: of a slice of all rows' `prompt_positions` in order, `[num_positions, vocab_size]`,
-            each for the token that comes next.
-
-    Yields:
-        A row, some of its positions, and their `logprob_columns`.
-    """
-    first = 0
-    for row in rows:
-        positions, num_top = row.prompt_positions, row.request.sampling_params.prompt_logprobs or 0
-        for some in range(0, len(positions), 64):  # as many as are converted to fp64 at a time
-            part = positions[some : some + 64]
-            raw = logits(slice(first, first + len(part))).float()
-            own = [row.request.token_ids[position + 1] for position in part]
-            own_ids = torch.tensor(own, pin_memory=raw.is_cuda).to(raw.device, non_blocking=True)
-            yield row, part, logprob_columns(raw, own_ids, min(num_top, raw.shape[-1]))
-            first += len(part)
-
-
-def note_prompt_logprobs(row: ScheduledRequest, positions: range, columns: Tensor) -> None:
-    """Write log-probabilities of prompt tokens into their row. Waits for the device."""
-    num_wanted = row.request.sampling_params.prompt_logprobs or 0
-    for position, numbers in zip(positions, columns.tolist(), strict=True):
-        token_id = row.request.token_ids[position + 1]
-        row.prompt_logprobs[position + 1] = read_logprobs(token_id, numbers, num_wanted)
 
 
 def read_logprobs(token_id: int, columns: list[float], num_wanted: int) -> dict[int, Logprob]:

@@ -12,7 +12,6 @@ class Logprob:
     logprob: float
     rank: int
     """1 for the most likely token of the vocabulary."""
-    decoded_token: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """Random numbers that need no state: Philox4x32-10, and the Gumbel noise made of it.
 
-An ordinary generator is a state that every draw moves on, so the numbers of a request depend on the
-draws before it. Philox is a function instead: number = philox(counter, key). With the request's
-seed as key and (vocabulary id, output position) as counter, a request draws the same noise in any
-batch, at any time, on a CPU or a GPU, and again when it is preempted and resumed.
+An ordinary generator is a state that every draw moves on. Philox is a function instead: number =
+philox(counter, key). With its seed as key and (vocabulary id, output position) as counter, a
+request draws the same noise in any batch, on a CPU or a GPU, and again when it was preempted.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
 
     Id v of a row with seed s at output position p takes lane v % 4 of
     philox(counter=(v // 4, p, 0, 0), key=(s's low 32 bits, s's high 32 bits)); the upper 23 bits x
-    of that lane give u = (x + 0.5) / 2**23, which fp32 holds exactly and which is never 0 or 1;
-    the noise is -log(-log(u)). Both logarithms are taken in fp64 and the result is rounded to fp32.
-    Logarithms of two libraries, or of a vectorised loop and its tail, differ in their last bits;
-    the rounding takes those away, so that the place in a batch and the device make no difference.
+    of that lane give u = (x + 0.5) / 2**23, never 0 or 1; the noise is -log(-log(u)). It is taken
+    in fp64 and rounded to fp32: the last bits of a logarithm differ between libraries, between a
+    loop and its tail, and so between places in a batch and devices. Rounding takes them away.
 
     Args:
         seeds: `[num_rows]` int64, the bits of unsigned 64-bit seeds (see `seeds_to_tensor`).
@@ -45,11 +43,7 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
 def gumbel_noise_at(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
     """The columns `ids` of `gumbel_noise`, without making the others.
 
-    Args:
-        ids: `[num_rows, num_ids]` int64 vocabulary ids, a selection of its own for each row.
-
-    Returns:
-        `[num_rows, num_ids]` fp32.
+    `ids` is `[num_rows, num_ids]` int64, a selection of its own for each row; so is the result.
     """
     lanes = _lanes(seeds, positions, ids // 4)
     return _gumbel(lanes.gather(-1, (ids % 4)[..., None]).squeeze(-1))
@@ -62,13 +56,8 @@ def philox4x32(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Philox4x32 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC '11).
 
-    Args:
-        counter: Four int64 tensors with values in [0, 2**32), of shapes that broadcast.
-        key: Two more of them.
-        num_rounds: 10 is what the paper recommends and everybody uses.
-
-    Returns:
-        Four int64 tensors of the common shape with values in [0, 2**32), uniform and independent.
+    Counter, key and result are int64 tensors with values in [0, 2**32), of shapes that broadcast.
+    Ten rounds are what the paper recommends.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key

@@ -46,9 +46,8 @@ class ScheduledRequest:
 
     @property
     def needs_host_sampler(self) -> bool:
-        """Whether a sampler on the device cannot do it: completions of a prompt begin (n > 1), each
-        with a token of its own, or `min_tokens` bans more stop tokens than the device knows.
-        """
+        """Whether a device cannot do it: completions of a prompt begin (n > 1), or `min_tokens`
+        bans more stop tokens than it knows."""
         request = self.request
         return len(self.sampling_requests) > 1 or (
             request.num_output_tokens < request.sampling_params.min_tokens
@@ -95,13 +94,10 @@ class StepPlan:
     is_launched: bool = False
     """Whether the requests already count the step's tokens as computed."""
 
-    # Block moves that come before the forward, in this order (from m3_paged on).
-    swap_outs: list[tuple[int, int]] = field(default_factory=list)
-    """(device block, host block)"""
-    swap_ins: list[tuple[int, int]] = field(default_factory=list)
-    """(host block, device block)"""
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    """Copy-on-write: (device block, device block)"""
+    # Blocks to copy before the forward, from and to, in this order (from m3_paged on).
+    swap_outs: list[tuple[int, int]] = field(default_factory=list)  # device to host
+    swap_ins: list[tuple[int, int]] = field(default_factory=list)  # host to device
+    copies: list[tuple[int, int]] = field(default_factory=list)  # copy-on-write, on the device
 
     @property
     def num_tokens(self) -> int:
@@ -115,10 +111,8 @@ class StepPlan:
 
     @property
     def can_run_ahead(self) -> bool:
-        """Whether the next step may be planned, and this one launched, before tokens are known.
-
-        The host's sampler must know all tokens before its own, and a device those that it chose.
-        """
+        """Whether it can be launched before the tokens before it, and the next step before its own
+        are known. The host's sampler must know the first, and a device be told the second."""
         return not (self.is_empty or any(row.needs_host_sampler for row in self.rows))
 
 

@@ -1,9 +1,8 @@
 """A request on its way through the engine.
 
 What is known of a request is one list of tokens, prompt and output together; how many of them have
-their keys and values in the cache is `num_computed_tokens`. A step moves that number forward and,
-when it reaches the end of the list, one token is sampled. There is nothing else to "prefill" and
-"decode" than this.
+their keys and values in the cache is `num_computed_tokens`. A step moves that number forward; when
+it reaches the end, one token is sampled. There is nothing else to "prefill" and "decode".
 
 A step may be launched before the tokens of the one before have come back (m5_kernels does it).
 Tokens that are on their way count in `num_tokens`, and are in `token_ids` once they are known:
@@ -32,10 +31,7 @@ class RequestStatus(enum.Enum):
 
 @dataclass(eq=False, repr=False)
 class Request:
-    """One request inside the engine.
-
-    `arrival` numbers requests as they come: the lower number is first.
-    """
+    """One request inside the engine. `arrival` numbers requests as they come."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -48,8 +44,6 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     """Tokens whose keys and values are in the cache, or will be after the steps launched so far."""
-    num_once_computed: int = 0
-    """Tokens that some step has computed. A preempted request computes them again, for nothing."""
     num_in_flight: int = 0
     """Tokens that launched steps are sampling for this request."""
     num_cached_tokens: int = 0
@@ -124,16 +118,11 @@ class Request:
         """Whether the request has its `finish_reason`."""
         return self.status is RequestStatus.FINISHED
 
-    @property
-    def is_done(self) -> bool:
-        """Whether this request and all other completions of its prompt are finished."""
-        return all(completion.is_finished for completion in (self.leader or self).completions)
-
     def append_token(self, sampled: SampledToken) -> None:
         """Take a sampled token and finish the request if it was its last.
 
-        Finishing needs a reason: `stop` (EOS or stop token), `length` (`max_tokens` or
-        `max_model_len` reached) or `error` (there was no token to choose).
+        It ends with `stop` (EOS or stop token), `length` (`max_tokens` or `max_model_len` reached)
+        or `error` (there was no token to choose).
         """
         self.num_in_flight = max(0, self.num_in_flight - 1)
         if sampled.token_id < 0:
@@ -158,10 +147,8 @@ class Request:
         self.status = RequestStatus.FINISHED
 
     def restart(self) -> None:
-        """After an interruption anywhere: keep the tokens, compute their KV again.
-
-        `token_ids` is the truth. What is derived from it may have been interrupted half way.
-        """
+        """After an interruption anywhere: keep the tokens, compute their KV again. `token_ids` is
+        the truth; what follows from it may have been interrupted half way."""
         if self.is_finished:
             return
         if self.finish_reason is not None:  # interrupted while it ended

@@ -13,10 +13,9 @@ Key = tuple[int, int, int]
 class RequestQueue:
     """Waiting requests by arrival (`fcfs`) or by (priority, arrival) (`priority`).
 
-    One sorted list serves both. It also puts a preempted request (from m3_paged on) where it
-    belongs: it arrived before all that still wait, so under `fcfs` it is at the head again.
-    A new request mostly belongs at the end, the next one to serve is at the head: both are O(1).
-    A removed entry stays in the list until it comes to the head, or until most entries are such.
+    One sorted list serves both, and puts a preempted request (from m3_paged on) where it belongs:
+    under `fcfs` at the head. A new request mostly goes to the end, the next to serve is at the
+    head: both are O(1). A removed entry stays until it comes to the head, or most entries are such.
     """
 
     def __init__(self, policy: str = "fcfs") -> None:

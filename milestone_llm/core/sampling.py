@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from .logprobs import logprob_columns, read_logprobs
-from .outputs import SampledToken
+from .outputs import Logprob, SampledToken
 from .philox import gumbel_noise, gumbel_noise_at, seeds_to_tensor
 from .request import Request
 
-MIN_TEMPERATURE = 1e-5
-"""A temperature below acts like this one: any smaller, and logits / temperature may overflow."""
+MIN_TEMPERATURE = 1e-5  # any smaller, and logits / temperature may overflow
 
 
 def sample(logits: Tensor, requests: list[Request]) -> dict[str, SampledToken]:
@@ -29,13 +28,11 @@ def sample(logits: Tensor, requests: list[Request]) -> dict[str, SampledToken]:
 
     Args:
         logits: `[num_rows, vocab_size]`, any float type; all work is done in fp32. Not changed.
-        requests: `[num_rows]`, whose rows these are; `num_output_tokens` tells which output token
-            is being sampled.
+        requests: `[num_rows]`, whose rows these are.
 
     Returns:
         The token of each request by its id, -1 for one whose row holds a NaN or +inf or leaves no
-        token to choose. Log-probabilities are those of the raw logits, before penalties,
-        temperature and filters.
+        token to choose. Log-probabilities are those of the raw logits.
     """
     assert len(logits) == len(requests), f"{len(logits)} rows for {len(requests)} requests"
     if not requests:
@@ -46,33 +43,28 @@ def sample(logits: Tensor, requests: list[Request]) -> dict[str, SampledToken]:
     random = [row for row, each in enumerate(requests) if each.sampling_params.temperature > 0]
     if random:
         token_ids[random] = _draw(scores[random], [requests[row] for row in random])
-    numbers = torch.stack([token_ids.double(), best.double()]).tolist()  # one transfer for both
-    chosen = [int(token) if math.isfinite(score) else -1 for token, score in zip(*numbers)]
-    sampled = {each.request_id: SampledToken(token) for each, token in zip(requests, chosen)}
-    wanted = {
-        row: each.sampling_params.logprobs
-        for row, each in enumerate(requests)
-        if each.sampling_params.logprobs is not None
-    }
-    if wanted:
-        rows, num_top = list(wanted), min(max(wanted.values()), logits.shape[-1])
+    ids, scores_of_ids = torch.stack([token_ids.double(), best.double()]).tolist()  # one transfer
+    chosen = [int(i) if math.isfinite(s) else -1 for i, s in zip(ids, scores_of_ids, strict=True)]
+    logprobs: dict[int, dict[int, Logprob]] = {}
+    wanted = [each.sampling_params.logprobs for each in requests]
+    if rows := [row for row, num_top in enumerate(wanted) if num_top is not None]:
+        num_top = min(max(num_top or 0 for num_top in wanted), logits.shape[-1])
         columns = logprob_columns(raw[rows], token_ids[rows], num_top).tolist()
-        for row, numbers in zip(rows, columns):
-            logprobs = read_logprobs(chosen[row], numbers, wanted[row])
-            sampled[requests[row].request_id] = SampledToken(chosen[row], logprobs)
-    return sampled
+        for row, numbers in zip(rows, columns, strict=True):
+            logprobs[row] = read_logprobs(chosen[row], numbers, wanted[row] or 0)
+    return {
+        request.request_id: SampledToken(chosen[row], logprobs.get(row))
+        for row, request in enumerate(requests)
+    }
 
 
 def apply_penalties(logits: Tensor, requests: list[Request]) -> Tensor:
     """Repetition penalty (CTRL, Keskar et al. 2019, section 4.1) and `min_tokens`.
 
-    Args:
-        logits: `[num_rows, vocab_size]` fp32; not changed, but returned if there is nothing to do.
-
     Returns:
-        `[num_rows, vocab_size]` fp32. Logits of tokens in the prompt or the output are divided by
-        the penalty where positive, multiplied where negative; stop tokens are -inf while the
-        output has fewer than `min_tokens` tokens.
+        `[num_rows, vocab_size]` fp32, the very logits if there is nothing to do. Those of tokens in
+        the prompt or the output are divided by the penalty where positive, multiplied where
+        negative; stop tokens are -inf while the output has fewer than `min_tokens` tokens.
     """
     rows: list[int] = []
     ids: list[int] = []
@@ -111,19 +103,16 @@ def clamped_penalty(repetition_penalty: float) -> float:
 def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """Set to -inf what a row's top-k, then top-p, then min-p leave out; the most likely stays.
 
-    Tokens tied with the k-th most likely one are all kept, as in Hugging Face. top-p (nucleus
-    sampling, Holtzman et al. 2020) keeps the smallest set that has at least top_p of the
-    probability left by top-k; of tied tokens the lower ids are kept.
+    Tokens tied with the k-th most likely one are all kept, as in Hugging Face. top-p (Holtzman et
+    al. 2020) keeps the smallest set with at least top_p of the probability left by top-k; of tied
+    tokens the lower ids.
 
     Args:
         logits: `[num_rows, vocab_size]` fp32, already divided by the temperature.
-        top_k: `[num_rows]` int64; below 1 or above vocab_size keeps all.
+        top_k: `[num_rows]` int64; below 1 or above vocab_size keeps all. This and the next two best
+            live on the CPU, where looking into them does not wait for the device.
         top_p: `[num_rows]` fp64; 1 keeps all.
-        min_p: `[num_rows]` fp64; 0 keeps all. All three best live on the CPU, where looking
-            into them does not wait for the device.
-
-    Returns:
-        `[num_rows, vocab_size]` fp32.
+        min_p: `[num_rows]` fp64; 0 keeps all.
     """
     steps: tuple[tuple[Tensor, Tensor, Callable[[Tensor, Tensor], Tensor]], ...] = (
         (top_k, (top_k >= 1) & (top_k < logits.shape[-1]), _outside_top_k),

@@ -10,7 +10,7 @@ from .errors import InputError
 
 
 def is_whole_number(value: object) -> bool:
-    """Whether a value is an int; True and False do not count as 1 and 0."""
+    """Whether a value is an int, and neither True nor False."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -85,8 +85,7 @@ def _or_none(is_good: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or is_good(value)
 
 
-# Written so that a NaN, for which every comparison is false, is refused too.
-_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # for a NaN every comparison is false
     # From 1e6 on all tokens are equally likely; beyond, fp32 has no room left.
     "temperature": (lambda v: _is_number(v) and 0 <= v <= 1e6, "a number from 0 to 1,000,000"),
     "top_k": (_whole(-1), "a whole number: -1, 0 (both: keep all) or more"),

@@ -1,7 +1,7 @@
 """What the schedulers of all milestones share: requests come, get tokens, and go.
 
-A milestone's scheduler is a file of its own that says which requests run (`schedule`) and where KV
-lives (`free_memory`, `reset_memory`, `kv_usage`). Nothing here decides anything.
+A milestone's scheduler is a file of its own. It decides which requests run (`schedule`) and where
+KV lives. Nothing here decides anything.
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ from .request_queue import RequestQueue
 
 
 class BaseScheduler(ABC):
-    """Decides what each step computes. Knows requests and token counts, no tensors."""
+    """Decides what each step computes. Knows requests and counts of tokens, no tensors."""
 
     def __init__(self, max_model_len: int, policy: str = "fcfs") -> None:
         self.max_model_len = max_model_len
         self.waiting = RequestQueue(policy)
         self.running: list[Request] = []
         self.watermark = 0
-        """Most units of KV memory that a step has had."""
+        """Most units of KV memory that a step has had; to be set to 0 when counting begins anew."""
         self.events: list[KVEvent] = []
         """What happened to KV memory since the engine last asked, in order."""
-
-    # -- what a milestone decides ------------------------------------------------------------
 
     @abstractmethod
     def schedule(self) -> StepPlan:
@@ -37,11 +35,7 @@ class BaseScheduler(ABC):
 
     @abstractmethod
     def validate(self, request: Request) -> None:
-        """Refuse a request that no step could ever compute.
-
-        Raises:
-            InputError: the message states the number and the limit.
-        """
+        """Raise `InputError` for a request that no step could ever compute."""
 
     @abstractmethod
     def free_memory(self, request: Request) -> None:
@@ -67,8 +61,6 @@ class BaseScheduler(ABC):
         """Figures of this milestone for `LLMEngine.stats`."""
         return {}
 
-    # -- requests come and go ----------------------------------------------------------------
-
     def add(self, request: Request) -> None:
         """Queue a new request where the policy wants it."""
         self._limit(request)
@@ -83,8 +75,6 @@ class BaseScheduler(ABC):
     def has_unfinished_requests(self) -> bool:
         """Whether a further step has something to compute."""
         return bool(self.waiting or self.running)
-
-    # -- a step ------------------------------------------------------------------------------
 
     def mark_launched(self, plan: StepPlan) -> None:
         """Count a launched step as computed: its tokens are on their way."""
@@ -101,9 +91,9 @@ class BaseScheduler(ABC):
     def update(self, plan: StepPlan, sampled: dict[str, SampledToken]) -> list[EngineCoreOutput]:
         """Take in the results of a step: append tokens, finish some requests.
 
+        A row whose request has finished meanwhile was computed in vain: it becomes padding.
+
         Args:
-            plan: the executed plan. A row whose request has finished meanwhile was computed in
-                vain: it becomes padding.
             sampled: one token for each request that samples, by id.
 
         Returns:
@@ -135,10 +125,8 @@ class BaseScheduler(ABC):
         return EngineCoreOutput(name, new_token_ids, new_logprobs, request.finish_reason)
 
     def fail(self, plan: StepPlan) -> None:
-        """End the requests of a step whose forward raised. All others are computed again.
-
-        Nothing that is in the KV cache can be trusted then, so all of it is given back.
-        """
+        """End the requests of a step whose forward raised. No KV can be trusted then: all others
+        are computed again."""
         for row in plan.rows:
             for request in (row.request, *row.request.forks, *row.sampling_requests):
                 if not request.is_finished:
@@ -146,10 +134,7 @@ class BaseScheduler(ABC):
         self.restart([*self.running, *self.waiting])
 
     def restart(self, requests: Iterable[Request]) -> None:
-        """Begin anew with these requests: all wait, and no KV memory is in use.
-
-        For use after an exception anywhere. Requests keep the tokens that they have.
-        """
+        """After an exception anywhere: all wait with the tokens they have. All KV is dropped."""
         requests = list(requests)
         self.running = []
         self.waiting.clear()
@@ -170,10 +155,6 @@ class BaseScheduler(ABC):
                 if request in leader.forks:
                     leader.forks.remove(request)
                 self.waiting.add(request)
-
-    def reset_watermark(self) -> None:
-        """Count from now on, when KV memory is as good as new."""
-        self.watermark = 0
 
     def _limit(self, leader: Request) -> None:
         """A request has at most `max_model_len` tokens, and so have its further completions."""

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, fields
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from milestone_llm.core.errors import InputError
+
+Config = TypeVar("Config", bound="EngineConfig")
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class EngineConfig:
                 raise InputError(f"{name} must be at least 1, got {value}")
 
     @classmethod
-    def from_fields(cls, **given: Any) -> EngineConfig:
+    def from_fields(cls: type[Config], **given: Any) -> Config:
         """Build a config from keyword arguments.
 
         Raises:

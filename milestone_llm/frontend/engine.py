@@ -282,7 +282,7 @@ class BaseEngine:
         finally:
             self.core.watchers = watchers
             self.core.counts.update(counts)
-            self.scheduler.reset_watermark()
+            self.scheduler.watermark = 0
             self.input_processor.num_arrivals = num_arrivals  # seeds depend on it
 
     def stats(self) -> dict[str, Any]:

@@ -65,6 +65,7 @@ class GuardedCore(EngineCore):
             ),
             0,
         )
+        self._once_computed: dict[str, int] = {}  # tokens of unfinished requests, by id
         self._arrived: list[str] = []
         self._ended: list[tuple[str, str]] = []  # (id, reason), not recorded yet
         self._newest: StepNotes | None = None  # of the last step that was planned
@@ -82,6 +83,7 @@ class GuardedCore(EngineCore):
     def note_end(self, request_id: str, reason: str) -> None:
         """A completion has ended."""
         self.counts["finished"] += 1
+        self._once_computed.pop(request_id, None)
         if self.watchers:
             self._ended.append((request_id, reason))
 
@@ -190,9 +192,11 @@ class GuardedCore(EngineCore):
         counts["padding_tokens"] += plan.num_padding_tokens
         for row in plan.rows:
             if not row.is_padding:
-                request, again = row.request, min(row.end, row.request.num_once_computed)
-                counts["recomputed_tokens"] += max(0, again - row.start)
-                request.num_once_computed = max(row.end, request.num_once_computed)
+                name = row.request.request_id
+                before = self._once_computed.pop(name, 0)
+                counts["recomputed_tokens"] += max(0, min(row.end, before) - row.start)
+                if not row.request.is_finished:
+                    self._once_computed[name] = max(row.end, before)
 
     def _note_events(self) -> None:
         """What happened to KV memory so far belongs to the last step that was planned."""

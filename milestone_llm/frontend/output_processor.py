@@ -214,10 +214,12 @@ class OutputProcessor:
             As `process`.
         """
         outputs = []
-        for _, completion in list(self._completions.values()):
-            output = completion.missing()
-            if output.new_token_ids or output.finish_reason or completion.finish_reason:
-                outputs.append(output)
+        for state in list(self.states.values()):
+            for completion in state.completions:
+                output = completion.missing()
+                self._completions[output.request_id] = (state, completion)
+                if output.new_token_ids or output.finish_reason or completion.finish_reason:
+                    outputs.append(output)
         return self.process(outputs)
 
     def _pass_on(self, state: RequestState) -> None:

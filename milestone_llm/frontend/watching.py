@@ -53,9 +53,7 @@ class StepWatcher(Protocol):
         """Called once a step, at its end. Must not raise."""
 
 
-def open_trace(
-    option: str | None, decode: Callable[[list[int]], str] | None
-) -> StepWatcher | None:
+def open_trace(option: str | None, decode: Callable[[list[int]], str] | None) -> StepWatcher | None:
     """The tracer that `EngineConfig.trace` and the environment's `LLM_TRACE` ask for.
 
     Args:

@@ -12,9 +12,7 @@ import importlib.util
 import os
 import platform
 import shutil
-import statistics
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -79,32 +77,16 @@ def _machine(advice: list[str]) -> Rows:
     yield "CPU cores", text
     if num_threads > usable:
         advice.append(f"torch takes {num_threads} threads on {cores}: --threads {usable}.")
-    yield "matrix product", f"1024 x 1024 in {_matrix_product_ms():.1f} ms"
     if num_threads > 1:
         many, one = product_times()
-        yield (
-            "small products",
-            f"ten in {many:.1f} ms with {num_threads} threads, in {one:.1f} ms with one",
-        )
+        times = f"ten in {many:.1f} ms with {num_threads} threads, in {one:.1f} ms with one"
+        yield "small products", times
         if threads_wait := in_the_way(many, one):
             advice.append(threads_wait)
-    with_memory = _free_memory()
-    if with_memory is not None:
-        yield "memory", f"{with_memory[0]:.1f} of {with_memory[1]:.1f} GiB free"
-        if with_memory[0] < 2:
+    if (memory := _free_memory()) is not None:
+        yield "memory", f"{memory[0]:.1f} of {memory[1]:.1f} GiB free"
+        if memory[0] < 2:
             advice.append("Less than 2 GiB of memory are free; SmolLM2 in float32 takes one.")
-
-
-def _matrix_product_ms() -> float:
-    """Median time of 20 products, in milliseconds."""
-    import torch
-
-    matrix, times = torch.rand(1024, 1024), []
-    for _ in range(23):
-        start = time.perf_counter()
-        matrix @ matrix
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times[3:])
 
 
 def _free_memory() -> tuple[float, float] | None:
@@ -144,10 +126,8 @@ def _engine(advice: list[str]) -> Rows:
         yield "M5's kernels", f"Triton, {launch}"
     else:
         yield "M5's kernels", "their torch twins: there is no GPU"
-    yield (
-        "CUDA graphs",
-        "of decode steps, unless enforce_eager" if num_gpus else "none without a GPU",
-    )
+    graphs = "of decode steps, unless enforce_eager" if num_gpus else "none without a GPU"
+    yield "CUDA graphs", graphs
     if num_gpus < 2:
         way = "NCCL would need a second GPU" if num_gpus else "gloo, between processes on the CPU"
     elif torch.cuda.can_device_access_peer(0, 1):

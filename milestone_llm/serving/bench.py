@@ -1,20 +1,20 @@
-"""What do clients get at which rate? `python -m milestone_llm.serving.bench --sweep`
+"""What do clients get at which rate, and what does HTTP cost?
 
 Requests come over HTTP at random times (Poisson), at a given average rate. Each milestone's
 server is started, measured, and ended; what follows -- goes to its command line, such as
 
     python -m milestone_llm.serving.bench --rate 1 2 4 -- --max-num-seqs 4 --max-queued 64
 
-Times count from when a request was to be sent. A request is good if both limits are kept.
+Times count from when a request was to be sent. A request is good if both limits are kept. With
+--overhead the same requests come all at one time, by `generate`, over HTTP, and as streams.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import re
+import json
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,9 +34,11 @@ from milestone_llm.cli import (
     try_to_write,
     whole_number,
 )
-from milestone_llm.lab.plots.command import check_suffix
+from milestone_llm.core.errors import InputError
+from milestone_llm.lab.plots.picture import check_suffix
 
 from .bench_report import has_collapsed, machine, report
+from .bench_server import door_of, running_server
 
 if TYPE_CHECKING:
     from .open_loop import Outcome
@@ -59,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = "whose servers, one after the other"
     add("--milestones", nargs="+", choices=MILESTONES, default=SHOWN, metavar="NAME", help=about)
     add("--url", help="measure this server instead, which runs already")
+    about = "instead, what HTTP costs: so many requests at one time, or those of mixed or nano"
+    add("--overhead", metavar="N", help=about)
+    add("--rounds", type=positive, default=3, metavar="N", help="of --overhead")
     about = "requests a second, one run for each"
     add("--rate", nargs="+", type=above_0, default=[1.0], metavar="R", help=about)
     about = f"go on, {GROWTH:g} times the rate each time, until fewer than half are good"
@@ -84,15 +89,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
     command = shlex.join(["python", "-m", "milestone_llm.serving.bench", *words])
-    return run_command(lambda args: measure(args, command), args, check)
+    body = measure if args.overhead is None else compare
+    return run_command(lambda args: body(args, command), args, check)
 
 
 def check(args: argparse.Namespace) -> None:
     """Refuse at once what could not be measured or written.
 
     Raises:
-        ValueError: options that do not go together.
-        OSError: a file that cannot be written.
+        InputError: options that do not go together, or a file that cannot be written.
     """
     for path in (args.json, args.markdown, args.output):
         if path:
@@ -101,18 +106,20 @@ def check(args: argparse.Namespace) -> None:
         check_suffix(args.output, "sweep")
     for name, ends in (("--input-len", args.input_len), ("--output-len", args.output_len)):
         if ends[0] > ends[1]:
-            raise ValueError(f"{name}: MIN {ends[0]} is above MAX {ends[1]}")
+            raise InputError(f"{name}: MIN {ends[0]} is above MAX {ends[1]}")
     if args.url and args.server:
-        raise ValueError(f"{args.url} runs already: it can't be given {shlex.join(args.server)}")
+        raise InputError(f"{args.url} runs already: it can't be given {shlex.join(args.server)}")
+    if args.url and args.overhead:
+        raise InputError(f"--overhead needs a server of its own, and {args.url} runs already")
     if args.token_ms and args.step_ms is None:
-        raise ValueError("--token-ms goes with --step-ms")
+        raise InputError("--token-ms goes with --step-ms")
 
 
 def measure(args: argparse.Namespace, command: str) -> None:
     """Measure, print, and write what the options ask for.
 
     Raises:
-        ValueError: a server that does not start, or does not answer.
+        InputError: a server that does not start, or does not answer.
     """
     from milestone_llm.lab.bench.report import print_rows
 
@@ -128,6 +135,19 @@ def measure(args: argparse.Namespace, command: str) -> None:
             report(data, args.json, args.markdown, args.output)
 
 
+def compare(args: argparse.Namespace, command: str) -> None:
+    """What HTTP costs, for each milestone; printed, and written where --json says."""
+    from .overhead import overhead_of, workload
+
+    items, reports = workload(args), []
+    for name in args.milestones:
+        about = {"command": command, "server": name, "machine": machine()}
+        reports.append({**about, **overhead_of(name, args, items)})
+        console.print_json(json.dumps(reports[-1]))
+    if args.json:
+        args.json.write_text(json.dumps(reports, indent=2) + "\n", encoding="utf-8")
+
+
 def _setting(args: argparse.Namespace) -> dict[str, Any]:
     """What is asked of whom, by name."""
     lengths = ["{}..{}".format(*ends) for ends in (args.input_len, args.output_len)]
@@ -137,11 +157,16 @@ def _setting(args: argparse.Namespace) -> dict[str, Any]:
         f"{shared}{' and '.join(lengths)} random tokens in and out",
         "good": f"first token within {args.ttft_limit:g} ms, the others every "
         f"{args.itl_limit:g} ms on average",
-        "server": args.url or shlex.join(["python", "-m", *_door(args, "MILESTONE"), *args.server]),
+        "server": args.url or _command_of(args),
         "machine": f"{_device(args)}{machine()}",
     }
     limits = {"ttft_limit": args.ttft_limit, "itl_limit": args.itl_limit}
     return {"about": about, **limits, "seed": args.seed}
+
+
+def _command_of(args: argparse.Namespace) -> str:
+    door = door_of("MILESTONE", args.step_ms, args.token_ms)
+    return shlex.join(["python", "-m", *door, *args.server])
 
 
 def _device(args: argparse.Namespace) -> str:
@@ -160,23 +185,8 @@ def _running(args: argparse.Namespace, name: str) -> Iterator[str]:
     if args.url:
         yield args.url.rstrip("/").removesuffix("/v1")
         return
-    command = [sys.executable, "-m", *_door(args, name), "--port", "0", *args.server]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            said = re.search(r" at (http://\S+)\n", process.stdout.readline())
-            if said is None:
-                raise ValueError(f"the server did not start: {shlex.join(command)}")
-            yield said[1]
-        finally:
-            process.terminate()
-
-
-def _door(args: argparse.Namespace, name: str) -> list[str]:
-    if args.step_ms is None:
-        return [f"{name}.serve"]
-    times = ["--step-ms", f"{args.step_ms:g}", "--token-ms", f"{args.token_ms:g}"]
-    return ["milestone_llm.serving.timed", name, *times]
+    with running_server([*door_of(name, args.step_ms, args.token_ms), *args.server]) as server:
+        yield server.url
 
 
 def _points(args: argparse.Namespace, url: str) -> Iterator[dict[str, Any]]:
@@ -185,13 +195,13 @@ def _points(args: argparse.Namespace, url: str) -> Iterator[dict[str, Any]]:
 
     from .open_loop import figures, send_all
 
-    rates, place = list(args.rate), 0
+    rates, number = list(args.rate), 0
     while rates:
         rate = rates.pop(0)
-        items = arrivals(args, rate, place)
-        if not place:  # a warm-up
+        items = arrivals(args, rate, number)
+        if not number:  # a warm-up
             _check_answers(url, asyncio.run(send_all(url, short_work(items[:4]))))
-        place += 1
+        number += 1
         outcomes = asyncio.run(send_all(url, items))
         point = {"rate": rate, **figures(outcomes, *_limits(args))}
         reasons = [each.error for each in outcomes if not each.is_complete and each.status != 429]
@@ -210,21 +220,21 @@ def _check_answers(url: str, outcomes: list[Outcome]) -> None:
     """Refuse a server that answers nothing, or whose streams have no first token to wait for.
 
     Raises:
-        ValueError: no request was served, or no answer came in more than one piece.
+        InputError: no request was served, or every answer came in one event.
     """
     if not any(each.is_complete for each in outcomes):
-        raise ValueError(f"{url} serves none of these requests: {outcomes[0].error}")
+        raise InputError(f"{url} serves none of these requests: {outcomes[0].error}")
     done = [each for each in outcomes if each.is_complete and each.num_tokens > 1]
     if done and all(len(each.times) < 2 for each in done):
-        raise ValueError("the answers come in one piece: serve a model with a tokenizer")
+        raise InputError("each answer comes in one event: serve a model with a tokenizer")
 
 
 def _limits(args: argparse.Namespace) -> tuple[float, float]:
     return args.ttft_limit, args.itl_limit
 
 
-def arrivals(args: argparse.Namespace, rate: float, place: int) -> list[Any]:
-    """The requests of a server's run number `place`: `rate * --seconds`, at random times."""
+def arrivals(args: argparse.Namespace, rate: float, number: int) -> list[Any]:
+    """The requests of a server's run number `number`: `rate * --seconds`, at random times."""
     from dataclasses import replace
     from random import Random
 
@@ -232,7 +242,7 @@ def arrivals(args: argparse.Namespace, rate: float, place: int) -> list[Any]:
 
     num_requests = max(1, round(rate * args.seconds))
     lengths = tuple(args.input_len), tuple(args.output_len)
-    seed = args.seed + 1000 * place  # nothing of the run before is found in a prefix cache
+    seed = args.seed + 1000 * number  # nothing of the run before is found in a prefix cache
     items = random_tokens(num_requests, *lengths, vocab_size=TOKEN_IDS, seed=seed)
     shared = Random(args.seed).choices(range(TOKEN_IDS), k=args.shared_len)
     items = [replace(item, prompt=shared + item.prompt) for item in items]

@@ -55,7 +55,7 @@ def report(
     if markdown:
         markdown.write_text(_markdown(data), encoding="utf-8")
     if picture:
-        from milestone_llm.lab.plots.sweep_figure import draw_sweep
+        from milestone_llm.lab.plots.sweep import draw_sweep
 
         console.print(f"wrote {draw_sweep(data, picture)}", soft_wrap=True)
 

@@ -21,9 +21,11 @@ async def open_request(
     Raises:
         OSError: no server listens there.
     """
-    content, place = json.dumps(body).encode(), urlsplit(url)
-    head = f"POST {PATH} HTTP/1.1\r\nHost: {place.netloc}\r\nConnection: close\r\n"
+    content, address = json.dumps(body).encode(), urlsplit(url)
+    head = f"POST {PATH} HTTP/1.1\r\nHost: {address.netloc}\r\nConnection: close\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    reader, writer = await asyncio.open_connection(place.hostname, place.port or 80, limit=2**22)
+    reader, writer = await asyncio.open_connection(
+        address.hostname, address.port or 80, limit=2**22
+    )
     writer.write(head.encode() + content)
     return reader, writer

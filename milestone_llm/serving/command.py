@@ -23,15 +23,19 @@ from milestone_llm.cli import (
     console,
     ended_in_one_line,
     freeze_garbage,
+    log_console,
     model_libraries,
     positive,
 )
+from milestone_llm.core.errors import InputError
 
-from .engine_client import EngineClient
+from .engine_client import EngineClient, EngineDeadError
 from .engine_process import EngineProcess
 from .engine_spec import EngineSpec
 
 if TYPE_CHECKING:
+    from milestone_llm.frontend.engine import BaseEngine
+
     from .replicas import Replicas
 
 
@@ -39,7 +43,7 @@ def serve_command(
     milestone: str,
     description: str | None,
     arguments: Sequence[str] | None = None,
-    prepare: Callable[[], object] | None = None,
+    prepare: Callable[[BaseEngine], object] | None = None,
 ) -> int:
     """The command line of a milestone's server.
 
@@ -47,22 +51,36 @@ def serve_command(
         milestone: the package whose `LLMEngine` is served.
         description: what `--help` begins with.
         arguments: instead of the command line.
-        prepare: called in the engine's process before the engine is built. Must be picklable.
+        prepare: called with the engine in its process, before it serves. Must be picklable.
 
     Returns:
         The exit status: 0 after SIGTERM or Ctrl-C, 1 if the engine died, 2 for bad input.
     """
     config = importlib.import_module(milestone).EngineConfig
     args = serve_parser(milestone, description, config).parse_args(arguments)
-    fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(config)}
-    spec = EngineSpec(milestone, args.model, fields, args.threads, prepare)
+    spec = spec_of(milestone, args, prepare)
     status = 0
 
     def body() -> None:
         nonlocal status
-        status = _serve(spec, args)
+        try:
+            status = _serve(spec, args)
+        except EngineDeadError as error:  # before it served; its process has said why
+            log_console.print(str(error), markup=False, soft_wrap=True)
+            status = 1
 
     return ended_in_one_line(body) or status
+
+
+def spec_of(
+    milestone: str,
+    args: argparse.Namespace,
+    prepare: Callable[[BaseEngine], object] | None = None,
+) -> EngineSpec:
+    """The engine that the options of a server ask for."""
+    config = importlib.import_module(milestone).EngineConfig
+    fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(config)}
+    return EngineSpec(milestone, args.model, fields, args.threads, prepare)
 
 
 def serve_parser(
@@ -172,17 +190,17 @@ def _replicas(spec: EngineSpec, args: argparse.Namespace) -> Replicas:
     """Engines on Ray.
 
     Raises:
-        ValueError: Ray is not installed, or the options do not go together.
+        InputError: Ray is not installed, or the options do not go together.
     """
     if not args.replicas:
-        raise ValueError("--ray-address and --autoscaling need --replicas N, the least number")
+        raise InputError("--ray-address and --autoscaling need --replicas N, the least number")
     for name in ("debug", "trace"):
         if getattr(args, name):
-            raise ValueError(f"--{name} is for one engine: leave --replicas out")
+            raise InputError(f"--{name} is for one engine: leave --replicas out")
     if spec.fields.get("tensor_parallel_size", 1) > 1:
-        raise ValueError("--replicas of engines on several GPUs each are not supported")
+        raise InputError("--replicas of engines on several GPUs each are not supported")
     if importlib.util.find_spec("ray") is None:
-        raise ValueError('--replicas needs Ray: pip install -c constraints.txt "ray[serve]"')
+        raise InputError('--replicas needs Ray: pip install -c constraints.txt "ray[serve]"')
     from .replicas import Replicas
 
     return Replicas(
@@ -194,7 +212,7 @@ def _bind(host: str, port: int) -> socket.socket:
     """A socket at this address that does not listen yet: who comes too early is turned away.
 
     Raises:
-        OSError: the address is taken, or is none of this machine's.
+        InputError: the address is taken, or is none of this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -203,5 +221,5 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
-        raise OSError(f"cannot listen at {host}:{port}: {error}") from None
+        raise InputError(f"cannot listen at {host}:{port}: {error}") from None
     return listener

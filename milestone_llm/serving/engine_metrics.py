@@ -90,9 +90,9 @@ class EngineMetrics:
             if completion.index:
                 num_counted[completion.index] = completion.num_tokens
         times = output.metrics.token_times
-        for place in range(num_counted[0], output.outputs[0].num_tokens):
-            if place:
-                self._itl.observe(times[place] - times[place - 1])
+        for index in range(num_counted[0], output.outputs[0].num_tokens):
+            if index:
+                self._itl.observe(times[index] - times[index - 1])
             else:
                 self._ttft.observe(times[0] - arrival_time)
                 self.num_prompt_tokens += len(output.prompt_token_ids)

@@ -1,8 +1,8 @@
 """An engine in a process of its own, so that HTTP's Python and the engine's do not share a lock.
 
-    HTTP's process                                  the engine's process
-    EngineProcess  submit, abort, ...  -- pipe -->  a thread: EngineLoop.submit, abort, ...
-                   run: deliver        <-- pipe --  EngineLoop.run, in the main thread
+    HTTP's process                                        the engine's process
+    EngineProcess  add_requests, abort, ...  -- pipe -->  a thread: EngineLoop.add_requests, ...
+                   run: deliver              <-- pipe --  EngineLoop.run, in the main thread
 
 The engine's process is started before anything heavy is loaded: HTTP's never imports torch. Neither
 outlives the other.
@@ -23,13 +23,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from milestone_llm.cli import model_libraries
+from milestone_llm.core.errors import InputError
 
 from .engine_client import (
     EngineDeadError,
     EngineInfo,
     EngineReport,
     EngineRequest,
-    Progress,
+    RequestDelta,
     StepSink,
 )
 from .engine_spec import EngineSpec
@@ -69,60 +70,60 @@ class EngineProcess:
         """Wait for the model.
 
         Raises:
-            ValueError: the engine could not be built; the message is that of its process.
-            ChildProcessError: its process has ended.
+            InputError: what was asked for cannot be had; the message is that of the engine.
+            EngineDeadError: its process has ended, with a traceback on standard error.
         """
         # So that a tokenizer says no more here than in the engine's process.
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         try:
             kind, content = self._pipe.recv()
         except (EOFError, OSError):
-            raise ChildProcessError(f"the engine's process {self._ending()}") from None
+            raise EngineDeadError(f"the engine is dead: its process {self._ending()}") from None
         if kind == "refusal":
-            raise ValueError(content)
+            raise InputError(content)
         self.info = content
 
     # -- for HTTP ----------------------------------------------------------------------------
 
-    def submit(self, requests: list[EngineRequest]) -> None:
-        """Queue requests. If the engine refuses one, its progress says so."""
-        self._order("submit", requests)
+    def add_requests(self, requests: list[EngineRequest]) -> None:
+        """Queue requests. If the engine refuses one, its delta says so."""
+        self._command("add_requests", requests)
 
     def abort(self, request_id: str) -> None:
         """End a request, wherever it is; before the next step it has no memory any more."""
-        self._order("abort", request_id)
+        self._command("abort", request_id)
 
     def want_more(self) -> None:
-        """Let news out with the next step."""
-        self._order("want_more")
+        """Send tokens with the next step."""
+        self._command("want_more")
 
     def report(self) -> Future[list[EngineReport]]:
         """The figures as they are between two steps."""
         self._num_questions += 1
         answer = self._answers[self._num_questions] = Future()
-        self._order("report", self._num_questions)
+        self._command("report", self._num_questions)
         return answer
 
     def watch(self, sink: StepSink | None) -> None:
         """Give each step's record to `sink`, in the thread of `run`; None: to nobody any more."""
         self._sink = sink
-        self._order("watch", sink is not None)
+        self._command("watch", sink is not None)
 
     def stop(self) -> None:
         """Let `run` return after the step under way, or after `STOP_SECONDS`."""
         self._is_stopping = True
-        self._order("stop")
+        self._command("stop")
         timer = threading.Timer(STOP_SECONDS, self._process.kill)
         timer.daemon = True
         timer.start()
 
-    def _order(self, *order: Any) -> None:
+    def _command(self, *command: Any) -> None:
         with contextlib.suppress(OSError):  # the process has ended: `run` will say so
-            self._pipe.send(order)
+            self._pipe.send(command)
 
     # -- in the main thread ------------------------------------------------------------------
 
-    def run(self, deliver: Callable[[list[Progress]], None]) -> None:
+    def run(self, deliver: Callable[[list[RequestDelta]], None]) -> None:
         """Serve until `stop`.
 
         Args:
@@ -136,7 +137,7 @@ class EngineProcess:
                 kind, *content = self._pipe.recv()
             except (EOFError, OSError):
                 break
-            if kind == "progress":
+            if kind == "deltas":
                 deliver(*content)
             elif kind == "step":
                 if (sink := self._sink) is not None:
@@ -190,13 +191,13 @@ def run_engine(spec: EngineSpec, pipe: Connection) -> None:
 
         try:
             loop = EngineLoop(spec.build())
-        except (ValueError, OSError) as error:
+        except InputError as error:
             _send(pipe, "refusal", str(error))
             return
         _send(pipe, "info", loop.info)
-        threading.Thread(target=_take_orders, args=(loop, pipe), daemon=True).start()
+        threading.Thread(target=_receive_commands, args=(loop, pipe), daemon=True).start()
         try:
-            loop.run(partial(_send, pipe, "progress"))
+            loop.run(partial(_send, pipe, "deltas"))
         except EngineDeadError as error:
             _send(pipe, "death", str(error))
             raise SystemExit(1) from None
@@ -225,8 +226,8 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _take_orders(loop: EngineLoop, pipe: Connection) -> None:
-    """Pass on what is ordered, for as long as orders come."""
+def _receive_commands(loop: EngineLoop, pipe: Connection) -> None:
+    """Pass commands on, for as long as they come."""
 
     def send_report(number: int, answer: Future[list[EngineReport]]) -> None:
         _send(pipe, "report", number, answer.result())
@@ -238,6 +239,6 @@ def _take_orders(loop: EngineLoop, pipe: Connection) -> None:
                 loop.report().add_done_callback(partial(send_report, *content))
             elif kind == "watch":
                 loop.watch(partial(_send, pipe, "step") if content[0] else None)
-            else:  # of the same name: submit, abort, want_more, stop
+            else:  # of the same name: add_requests, abort, want_more, stop
                 getattr(loop, kind)(*content)
     loop.stop()

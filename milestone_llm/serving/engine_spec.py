@@ -25,20 +25,20 @@ class EngineSpec:
     """Of its EngineConfig."""
     num_threads: int | None = None
     """CPU threads; None leaves them to torch."""
-    prepare: Callable[[], object] | None = None
-    """Called first, in the process that the engine is built in."""
+    prepare: Callable[[BaseEngine], object] | None = None
+    """Called with the engine once it is built, in its process."""
 
     def build(self) -> BaseEngine:
         """The engine, with everything done that a first request would have to wait for.
 
         Raises:
-            ValueError: there is no such model, or the fields do not go together.
+            InputError: there is no such model, or the fields do not go together.
         """
-        if self.prepare is not None:
-            self.prepare()
         engine: BaseEngine = importlib.import_module(self.milestone).LLMEngine(
             self.model, **self.fields
         )
+        if self.prepare is not None:
+            self.prepare(engine)
         engine.warm_up()
         if isinstance(engine.tracer, Tracer):
             engine.tracer.keeps_records = False  # a server runs for long

@@ -11,7 +11,7 @@ from typing import Any
 from milestone_llm.lab.trace.explore import explorer_html
 from milestone_llm.lab.trace.live import LiveTrace, Subscription
 
-from .desk import Desk
+from .async_engine import AsyncEngine
 from .errors import ApiError
 
 URL = "/trace"
@@ -28,9 +28,9 @@ class LivePage:
         tokenizer: for text beside sampled tokens; used by nobody else.
     """
 
-    def __init__(self, desk: Desk, tokenizer: Any) -> None:
+    def __init__(self, engine: AsyncEngine, tokenizer: Any) -> None:
         self.html = explorer_html(live=URL)
-        self._desk = desk
+        self._engine = engine
         self._tokenizer = tokenizer
         self._lock = threading.Lock()  # a tokenizer is not made for several threads
         self._live = LiveTrace(decode=self._decode if tokenizer is not None else None)
@@ -45,21 +45,21 @@ class LivePage:
         if self._live.num_readers >= MAX_READERS:
             raise ApiError(429, f"{MAX_READERS} pages are watching already; close one of them")
         if self._live.num_readers == 0:
-            self._desk.engine.watch(self._live)
+            self._engine.client.watch(self._live)
         return self._live.subscribe()
 
     async def lines(self, reader: Subscription) -> AsyncIterator[str]:
         """What a page is sent, until it is closed or the server ends."""
         run = asyncio.get_running_loop().run_in_executor
         try:
-            while self._desk.closed_because is None:
+            while self._engine.closed_because is None:
                 line = await run(self._threads, reader.get, PATIENCE_SECONDS)
                 if line is not None:
                     yield line + "\n"
         finally:
             reader.close()
             if self._live.num_readers == 0:
-                self._desk.engine.watch(None)
+                self._engine.client.watch(None)
                 self._live.clear()
 
     def _decode(self, token_ids: list[int]) -> str:

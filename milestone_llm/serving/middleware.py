@@ -10,18 +10,17 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .desk import Desk
+from .async_engine import AsyncEngine
 from .errors import ApiError
 
 BODY_SECONDS = 30.0
 """A body that is not there after this time is not waited for."""
 
-
 OPEN_PATHS = ("/health", "/")
 """Paths that need no key. The page itself tells nothing; what it shows, it asks for with a key."""
 
 
-class Keys:
+class ApiKeys:
     """The keys that open the server. None: it is open to all."""
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -44,16 +43,18 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
-class Gate:
-    """In front of the application. What it lets through carries its salt in the request's state.
+class AdmissionMiddleware:
+    """In front of the application. What it lets in carries its salt in the request's state.
 
     Args:
         max_body_bytes: of one request.
     """
 
-    def __init__(self, app: ASGIApp, desk: Desk, keys: Keys, max_body_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, engine: AsyncEngine, keys: ApiKeys, max_body_bytes: int
+    ) -> None:
         self._app = app
-        self._desk = desk
+        self._engine = engine
         self._keys = keys
         self._max_body_bytes = max_body_bytes
 
@@ -83,7 +84,7 @@ class Gate:
         if length.isdigit() and int(length) > self._max_body_bytes:
             raise self._too_large()
         if scope["method"] == "POST" and scope["path"].startswith("/v1/"):
-            self._desk.check()
+            self._engine.check_room()
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is larger than {self._max_body_bytes} bytes")

@@ -1,114 +1,220 @@
-"""What does HTTP cost? `python -m milestone_llm.serving.overhead`
+"""What HTTP costs: the same requests by `generate`, over HTTP, and over HTTP as streams.
 
-The same requests, all there at the start, in three ways: `generate` in a process of its own, and a
-server that answers them whole and as streams. Then: requests refused a second, and the server's
-memory over many short requests. Ways take turns, and medians of rounds count. CPU time is that of
-the process with the engine, and beside it that of HTTP's; on a busy machine it says more than the
-clock.
-
-With --step-ms the model is replaced by a wait, to see a server under an engine as fast as a GPU's.
+For `milestone_llm.serving.bench --overhead`. `generate` has an engine in a process of its own. Ways
+take turns, and medians of rounds count. CPU time is that of the process with the engine, and beside
+it that of HTTP's: on a busy machine it says more than the clock. At last the server is full, and
+the time of a refusal is measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import asyncio
+import importlib
+import multiprocessing
 import statistics
 import sys
-from collections.abc import Callable, Sequence
-from tempfile import TemporaryDirectory
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
-from milestone_llm import MILESTONES
-from milestone_llm.cli import (
-    Formatter,
-    add_options,
-    at_least_0,
-    console,
-    positive,
-    run_command,
-    try_to_write,
-    whole_number,
-)
+from milestone_llm.cli import ended_in_one_line, model_libraries
+from milestone_llm.core.errors import InputError
+from milestone_llm.lab.bench.workloads import WORKLOADS, WorkItem, random_tokens
 
-from .bench_report import machine
-from .overhead_processes import Offline, Served, Times, make_work
+from .bench_server import RunningServer, door_of, running_server
+from .client import open_request
+from .command import serve_parser, spec_of
+from .engine_spec import EngineSpec
+from .timed import replace_runner
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m milestone_llm.serving.overhead",
-        description=__doc__,
-        formatter_class=Formatter,
-    )
-    add = parser.add_argument
-    add("--milestone", choices=MILESTONES, default="m4_prefix_chunked", help="whose engine")
-    add_options(parser, "model", "threads", "json")
-    about = "its requests, all at one time, instead of those that the next options describe"
-    add("--workload", choices=["mixed", "nano"], help=about)
-    add("--requests", type=positive, default=16, metavar="N", help="at one time")
-    add("--input-len", type=positive, default=32, metavar="N", help="tokens of each prompt")
-    add("--output-len", type=positive, default=64, metavar="N", help="tokens of each output")
-    add("--rounds", type=positive, default=3)
-    add("--step-ms", type=at_least_0, help="instead of computing, wait so long in each step")
-    add(
-        "--short-requests",
-        type=whole_number,
-        default=0,
-        metavar="N",
-        help="to watch the memory under",
-    )
-    add_options(parser, "set")
-    return run_command(measure, parser.parse_args(arguments))
+NUM_REFUSALS = 500
+VOCAB_SIZE = 150
+"""Prompts are of random ids below this, which every vocabulary has."""
+WAYS = ("generate", "whole", "stream")
 
 
-def measure(args: argparse.Namespace) -> None:
-    """Print what is measured, and write it where --json says."""
-    if args.json:
-        try_to_write(args.json)
-    work = make_work(args)
-    args.requests = len(work)
-    num_tokens, before = sum(item["max_tokens"] for item in work), machine()
-    with TemporaryDirectory() as folder, Offline(args) as offline, Served(args, folder) as served:
-        ways: dict[str, Callable[[], Times]] = {
-            "generate": lambda: offline.timed(offline.work),
-            "whole": lambda: served.timed(lambda: served.work(is_stream=False)),
-            "stream": lambda: served.timed(lambda: served.work(is_stream=True)),
+@dataclass(frozen=True)
+class Times:
+    """Seconds by the clock, and of CPU time, which other programs do not lengthen."""
+
+    wall: float
+    cpu: float
+    """Of the process with the engine."""
+    http: float = 0.0
+    """Of the one in front of it, if there is one."""
+
+
+def workload(args: argparse.Namespace) -> list[WorkItem]:
+    """The requests that `--overhead` asks for.
+
+    Raises:
+        InputError: there is no such workload.
+    """
+    if args.overhead in WORKLOADS:
+        return WORKLOADS[args.overhead](vocab_size=VOCAB_SIZE)
+    if not args.overhead.isdecimal() or not int(args.overhead):
+        known = " or ".join(WORKLOADS)
+        raise InputError(f"--overhead takes a number from 1 on, {known}; got {args.overhead!r}")
+    lengths = tuple(args.input_len), tuple(args.output_len)
+    return random_tokens(int(args.overhead), *lengths, vocab_size=VOCAB_SIZE, seed=args.seed)
+
+
+def overhead_of(
+    milestone: str, args: argparse.Namespace, items: Sequence[WorkItem]
+) -> dict[str, Any]:
+    """All figures of a milestone's engine and server, on requests that come at one time.
+
+    Raises:
+        InputError: the server does not start, or refuses a request.
+    """
+    config = importlib.import_module(milestone).EngineConfig
+    options = ["--max-num-seqs", str(len(items)), "--max-queued", "1", *args.server]
+    if hasattr(config, "enable_prefix_caching"):  # all rounds have the same prompts
+        options = ["--no-enable-prefix-caching", *options]
+    prepare = None
+    if args.step_ms is not None:
+        prepare = partial(replace_runner, step_ms=args.step_ms, token_ms=args.token_ms)
+    parsed = serve_parser(milestone, None, config).parse_args(options)
+    spec = spec_of(milestone, parsed, prepare)
+    door = door_of(milestone, args.step_ms, args.token_ms)
+    rounds = []
+    with _generating(spec, items) as generate, running_server([*door, *options]) as server:
+        for _ in range(args.rounds + 1):
+            whole, _ = _served(server, items, is_stream=False)
+            stream, num_events = _served(server, items, is_stream=True)
+            rounds.append(dict(zip(WAYS, (_generated(generate), whole, stream), strict=True)))
+        refusals = asyncio.run(_refusals(server.url, parsed.max_num_seqs + parsed.max_queued))
+    num_tokens = sum(item.params.max_tokens for item in items)
+    return {
+        **_figures(rounds[1:], num_tokens),  # the first is for caches to fill
+        "tokens_per_event": round(num_tokens / max(1, num_events), 2),
+        **refusals,
+    }
+
+
+def _figures(rounds: Sequence[dict[str, Times]], num_tokens: int) -> dict[str, Any]:
+    def median(way: str, name: str) -> float:
+        return statistics.median(getattr(times[way], name) for times in rounds)
+
+    def share(way: str) -> float:
+        return statistics.median(times["generate"].wall / times[way].wall for times in rounds)
+
+    def ms_per_token(way: str, name: str) -> float:
+        return round(1e3 * median(way, name) / num_tokens, 3)
+
+    http = WAYS[1:]
+    return {
+        "tokens_per_second": {way: round(num_tokens / median(way, "wall"), 1) for way in WAYS},
+        "seconds": {way: [round(times[way].wall, 3) for times in rounds] for way in WAYS},
+        "share_of_generate": {way: round(share(way), 3) for way in http},
+        "cpu_ms_per_token": {way: ms_per_token(way, "cpu") for way in WAYS},
+        "http_cpu_ms_per_token": {way: ms_per_token(way, "http") for way in http},
+    }
+
+
+# --- over HTTP ------------------------------------------------------------------------------------
+
+
+def _served(server: RunningServer, items: Sequence[WorkItem], is_stream: bool) -> tuple[Times, int]:
+    """How long a server takes for all, and in how many events it sent them."""
+    bodies = [
+        {
+            "prompt": item.prompt,
+            "max_tokens": item.params.max_tokens,
+            "temperature": item.params.temperature,
+            "seed": item.params.seed,
+            "ignore_eos": True,
+            "stream": is_stream,
         }
-        rounds: list[dict[str, Times]] = []
-        for number in range(args.rounds + 1):
-            times = {name: way() for name, way in ways.items()}
-            rounds += [times] if number else []  # the first is for caches to fill
-        result: dict[str, Any] = {
-            "command": " ".join(["python -m milestone_llm.serving.overhead", *sys.argv[1:]]),
-            "machine": before,
-            "tokens_per_second": {
-                name: round(num_tokens / statistics.median(r[name].wall for r in rounds), 1)
-                for name in ways
-            },
-            "seconds": {name: [round(r[name].wall, 3) for r in rounds] for name in ways},
-            "share_of_generate": {
-                name: round(statistics.median(r["generate"].wall / r[name].wall for r in rounds), 3)
-                for name in ("whole", "stream")
-            },
-            "cpu_ms_per_token": {
-                name: round(1e3 * statistics.median(r[name].cpu for r in rounds) / num_tokens, 3)
-                for name in ways
-            },
-            "http_cpu_ms_per_token": {
-                name: round(1e3 * statistics.median(r[name].http for r in rounds) / num_tokens, 3)
-                for name in ("whole", "stream")
-            },
-            "tokens_per_event": round(num_tokens / max(1, served.num_events), 2),
-            **served.refusals(),
-        }
-        if args.short_requests:
-            result["rss_mib_by_short_requests"] = served.memory(args.short_requests)
-    console.print_json(json.dumps(result))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        for item in items
+    ]
+
+    async def post_all() -> list[bytes]:
+        return await asyncio.gather(*(_post(server.url, body) for body in bodies))
+
+    start, before = time.perf_counter(), server.cpu_seconds()
+    answers = asyncio.run(post_all())
+    wall, after = time.perf_counter() - start, server.cpu_seconds()
+    http, cpu = (now - then for now, then in zip(after, before, strict=True))
+    for answer in answers:
+        if b" 200 " not in answer[:20]:
+            raise InputError(f"the server refuses a request: {answer.decode()[-500:]}")
+    return Times(wall, cpu, http), sum(answer.count(b"data: {") for answer in answers)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+async def _post(url: str, body: dict[str, Any]) -> bytes:
+    """An answer as it comes: a client that costs next to nothing."""
+    reader, writer = await open_request(url, body)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def _refusals(url: str, num_inside: int) -> dict[str, Any]:
+    """How fast 429 is said, one connection after the other, while nobody else is let in."""
+    body = {"prompt": [3], "max_tokens": 2**20, "ignore_eos": True, "stream": True}
+    inside = [await open_request(url, body) for _ in range(num_inside)]
+    while b" 429 " not in (await _post(url, body))[:20]:
+        await asyncio.sleep(0.01)
+    seconds = []
+    for _ in range(NUM_REFUSALS):
+        start = time.perf_counter()
+        assert b" 429 " in (await _post(url, body))[:20]
+        seconds.append(time.perf_counter() - start)
+    for _, writer in inside:
+        writer.close()
+    seconds.sort()
+    return {
+        "refused_per_second": round(len(seconds) / sum(seconds)),
+        "refusal_ms": {
+            "median": round(1e3 * statistics.median(seconds), 2),
+            "p99": round(1e3 * seconds[int(0.99 * len(seconds))], 2),
+        },
+    }
+
+
+# --- without HTTP ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def _generating(spec: EngineSpec, items: Sequence[WorkItem]) -> Iterator[Connection]:
+    """A process with an engine that does the work whenever it is told to."""
+    context = multiprocessing.get_context("spawn")
+    pipe, inner = context.Pipe()
+    process = context.Process(target=_generate_when_told, args=(spec, items, inner))
+    process.start()
+    inner.close()
+    try:
+        yield pipe
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _generated(pipe: Connection) -> Times:
+    try:
+        pipe.send(None)
+        times: Times = pipe.recv()
+    except (EOFError, OSError):
+        raise ChildProcessError("the process with the engine has ended, see above") from None
+    return times
+
+
+def _generate_when_told(spec: EngineSpec, items: Sequence[WorkItem], pipe: Connection) -> None:
+    sys.exit(ended_in_one_line(lambda: _generate(spec, items, pipe)))
+
+
+def _generate(spec: EngineSpec, items: Sequence[WorkItem], pipe: Connection) -> None:
+    with model_libraries(spec.num_threads):
+        engine = spec.build()
+    prompts, params = [item.prompt for item in items], [item.params for item in items]
+    while True:
+        pipe.recv()
+        start, cpu = time.perf_counter(), time.process_time()
+        engine.generate(prompts, params)
+        pipe.send(Times(time.perf_counter() - start, time.process_time() - cpu))

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from milestone_llm.core.errors import InputError
 from milestone_llm.core.sampling_params import SamplingParams
 
 from .errors import ApiError
@@ -125,7 +126,7 @@ class Sampling(Body):
         given |= {"max_tokens": max_tokens, "logprobs": logprobs, **others}
         try:
             return SamplingParams(**given)
-        except ValueError as error:
+        except InputError as error:
             raise ApiError(400, str(error), param=str(error).split()[0]) from None
 
     @property
@@ -157,7 +158,7 @@ class CompletionRequest(Sampling):
 
 
 class Part(BaseModel):
-    """A piece of a message's content. There is text, and nothing else."""
+    """A part of a message's content. There is text, and nothing else."""
 
     type: str
     text: str | None = None
@@ -171,7 +172,7 @@ class Message(BaseModel):
     role: str
     content: str | list[Part] | None = None
 
-    def as_text(self, place: int) -> dict[str, Any]:
+    def as_text(self, index: int) -> dict[str, Any]:
         """The message for a chat template, its content one text.
 
         Raises:
@@ -181,7 +182,7 @@ class Message(BaseModel):
         if isinstance(self.content, list):
             for part in self.content:
                 if part.type != "text":
-                    where = f"messages.{place}.content"
+                    where = f"messages.{index}.content"
                     text = f"{where}: parts of type {part.type} are not supported, only text"
                     raise ApiError(400, text, param="messages")
             return {**message, "content": "".join(part.text or "" for part in self.content)}
@@ -195,7 +196,7 @@ class Chat(Body):
 
     def as_texts(self) -> list[dict[str, Any]]:
         """The messages for a chat template."""
-        return [message.as_text(place) for place, message in enumerate(self.messages)]
+        return [message.as_text(index) for index, message in enumerate(self.messages)]
 
 
 class ChatRequest(Sampling, Chat):

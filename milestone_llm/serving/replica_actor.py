@@ -15,8 +15,8 @@ from ray import serve
 
 from milestone_llm.cli import model_libraries
 
-from .desk import Desk
-from .engine_client import EngineDeadError, EngineInfo, EngineReport, EngineRequest, Progress
+from .async_engine import AsyncEngine
+from .engine_client import EngineDeadError, EngineInfo, EngineReport, EngineRequest, RequestDelta
 from .engine_spec import EngineSpec
 from .errors import ApiError
 from .metrics import Metrics
@@ -40,12 +40,12 @@ class Replica:
             self._loop = EngineLoop(spec.build())
         sys.setswitchinterval(SWITCH_SECONDS)
         self._name = serve.get_replica_context().replica_id.unique_id
-        self._desk = Desk(self._loop, Metrics(""), max_choices=MAX_ONGOING)
+        self._engine = AsyncEngine(self._loop, Metrics(""), max_choices=MAX_ONGOING)
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         try:
-            self._loop.run(self._desk.deliver)
+            self._loop.run(self._engine.deliver)
         except EngineDeadError:  # every caller is told by Ray, which starts another
             log.exception("The replica ends")
             os._exit(1)
@@ -61,23 +61,23 @@ class Replica:
 
     async def generate(
         self, request: EngineRequest, age: float, routing: Routing
-    ) -> AsyncIterator[Progress]:
-        """What comes of a request, in as many parts as the desk hands out.
+    ) -> AsyncIterator[RequestDelta]:
+        """What comes of a request, at the pace of `AsyncEngine`.
 
         Args:
             age: seconds since the client asked: machines do not share a clock.
             routing: for `PrefixRouter`.
         """
-        self._desk.event_loop = asyncio.get_running_loop()
+        self._engine.event_loop = asyncio.get_running_loop()
         request = replace(request, arrival_time=time.perf_counter() - age)
-        call = self._desk.open_call(request.params.n)
+        api_request = self._engine.open_request(request.params.n)
         try:
-            call.submit([request], None)
-            while pieces := await call.pieces():
-                cached, prompt = call.num_cached_tokens[0], call.prompt_logprobs[0]
-                yield Progress(request.request_id, pieces, cached, prompt)
-                call.prompt_logprobs[0] = None
+            api_request.start([request], None)
+            while deltas := await api_request.deltas():
+                cached, prompt = api_request.num_cached_tokens[0], api_request.prompt_logprobs[0]
+                yield RequestDelta(request.request_id, deltas, cached, prompt)
+                api_request.prompt_logprobs[0] = None
         except ApiError as error:
-            yield Progress(request.request_id, refusal=error.detail, status=error.status_code)
+            yield RequestDelta(request.request_id, refusal=error.detail, status=error.status_code)
         finally:
-            call.close()
+            api_request.close()

@@ -1,8 +1,8 @@
 """Several engines behind one HTTP server: replicas of a Ray Serve deployment.
 
     HTTP's process                                    a Ray actor for each engine
-    Replicas   a task a request  -- generate -->      Replica: EngineLoop in a thread, a Desk before
-               deliver           <-- a stream --      it that hands out what has come since the last
+    Replicas   a task a request  -- generate -->      Replica: EngineLoop in a thread, AsyncEngine
+               deliver           <-- a stream --      before it: what has come since the last item
     PrefixRouter  which replica?
 
 Ray starts replicas, on one machine or several, replaces those that end, and adds and removes them
@@ -32,12 +32,14 @@ from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
+from milestone_llm.core.errors import InputError
+
 from .engine_client import (
     EngineDeadError,
     EngineInfo,
     EngineReport,
     EngineRequest,
-    Progress,
+    RequestDelta,
     StepSink,
 )
 from .engine_spec import EngineSpec
@@ -68,7 +70,7 @@ class Replicas:
         autoscaling: fields of Ray Serve's AutoscalingConfig; empty for a fixed number.
 
     Raises:
-        ValueError: the engine could not be built.
+        InputError: the engine could not be built as it was asked for.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class Replicas:
         self.problem: str | None = None
         self.policy = "prefix"
         """Of the `Router`; each has one of its own."""
-        self._deliver: Callable[[list[Progress]], None]
+        self._deliver: Callable[[list[RequestDelta]], None]
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._has_ended = threading.Event()
         self._is_ray_ours = address is None
@@ -94,7 +96,7 @@ class Replicas:
 
     # -- for HTTP, in its event loop ---------------------------------------------------------
 
-    def submit(self, requests: list[EngineRequest]) -> None:
+    def add_requests(self, requests: list[EngineRequest]) -> None:
         """Send each request to a replica, and follow what comes of it."""
         for request in requests:
             task = asyncio.get_running_loop().create_task(self._follow(request))
@@ -107,7 +109,7 @@ class Replicas:
             task.cancel()
 
     def want_more(self) -> None:
-        """Nothing to do: replicas hand out what they have at a pace of their own."""
+        """Nothing to do: replicas send what they have at a pace of their own."""
 
     def watch(self, sink: StepSink | None) -> None:
         """Not supported: there would be several engines on one page."""
@@ -132,9 +134,9 @@ class Replicas:
             routing = Routing(self.policy, self.info.num_kv_blocks)
             stream = self._generate.remote(request, age, routing)
             try:
-                async for progress in stream:
+                async for delta in stream:
                     has_begun = True
-                    self._deliver([progress])
+                    self._deliver([delta])
                 return
             except asyncio.CancelledError:
                 stream.cancel()
@@ -142,7 +144,7 @@ class Replicas:
             except REPLICA_LOST:
                 if has_begun or num_tries == MAX_TRIES:
                     text = "the replica that computed this request has ended"
-                    self._deliver([Progress(request.request_id, refusal=text, status=503)])
+                    self._deliver([RequestDelta(request.request_id, refusal=text, status=503)])
                     return
 
     def _forget(self, request_id: str, task: asyncio.Task[None]) -> None:
@@ -150,11 +152,11 @@ class Replicas:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("A request failed", exc_info=error)
             text = f"the request failed: {type(error).__name__}"
-            self._deliver([Progress(request_id, refusal=text, status=500)])
+            self._deliver([RequestDelta(request_id, refusal=text, status=500)])
 
     # -- in the main thread ------------------------------------------------------------------
 
-    def run(self, deliver: Callable[[list[Progress]], None]) -> None:
+    def run(self, deliver: Callable[[list[RequestDelta]], None]) -> None:
         """Serve until `stop`.
 
         Raises:
@@ -200,7 +202,7 @@ def _deploy(spec: EngineSpec, num_replicas: int, autoscaling: dict[str, Any]) ->
     """Start the replicas, and wait until they are ready.
 
     Raises:
-        ValueError: an engine could not be built, or Ray takes no such setting.
+        InputError: an engine could not be built as it was asked for, or Ray takes no such setting.
     """
     has_gpus = ray.cluster_resources().get("GPU", 0) and spec.fields.get("device") != "cpu"
     number: dict[str, Any] = {"num_replicas": num_replicas}
@@ -208,7 +210,7 @@ def _deploy(spec: EngineSpec, num_replicas: int, autoscaling: dict[str, Any]) ->
         known = AutoscalingConfig.model_fields
         if unknown := [name for name in autoscaling if name not in known]:
             text = f"Ray Serve's AutoscalingConfig has no field {unknown[0]!r}; it has "
-            raise ValueError(text + ", ".join(known))
+            raise InputError(text + ", ".join(known))
         number = {"autoscaling_config": {"min_replicas": num_replicas, **autoscaling}}
     block_size = spec.fields.get("block_size", DEFAULT_BLOCK_SIZE)
     router = RequestRouterConfig(
@@ -230,5 +232,6 @@ def _deploy(spec: EngineSpec, num_replicas: int, autoscaling: dict[str, Any]) ->
         return serve.run(deployment.bind(spec), name=NAME, route_prefix=None)
     except RuntimeError as error:
         said = serve.status().applications[NAME].deployments[NAME].message
-        causes = re.findall(r"^\w*Error: (.*)$", said, flags=re.M) or [str(error)]
-        raise ValueError(f"the replicas did not start: {causes[-1]}") from None
+        if refusals := re.findall(r"\bInputError: (.*)$", said, flags=re.M):
+            raise InputError(f"the replicas did not start: {refusals[-1]}") from None
+        raise RuntimeError(f"the replicas did not start: {said}") from error

@@ -9,18 +9,18 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from milestone_llm.frontend.outputs import Logprob
+from milestone_llm.core.outputs import Logprob
 
-from .desk import Call
-from .engine_client import Piece
+from .async_engine import ApiRequest
+from .engine_client import CompletionDelta
 
 Json = dict[str, Any]
 MIN_LOGPROB = -9999.0
 """JSON knows no infinity."""
 
 
-class Replies:
-    """Writes the answers to one call.
+class ResponseBodies:
+    """Writes the answer to one API request.
 
     Args:
         is_chat: whether in the format of chats.
@@ -31,7 +31,7 @@ class Replies:
 
     def __init__(
         self,
-        call: Call,
+        request: ApiRequest,
         request_id: str,
         model: str,
         is_chat: bool,
@@ -39,7 +39,7 @@ class Replies:
         decode: Callable[[int], str],
         spell: Callable[[int], bytes],
     ) -> None:
-        self._call = call
+        self._request = request
         self._is_chat = is_chat
         self._prompts = prompts
         self._decode, self._spell = decode, spell
@@ -55,77 +55,74 @@ class Replies:
         self.wants_usage = False
         """Whether a stream tells the numbers of tokens in its last event, and null before."""
 
-    def whole(self, pieces: Iterable[Piece]) -> Json:
+    def whole(self, deltas: Iterable[CompletionDelta]) -> Json:
         """The answer that is no stream."""
-        pieces = sorted(pieces, key=lambda piece: piece.index)
-        self._count(pieces)
-        choices = [self._choice(piece, is_event=False) for piece in pieces]
+        deltas = sorted(deltas, key=lambda delta: delta.index)
+        self._count(deltas)
+        choices = [self._choice(delta, is_event=False) for delta in deltas]
         return {**self._head, "choices": choices, "usage": self._usage()}
 
-    def events(self, pieces: Iterable[Piece]) -> bytes:
+    def events(self, deltas: Iterable[CompletionDelta]) -> bytes:
         """The next events of a stream, one for each choice that has something to show."""
-        self._count(pieces)
+        self._count(deltas)
         usage = {"usage": None} if self.wants_usage else {}
         return b"".join(
-            event({**self._event_head, "choices": [self._choice(piece, is_event=True)], **usage})
-            for piece in pieces
-            if piece.text or piece.logprobs or piece.finish_reason or self._is_new(piece)
+            event({**self._event_head, "choices": [self._choice(delta, is_event=True)], **usage})
+            for delta in deltas
+            if delta.text or delta.logprobs or delta.finish_reason or self._is_new(delta)
         )
 
     def usage_event(self) -> bytes:
         """The event that tells the numbers of tokens."""
         return event({**self._event_head, "choices": [], "usage": self._usage()})
 
-    def _count(self, pieces: Iterable[Piece]) -> None:
+    def _count(self, deltas: Iterable[CompletionDelta]) -> None:
         if not self.drops_output:
-            self._num_completion_tokens += sum(len(piece.token_ids) for piece in pieces)
+            self._num_completion_tokens += sum(len(delta.token_ids) for delta in deltas)
 
-    def _is_new(self, piece: Piece) -> bool:
-        return piece.index not in self._begun and self._is_chat
+    def _is_new(self, delta: CompletionDelta) -> bool:
+        return delta.index not in self._begun and self._is_chat
 
-    def _choice(self, piece: Piece, is_event: bool) -> Json:
-        is_first = piece.index not in self._begun
-        self._begun.add(piece.index)
-        logprobs = self._logprobs(piece, is_first)
-        choice: Json = {"index": piece.index, "logprobs": logprobs}
-        choice["finish_reason"] = piece.finish_reason
+    def _choice(self, delta: CompletionDelta, is_event: bool) -> Json:
+        is_first = delta.index not in self._begun
+        self._begun.add(delta.index)
+        logprobs = self._logprobs(delta, is_first)
+        choice: Json = {"index": delta.index, "logprobs": logprobs}
+        choice["finish_reason"] = delta.finish_reason
         if not self._is_chat:
-            text = "" if self.drops_output else piece.text
-            return {**choice, "text": self._prompt(piece) * is_first + text}
-        message: Json = {"content": piece.text}
+            text = "" if self.drops_output else delta.text
+            return {**choice, "text": self._prompts[delta.index] * is_first + text}
+        message: Json = {"content": delta.text}
         if is_first:
             message = {"role": "assistant", **message}
         return {**choice, "delta" if is_event else "message": message}
 
-    def _prompt(self, piece: Piece) -> str:
-        return self._prompts[piece.index]
-
     def _usage(self) -> Json:
-        requests = self._call.requests
+        requests = self._request.requests
         num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
         return {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": self._num_completion_tokens,
             "total_tokens": num_prompt_tokens + self._num_completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self._call.num_cached_tokens)},
+            "prompt_tokens_details": {"cached_tokens": sum(self._request.num_cached_tokens)},
         }
 
     # -- log-probabilities -------------------------------------------------------------------
 
-    def _logprobs(self, piece: Piece, is_first: bool) -> Json | None:
+    def _logprobs(self, delta: CompletionDelta, is_first: bool) -> Json | None:
         tokens: list[tuple[int, dict[int, Logprob] | None]] = []
-        place = piece.index * len(self._call.requests) // self._call.num_choices
-        request = self._call.requests[place]
-        prompt_logprobs = self._call.prompt_logprobs[place]
+        index = delta.index * len(self._request.requests) // self._request.num_choices
+        request = self._request.requests[index]
+        prompt_logprobs = self._request.prompt_logprobs[index]
         if is_first and prompt_logprobs is not None:
             tokens += zip(request.prompt_token_ids, prompt_logprobs, strict=True)
         if not self.drops_output:
-            tokens += zip(piece.token_ids, piece.logprobs, strict=False)  # none if not asked for
+            tokens += zip(delta.token_ids, delta.logprobs, strict=False)  # none if not asked for
         if request.params.logprobs is None:
             return None
         if self._is_chat:
             return {"content": [self._chat_token(*token) for token in tokens]}
-        return self._text_tokens(piece.index, tokens)
+        return self._text_tokens(delta.index, tokens)
 
     def _text_tokens(
         self, index: int, tokens: Sequence[tuple[int, dict[int, Logprob] | None]]
@@ -154,7 +151,7 @@ class Replies:
 
     def _chat_token(self, token_id: int, logprobs: dict[int, Logprob] | None) -> Json:
         assert logprobs is not None, "a chat has no prompt logprobs"
-        num_top = self._call.requests[0].params.logprobs or 0
+        num_top = self._request.requests[0].params.logprobs or 0
         top = [self._named(each, logprobs) for each, _ in _by_rank(logprobs)[:num_top]]
         return {**self._named(token_id, logprobs), "top_logprobs": top}
 
@@ -194,11 +191,11 @@ def token_speller(tokenizer: Any) -> Callable[[int], bytes]:
         text = decode(token_id)
         if tokenizer is None or "\N{REPLACEMENT CHARACTER}" not in text:
             return text.encode()
-        piece: str = tokenizer.convert_ids_to_tokens(token_id)
-        if fallback := re.fullmatch("<0x([0-9A-F]{2})>", piece):  # of SentencePiece
+        token: str = tokenizer.convert_ids_to_tokens(token_id)
+        if fallback := re.fullmatch("<0x([0-9A-F]{2})>", token):  # of SentencePiece
             return bytes.fromhex(fallback[1])
-        if byte_of.keys() >= set(piece):  # of byte-level BPE, a letter for each byte
-            return bytes(byte_of[letter] for letter in piece)
+        if byte_of.keys() >= set(token):  # of byte-level BPE, a letter for each byte
+            return bytes(byte_of[letter] for letter in token)
         return text.encode()
 
     return spell
@@ -208,7 +205,7 @@ def _bytes_of_letters() -> dict[str, int]:
     """How GPT-2 and its followers write bytes: a visible one as itself, others from U+0100 on."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in visible]
-    letters = [*map(chr, visible), *(chr(256 + place) for place in range(len(others)))]
+    letters = [*map(chr, visible), *(chr(256 + index) for index in range(len(others)))]
     return dict(zip(letters, visible + others, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Sends the answer to a call, whole or as a stream, for as long as the client is there."""
+"""Sends the answer to an API request, whole or as a stream, while the client is there."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from fastapi import Response
 from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from .desk import Call
-from .engine_client import Piece
+from .async_engine import ApiRequest
+from .engine_client import CompletionDelta
 from .errors import ApiError
-from .replies import LAST_EVENT, Replies, event
+from .response_bodies import LAST_EVENT, ResponseBodies, event
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -19,12 +19,12 @@ _HEADERS = [
 ]
 
 
-class Answer(Response):
-    """The answer to a call. When the client goes away, the call is closed."""
+class ApiResponse(Response):
+    """The answer to an API request, which is closed when it is sent or the client goes away."""
 
-    def __init__(self, call: Call, replies: Replies, is_stream: bool) -> None:
-        self._call = call
-        self._replies = replies
+    def __init__(self, request: ApiRequest, bodies: ResponseBodies, is_stream: bool) -> None:
+        self._request = request
+        self._bodies = bodies
         self._is_stream = is_stream
         self.background = None
 
@@ -39,40 +39,40 @@ class Answer(Response):
         finally:
             answering.cancel()
             leaving.cancel()
-            self._call.close()
+            self._request.close()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            pieces = await self._call.pieces()  # the status is known with the first news
+            deltas = await self._request.deltas()  # the status is known with the first ones
             if not self._is_stream:
-                response = JSONResponse(self._replies.whole(await self._rest(pieces)))
+                response = JSONResponse(self._bodies.whole(await self._rest(deltas)))
         except ApiError as error:
             response = error.response()
         else:
             if self._is_stream:
-                await self._stream(pieces, send)
+                await self._stream(deltas, send)
                 return
         await response(scope, receive, send)
 
-    async def _rest(self, pieces: list[Piece]) -> list[Piece]:
-        whole = {piece.index: piece for piece in pieces}
-        while pieces := await self._call.pieces():
-            for piece in pieces:
-                if piece.index in whole:
-                    whole[piece.index].extend(piece)
+    async def _rest(self, deltas: list[CompletionDelta]) -> list[CompletionDelta]:
+        whole = {delta.index: delta for delta in deltas}
+        while deltas := await self._request.deltas():
+            for delta in deltas:
+                if delta.index in whole:
+                    whole[delta.index].extend(delta)
                 else:
-                    whole[piece.index] = piece
+                    whole[delta.index] = delta
         return list(whole.values())
 
-    async def _stream(self, pieces: list[Piece], send: Send) -> None:
+    async def _stream(self, deltas: list[CompletionDelta], send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         try:
-            while pieces:
-                body = self._replies.events(pieces)
+            while deltas:
+                body = self._bodies.events(deltas)
                 if body:
                     await _send_part(send, body)
-                pieces = await self._call.pieces()
-            end = (self._replies.usage_event() if self._replies.wants_usage else b"") + LAST_EVENT
+                deltas = await self._request.deltas()
+            end = (self._bodies.usage_event() if self._bodies.wants_usage else b"") + LAST_EVENT
         except ApiError as error:  # too late for a status
             end = event(error.body())
         await _send_part(send, end, is_last=True)

@@ -6,7 +6,8 @@
 The router asks no engine. It remembers the blocks of the prompts that it has sent where, as many
 for a replica as the replica's cache has, and forgets the least recently used first, as caches do.
 So it may be wrong, and then a beginning is computed once more. The names of the blocks are the
-engine's own (`engine/block_hash.py`): a hash covers all that came before, and the `cache_salt`.
+engine's own (`m4_prefix_chunked.block_hash`): a hash covers all that came before, and the
+`cache_salt`.
 
 Nothing here knows of processes, HTTP or tensors. It is not thread-safe: one thread or event loop
 owns a router.
@@ -213,8 +214,8 @@ class Router:
         # is looked at once, at the deepest of its blocks.
         holders_of, num_asked = self._holders, 0
         num_known = bisect_left(names, True, key=lambda name: name not in holders_of)
-        for place in reversed(range(num_known)):
-            holders = holders_of[names[place]]
+        for depth in reversed(range(num_known)):
+            holders = holders_of[names[depth]]
             if len(holders) > num_asked:
                 num_asked = len(holders)
                 replica = min(holders, key=attrgetter("rank"))

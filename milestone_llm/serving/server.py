@@ -19,12 +19,13 @@ from types import FrameType
 
 import uvicorn
 
-from .app import Service, build_app
+from .app import build_app
+from .async_engine import AsyncEngine
 from .connection import HttpConnection
-from .desk import Desk
 from .engine_client import EngineClient, EngineDeadError
-from .gate import Gate, Keys
 from .metrics import Metrics
+from .middleware import AdmissionMiddleware, ApiKeys
+from .service import Service
 
 log = logging.getLogger(__name__)
 
@@ -57,18 +58,18 @@ class Server:
         handles_ctrl_c: whether Ctrl-C ends the server as SIGTERM does; else Python's own way.
     """
 
-    def __init__(self, engine: EngineClient, limits: Limits, handles_ctrl_c: bool = True) -> None:
-        self._engine = engine
+    def __init__(self, client: EngineClient, limits: Limits, handles_ctrl_c: bool = True) -> None:
+        self._client = client
         self._limits = limits
         self._signals = [signal.SIGTERM, *([signal.SIGINT] if handles_ctrl_c else [])]
-        info = engine.info
+        info = client.info
         max_choices = info.max_num_seqs + limits.max_queued
-        self._desk = Desk(engine, Metrics(info.model_name), max_choices)
-        app = build_app(Service(self._desk, limits.has_page))
-        gate = Gate(app, self._desk, Keys(limits.api_keys), limits.max_body_bytes)
+        self._engine = AsyncEngine(client, Metrics(info.model_name), max_choices)
+        app = build_app(Service(self._engine, limits.has_page))
+        keys = ApiKeys(limits.api_keys)
         self._http = uvicorn.Server(
             uvicorn.Config(
-                gate,
+                AdmissionMiddleware(app, self._engine, keys, limits.max_body_bytes),
                 http=HttpConnection,
                 log_level="warning",
                 access_log=False,
@@ -95,7 +96,7 @@ class Server:
             with self._signals_handled(), _short_switches():
                 if self._http.started:
                     on_ready()
-                self._engine.run(self._desk.deliver)
+                self._client.run(self._engine.deliver)
         except EngineDeadError as error:
             log.error("%s", error)
             self._end(str(error), 0.0, DEATH_SECONDS)
@@ -112,10 +113,10 @@ class Server:
             asyncio.run(self._serve_http(listener))
         finally:
             self._has_started.set()
-            self._engine.stop()
+            self._client.stop()
 
     async def _serve_http(self, listener: socket.socket) -> None:
-        self._desk.event_loop = asyncio.get_running_loop()
+        self._engine.event_loop = asyncio.get_running_loop()
         serving = asyncio.ensure_future(self._http.serve(sockets=[listener]))
         while not (self._http.started or serving.done()):
             await asyncio.sleep(0.001)
@@ -132,12 +133,12 @@ class Server:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if num_calls := self._desk.num_calls:
+        if num_open := self._engine.num_open:
             again = "; Ctrl-C again ends them at once" * (number == signal.SIGINT)
             log.warning(
                 "%s: requests under way (%d) may finish within %g s%s",
                 signal.Signals(number).name,
-                num_calls,
+                num_open,
                 self._limits.drain_seconds,
                 again,
             )
@@ -151,10 +152,10 @@ class Server:
         """Let no more requests in, let those inside finish for a while, then end HTTP."""
 
         async def end() -> None:
-            self._desk.close(reason)
-            await self._desk.wait_until_empty(drain_seconds)
-            self._desk.fail_all(f"the request was not finished: {reason}")
-            await self._desk.wait_until_empty(CLOSING_SECONDS)
+            self._engine.close(reason)
+            await self._engine.wait_until_empty(drain_seconds)
+            self._engine.fail_all(f"the request was not finished: {reason}")
+            await self._engine.wait_until_empty(CLOSING_SECONDS)
             await asyncio.sleep(linger_seconds)
             self._http.should_exit = True
 
@@ -163,7 +164,7 @@ class Server:
 
         self._has_started.wait()
         with contextlib.suppress(RuntimeError):  # HTTP has ended
-            self._desk.event_loop.call_soon_threadsafe(begin)
+            self._engine.event_loop.call_soon_threadsafe(begin)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ management, HTTP. So it shows what scheduling does to clients, and a busy machin
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 import time
 from collections.abc import Sequence
@@ -18,12 +17,13 @@ from typing import TYPE_CHECKING
 
 from milestone_llm import MILESTONES
 from milestone_llm.cli import at_least_0
+from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.plan import LaunchedStep, StepPlan
 
 from .command import serve_command
 
 if TYPE_CHECKING:
-    from milestone_llm.core.plan import LaunchedStep, StepPlan
-    from milestone_llm.core.request import SampledToken
+    from milestone_llm.frontend.engine import BaseEngine
 
 TOKEN_ID = 40
 """What is said; a token with a text in every vocabulary."""
@@ -41,43 +41,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--step-ms", type=at_least_0, required=True, help="of a step")
     add("--token-ms", type=at_least_0, default=0.0, help="and of each position in it")
     args, options = parser.parse_known_args(arguments)
-    wait = partial(replace_model, args.milestone, args.step_ms, args.token_ms)
+    wait = partial(replace_runner, step_ms=args.step_ms, token_ms=args.token_ms)
     return serve_command(args.milestone, __doc__, options, prepare=wait)
 
 
-def replace_model(milestone: str, step_ms: float, token_ms: float = 0.0) -> None:
-    """Let the steps of a milestone's engines wait instead of computing, in this process.
+class WaitingRunner:
+    """Instead of computing, its steps wait.
 
     Args:
         step_ms: ms of a step.
         token_ms: ms more for each position that it computes, padding included.
     """
+
+    def __init__(self, step_ms: float, token_ms: float = 0.0) -> None:
+        self._step_ms, self._token_ms = step_ms, token_ms
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Start waiting."""
+        num_positions = plan.num_tokens + plan.num_padding_tokens
+        end = time.perf_counter() + (self._step_ms + self._token_ms * num_positions) / 1e3
+        due = [each.request_id for row in plan.rows for each in row.sampling_requests]
+
+        def wait() -> dict[str, SampledToken]:
+            time.sleep(max(0.0, end - time.perf_counter()))
+            return dict.fromkeys(due, SampledToken(TOKEN_ID))
+
+        return LaunchedStep(wait)
+
+    def reset(self) -> None:
+        """There is nothing to forget."""
+
+
+def replace_runner(engine: BaseEngine, step_ms: float, token_ms: float = 0.0) -> None:
+    """Let the steps of an engine wait instead of computing, see `WaitingRunner`."""
     import torch
 
-    from milestone_llm.core.plan import LaunchedStep
-    from milestone_llm.core.request import SampledToken
-
     torch.set_num_threads(1)  # there is nothing to share
-
-    class Waiting:
-        def launch(self, plan: StepPlan) -> LaunchedStep:
-            num_positions = plan.num_tokens + plan.num_padding_tokens
-            end = time.perf_counter() + (step_ms + token_ms * num_positions) / 1e3
-            due = [each.request_id for row in plan.rows for each in row.sampling_requests]
-
-            def wait() -> dict[str, SampledToken]:
-                time.sleep(max(0.0, end - time.perf_counter()))
-                return dict.fromkeys(due, SampledToken(TOKEN_ID))
-
-            return LaunchedStep(wait)
-
-        def collect(self, launched: LaunchedStep) -> dict[str, SampledToken]:
-            return launched.wait()
-
-        def reset(self) -> None:
-            pass
-
-    importlib.import_module(f"{milestone}.engine").LLMEngine.build_runner = lambda self: Waiting()
+    engine.core.runner = WaitingRunner(step_ms, token_ms)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import m4_prefix_chunked
 import m5_kernels
 from engine_helpers import (
     assert_empty,
+    break_at_call,
     every_milestone,
     greedy,
     hf_greedy,
@@ -37,21 +38,6 @@ def make_engine(package: Any, **fields: Any) -> Any:
 def add_all(engine: Any, names: str = "abcd", **options: Any) -> None:
     for name, prompt in zip(names, PROMPTS, strict=False):
         engine.add_request(prompt, greedy(8), request_id=name, **options)
-
-
-def break_at_call(
-    monkeypatch: Any, target: Any, method: str, numbers: set[int], error: BaseException
-) -> None:
-    """Let these calls of a method raise once its work is done: KV is written, or books are."""
-    work, calls = getattr(target, method), itertools.count(1)
-
-    def breaking(*arguments: Any) -> Any:
-        result = work(*arguments)
-        if next(calls) in numbers:
-            raise error
-        return result
-
-    monkeypatch.setattr(target, method, breaking)
 
 
 # --- abort --------------------------------------------------------------------------------------
@@ -124,7 +110,7 @@ def test_an_aborted_id_can_be_used_again_at_once(package):
 
 
 @every_milestone
-@pytest.mark.parametrize(("method", "failing"), [("launch", 1), ("launch", 8), ("collect", 4)])
+@pytest.mark.parametrize(("method", "failing"), [("launch", 1), ("launch", 8), ("wait", 4)])
 def test_a_raising_step_ends_its_requests_and_waiting_ones_get_their_tokens(
     package, method, failing, monkeypatch
 ):
@@ -159,7 +145,7 @@ def test_a_raising_step_ends_its_requests_and_waiting_ones_get_their_tokens(
     ("part", "method", "error"),
     [
         ("runner", "launch", KeyboardInterrupt("stop")),
-        ("runner", "collect", KeyboardInterrupt("stop")),
+        ("runner", "wait", KeyboardInterrupt("stop")),
         ("scheduler", "schedule", RuntimeError("stop")),
         ("scheduler", "update", RuntimeError("stop")),
     ],

@@ -12,20 +12,21 @@ import pytest
 from m1_single import LLMEngine, SamplingParams
 from m1_single.bench import main
 from milestone_llm import MILESTONES
+from milestone_llm.frontend.outputs import RequestOutput
 from milestone_llm.lab.bench.hf_baselines import hf_static, plain_generation
 from milestone_llm.lab.bench.measure import (
-    Contestant,
-    Progress,
     RunResult,
+    ServeWork,
     check_work,
     measure,
     medians,
     percentile,
+    run_engine,
     short_work,
     speedups,
 )
-from milestone_llm.lab.bench.report import losses, verdicts
-from milestone_llm.lab.bench.workloads import WorkItem, mixed
+from milestone_llm.lab.bench.report import losses, same_tokens
+from milestone_llm.lab.bench.workloads import Progress, WorkItem, mixed
 from milestone_llm.models.tiny_models import build_tiny_model
 
 pytest_plugins = ["bench_helpers"]
@@ -106,9 +107,9 @@ def test_baselines_ignore_eos_and_give_the_config_back() -> None:
     model.generation_config.eos_token_id = free.token_ids[0]  # ends at once, unless ignored
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     items = [WorkItem([5, 6], params), WorkItem([7, 8, 9], params)]
-    for contestant in (hf_static(model, 1, "one by one"), hf_static(model, 2, "static")):
-        result = contestant.run(items, lambda count: None)
-        check_work(contestant.name, items, result)
+    for max_num_seqs in (1, 2):
+        result = hf_static(model, max_num_seqs, items, lambda count: None)
+        check_work("HF", items, result)
         assert result.token_ids[0] == free.token_ids
     assert model.generation_config is config
 
@@ -131,26 +132,36 @@ def test_static_baseline_counts_only_own_tokens_and_splits_batches() -> None:
     model = build_tiny_model("llama")
     items = mixed(199, 0, num_requests=5, input_len=(2, 9), output_len=(1, 6))
     counts: list[int] = []
-    result = hf_static(model, 2, "static").run(items, counts.append)
+    result = hf_static(model, 2, items, counts.append)
     lengths = [item.params.max_tokens for item in items]
     assert list(map(len, result.token_ids)) == lengths
     assert list(map(len, result.token_times)) == lengths
     assert sum(counts) == sum(lengths)
 
 
-def fake(name: str, order: list[str], seconds: float = 1.0) -> Contestant:
+def test_the_text_of_all_requests_is_part_of_what_is_timed(monkeypatch: Any) -> None:
+    engine = LLMEngine(build_tiny_model("llama"))
+    items = mixed(engine.vocab_size, num_requests=2, input_len=(2, 4), output_len=(2, 3))
+    read = []
+    monkeypatch.setattr(RequestOutput, "text", property(lambda output: read.append(1) or "text"))
+    result = run_engine(engine, items, lambda count: None)
+    assert result.facts["characters"] == 8
+    assert len(read) == 2
+
+
+def fake(name: str, order: list[str], seconds: float = 1.0) -> ServeWork:
     def run(items: Any, progress: Progress) -> RunResult:
         order.append(name)
         progress(1)
         return RunResult(seconds, [[0] * item.params.max_tokens for item in items], [])
 
-    return Contestant(name, run)
+    return run
 
 
 def test_rounds_are_interleaved_and_turn_round(capsys: pytest.CaptureFixture[str]) -> None:
     order: list[str] = []
     items = mixed(199, num_requests=2)
-    contestants = [fake("a", order, 1.0), fake("b", order, 3.0)]
+    contestants = {"a": fake("a", order, 1.0), "b": fake("b", order, 3.0)}
     results = measure(contestants, items, rounds=3)
     assert "".join(order) == "ab" + "ab" + "ba" + "ab"  # the warm-up comes first
     lines = [line.split()[1:3] for line in capsys.readouterr().err.splitlines()]
@@ -205,15 +216,13 @@ def test_remarks_say_where_the_engine_loses() -> None:
         "speedups": {"HF": {"median": 0.8}},
         "same_tokens": {"HF": 3},
         "workload": {"num_requests": 4, "temperature": 0},
-        "targets": [],
     }
-    padding, slower, late = losses(data)
-    assert padding.startswith("40% of the positions")
-    assert "0.80x" in slower
-    assert "TTFT p50 90.0 ms against 10.0 ms" in late
-    assert verdicts(data) == ["token for token the same as HF: 3 of 4 outputs"]
+    assert losses(data)[0].startswith("40% of the positions")
+    late = "TTFT p50 90.0 ms against 10.0 ms"
+    assert losses(data)[1:] == [f"m1 loses against HF: 0.80x its tok/s, {late}"]
+    assert same_tokens(data) == ["token for token the same as HF: 3 of 4 outputs"]
     data["speedups"]["HF"]["median"] = 0.999  # nobody loses 1.00x
-    assert len(losses(data)) == 2
+    assert losses(data)[1:] == [f"m1 loses against HF: {late}"]
 
 
 @pytest.mark.parametrize(
@@ -268,5 +277,5 @@ def test_help_needs_no_torch(milestone: str) -> None:
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    for option in ("--scenario", "--baseline", "--threads", "--seed", "--json", "--markdown"):
+    for option in ("--baseline", "--threads", "--seed", "--json", "--markdown"):
         assert option in run.stdout

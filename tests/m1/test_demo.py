@@ -16,8 +16,8 @@ from m1_single import LLMEngine
 from m1_single.demo import main
 from milestone_llm import MILESTONES, cli
 from milestone_llm.lab.demo.show import milliseconds
+from milestone_llm.lab.trace.jsonl import read_jsonl
 from milestone_llm.models.checkpoint import DEFAULT_MODEL
-from milestone_llm.lab.trace.tracer import read_jsonl
 
 PNG = b"\x89PNG\r\n"
 TINY = ["--model", "tiny-llama"]
@@ -77,7 +77,7 @@ def test_trace_on_the_console_shows_every_step_once(
     [
         (["--model", "tiny-nothing"], "tiny-llama"),
         (["--model", "no/such/folder"], "no/such/folder"),
-        (["--temperature", "-1"], "temperature must be at least 0"),
+        (["--temperature", "-1"], "temperature must be a number from 0"),
         (["--trace", "trace.txt"], "trace.txt"),
         (["--max-num-seqs", "1", "--prompts", ""], "prompt is empty"),
     ],
@@ -151,7 +151,7 @@ def test_output_paths_are_tried_before_the_work(
 
 
 def test_commands_are_parsed_without_torch() -> None:
-    modules = [f"{name}.demo" for name in MILESTONES] + ["m4_prefix_chunked.stress"]
+    modules = [f"{name}.demo" for name in MILESTONES] + ["m4_prefix_chunked.tools.stress"]
     code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

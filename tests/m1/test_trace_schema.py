@@ -19,10 +19,12 @@ from engine_helpers import (
     run_to_end,
 )
 from milestone_llm.core.kv import KVEvent, KVUsage
+from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import Preemption, ScheduledRequest, StepPlan
-from milestone_llm.core.protocols import SettledStep
-from milestone_llm.lab.trace.records import StepRecord
-from milestone_llm.lab.trace.tracer import Tracer, read_jsonl
+from milestone_llm.frontend.watching import SettledStep
+from milestone_llm.lab.trace.jsonl import read_jsonl
+from milestone_llm.lab.trace.records import BatchRow, StepRecord
+from milestone_llm.lab.trace.tracer import Tracer
 
 SCHEMA: dict[str, Any] = {
     "step": int,
@@ -119,7 +121,7 @@ def a_step_of_everything() -> tuple[Any, Any]:
     plan = StepPlan([row], [request], [request], [Preemption(request, "no free block for r2")])
     events = [KVEvent("alloc", "r1", [9]), KVEvent("evict", None, [4])]
     times = [0.0, 0.001, 0.003, 0.0035]
-    step = SettledStep(12, "m4_prefix_chunked", times, plan, {}, [("r0", "stop")], events)
+    step = SettledStep(12, "m4_prefix_chunked", times, plan, {}, [("r0", "stop")], events, [])
     usage = KVUsage("block", 64, 40, 51, 640, 598, cached=10)
     return step, types.SimpleNamespace(waiting=[], running=[request], kv_usage=lambda: usage)
 
@@ -130,6 +132,16 @@ def test_a_record_of_everything_fits_the_schema_too():
     assert (data["schedule_ms"], data["execute_ms"], data["update_ms"]) == (1.0, 2.0, 0.5)
     assert data["finished"] == [{"request_id": "r0", "reason": "stop"}]
     assert data["kv"]["free"] == 24
+
+
+def test_a_row_without_a_token_says_so():
+    """No token amid a prompt, none where the logits held a NaN, and none of a padding row."""
+    request = make_request("r1")
+    row = ScheduledRequest(request, 0, 4)
+    sampled = [{}, {"r1": SampledToken(-1)}, {"r1": SampledToken(0)}]
+    assert [BatchRow.of(row, each).sampled_token for each in sampled] == [None, None, 0]
+    padding = ScheduledRequest(request, 4, 1, is_padding=True)
+    assert BatchRow.of(padding, {"r1": SampledToken(7)}).sampled_token is None
 
 
 @every_milestone

@@ -48,7 +48,7 @@ def test_mixed_is_16_requests_of_16_to_128_tokens_in_and_out():
         assert 16 <= item.params.max_tokens <= 128
         assert max(item.prompt) < VOCAB_SIZE
         assert item.params.ignore_eos
-        assert item.params.is_greedy
+        assert item.params.temperature == 0
 
 
 def test_nano_is_the_public_benchmark_with_its_133966_output_tokens():

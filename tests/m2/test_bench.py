@@ -20,7 +20,7 @@ def test_no_position_is_padding_and_nothing_else_is_lost(run_bench: Any) -> None
     out, _, data, _ = run_bench(main, *SMALL, "--baseline", "continuous")
     assert data["same_tokens"] == {"HF continuous": 4}
     assert data["contestants"]["m2_batching"]["median"]["useful_share"] == 1
-    assert data["kv_unit"] == "slot"
+    assert data["kv_unit"] == "region"
     assert "were padding" not in out
 
 
@@ -36,7 +36,7 @@ def test_hf_continuous_batching_does_each_requests_own_work() -> None:
     items = mixed(199, 0, num_requests=5, input_len=(2, 9), output_len=(1, 8))
     engine = LLMEngine(model, max_num_seqs=3, max_model_len=32)  # fewer rows than requests
     counts: list[int] = []
-    result = hf_continuous(engine).run(items, counts.append)
+    result = hf_continuous(engine, items, counts.append)
     check_work("HF", items, result)
     lengths = [item.params.max_tokens for item in items]
     assert sum(counts) == sum(lengths)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from m2_batching.demo import main
-from milestone_llm.lab.trace.tracer import read_jsonl
+from milestone_llm.lab.trace.jsonl import read_jsonl
 
 PNG = b"\x89PNG\r\n"
 SHORT = ["--max-tokens", "6"]
@@ -100,8 +100,6 @@ def test_profile_lists_the_costliest_functions(demo: Any) -> None:
         (["--max-model-len", "20"], "max_model_len=20"),
         (["--arrivals", "0,1"], "--arrivals has 2 of the 3 numbers that it needs"),
         (["--priorities", "1"], "--priorities has 1 of the 3 numbers that it needs"),
-        (["--rate", "0"], "--rate must be above 0"),
-        (["--rate", "nan"], "--rate must be above 0"),
     ],
 )
 def test_bad_values_end_with_a_message(
@@ -117,6 +115,8 @@ def test_bad_values_end_with_a_message(
     [
         ["--arrivals", "0,-1,0"],
         ["--arrivals", "a,b,c"],
+        ["--rate", "0"],
+        ["--rate", "nan"],
         ["--arrivals", "0,0,0", "--rate", "1"],
         ["--policy", "lifo"],
         ["--max-num-batched-tokens", "0"],

@@ -50,16 +50,6 @@ def test_events_tell_who_got_and_gave_back_which_region():
     ]
 
 
-def test_the_watermark_is_the_most_that_was_ever_in_use():
-    manager = manager_of(4)
-    for name in "abc":
-        allocate(manager, name)
-    for name in "abc":
-        manager.free(name)
-    allocate(manager, "d")
-    assert manager.watermark == 3
-
-
 @pytest.mark.parametrize("damage", ["lost", "owned twice", "owned and free"])
 def test_the_invariant_check_sees_a_damaged_book(damage):
     manager = manager_of(3)
@@ -104,4 +94,3 @@ def test_a_reset_takes_all_regions_back_in_whatever_state_the_books_are(is_torn)
     manager.check_invariants()
     assert manager.events[-2:] == [KVEvent("free", "a", [0]), KVEvent("free", "b", [1])]
     assert [allocate(manager, name) for name in "abc"] == [0, 1, 2]
-    assert manager.watermark == 3

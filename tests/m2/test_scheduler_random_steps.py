@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -78,7 +77,7 @@ def assert_all_served(scheduler: Scheduler, requests: Sequence[Request]) -> None
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_thousands_of_random_steps_keep_every_rule(policy):
-    rng, num_steps, start = random.Random(policy), 0, time.perf_counter()
+    rng, num_steps = random.Random(policy), 0
     for _ in range(80):
         max_num_seqs = rng.randint(1, 6)
         config = EngineConfig(
@@ -104,7 +103,6 @@ def test_thousands_of_random_steps_keep_every_rule(policy):
         num_steps += run_random_work(scheduler, arrivals, aborts)
         assert_all_served(scheduler, requests)
     assert num_steps > 4000
-    assert time.perf_counter() - start < 30, "a scheduler must cost little"
 
 
 @settings(max_examples=50)

@@ -149,11 +149,8 @@ def test_a_failed_step_ends_its_requests_and_the_queue_goes_on():
         scheduler.add(request)
     plan = scheduler.schedule()
     scheduler.update(plan, runner.run(plan))
-    failed = scheduler.fail(scheduler.schedule())
-    assert [(output.request_id, output.finish_reason) for output in failed] == [
-        ("a", "error"),
-        ("b", "error"),
-    ]
+    scheduler.fail(scheduler.schedule())
+    assert [request.finish_reason for request in requests] == ["error", "error", None]
     scheduler.check_invariants()
     assert scheduler.kv_usage().free == 2
     assert describe(scheduler.schedule()) == "c[0:2]"
@@ -167,7 +164,7 @@ def test_kv_usage_shows_what_a_region_reserves_and_what_it_stores():
         plan = scheduler.schedule()
         scheduler.update(plan, runner.run(plan))
     kv = scheduler.kv_usage()
-    assert (kv.unit, kv.total, kv.used, kv.free, kv.watermark) == ("slot", 3, 2, 1, 2)
+    assert (kv.unit, kv.total, kv.used, kv.free, kv.watermark) == ("region", 3, 2, 1, 2)
     assert (kv.reserved_tokens, kv.stored_tokens) == (2 * 64, 2 * 6)
 
 

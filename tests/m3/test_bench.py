@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
 
-from m3_paged.bench import main
+from docs.questions.m3_layouts import main
+from m3_paged.bench import main as common_bench
 
 pytest_plugins = ["bench_helpers"]
-TINY = ["--model", "tiny-llama", "--num-prompts", "12", "--max-model-len", "128"]
-TINY += ["--slot-len", "128", "--max-input-len", "40", "--max-output-len", "30", "--device", "cpu"]
+TINY = ["--model", "tiny-llama", "--num-requests", "12", "--max-model-len", "128"]
+TINY += ["--input-len", "16", "40", "--output-len", "16", "30", "--device", "cpu"]
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def test_blocks_serve_more_requests_from_the_same_memory(bench: Any) -> None:
     out = " ".join(out.split())
     assert "blocks serve 3.00x the requests at a time" in out
     assert "token for token the same as slot: 12 of 12 outputs" in out
-    assert "m2_batching, 4 slots of max_model_len=128: 512 tokens of KV" in out
+    assert "m2_batching, 4 regions of max_model_len=128: 512 tokens of KV" in out
     for word in (
         "seed 0",
         "cpu, 1 CPU thread;",
@@ -41,11 +43,15 @@ def test_blocks_serve_more_requests_from_the_same_memory(bench: Any) -> None:
         assert word in out
 
 
-def test_slots_are_measured_at_several_lengths_too(bench: Any) -> None:
-    data = bench("--rounds", "1", "--slot-len", "128", "72").data
-    assert list(data["contestants"]) == ["block", "slot", "slot, 72"]
-    assert data["contestants"]["slot, 72"]["median"]["max_concurrent"] == 4 * 128 // 72
-    assert sum("slots of 72" in remark for remark in data["remarks"]) == 1
+def test_regions_of_the_longest_request_are_measured_too(bench: Any) -> None:
+    data = bench("--rounds", "1").data
+    block, slot, short = data["contestants"]
+    assert (block, slot) == ("block", "slot")
+    length = data["engines"][short]["max_model_len"]
+    assert short == f"slot, {length}"
+    assert length <= 40 + 30
+    assert data["contestants"][short]["median"]["max_concurrent"] == 4 * 128 // length
+    assert sum(f"regions of {length}" in remark for remark in data["remarks"]) == 1
 
 
 def test_markdown_has_the_tables(bench: Any) -> None:
@@ -63,24 +69,19 @@ def test_markdown_has_the_tables(bench: Any) -> None:
 
 
 def test_rounds_are_three_by_default_and_layouts_alternate(bench: Any) -> None:
-    lines = bench("--num-prompts", "2", "--max-output-len", "16").err.splitlines()
-    order = [(number, layout) for _, number, layout, *_ in map(str.split, lines)]
-    assert order == [
-        *(("1/3", "block"), ("1/3", "slot")),
-        *(("2/3", "slot"), ("2/3", "block")),
-        *(("3/3", "block"), ("3/3", "slot")),
-    ]
+    lines = bench("--num-requests", "2", "--output-len", "16", "16").err.splitlines()
+    order = [re.match(r"round (\d)/3  (.+?) {2,}", line).groups() for line in lines]
+    names = [name for _, name in order[:3]]
+    assert names[:2] == ["block", "slot"]
+    turns = [("1", names), ("2", names[::-1]), ("3", names)]
+    assert order == [(number, name) for number, turn in turns for name in turn]
 
 
-def test_one_layout_alone_and_too_little_memory_for_all(bench: Any) -> None:
-    out, _, data, _ = bench("--layout", "block", "--rounds", "1", "--kv-cache-tokens", "200")
-    assert list(data["contestants"]) == ["block"]
-    assert "slots" not in out
+def test_too_little_memory_for_all(bench: Any) -> None:
+    data = bench("--rounds", "1", "--kv-cache-tokens", "200").data
     figures = data["contestants"]["block"]["median"]
     assert figures["num_preemptions"] > 0
     assert figures["peak_used"] == 12
-    data = bench("--layout", "slot", "--rounds", "1").data
-    assert list(data["contestants"]) == ["slot"]
 
 
 def test_equal_concurrency_gives_both_memory_for_all(bench: Any) -> None:
@@ -92,8 +93,8 @@ def test_equal_concurrency_gives_both_memory_for_all(bench: Any) -> None:
     assert block["num_preemptions"] == 0
 
 
-def test_the_bench_of_all_milestones_is_there_too(bench: Any) -> None:
-    data = bench("--scenario", "workload", "--rounds", "1", "--baseline", "static").data
+def test_the_bench_of_all_milestones_is_there_too(run_bench: Any) -> None:
+    data = run_bench(common_bench, *TINY, "--baseline", "static").data
     assert data["same_tokens"] == {"HF static batch": 12}
 
 
@@ -101,9 +102,9 @@ def test_the_bench_of_all_milestones_is_there_too(bench: Any) -> None:
     ("arguments", "message"),
     [
         (["--kv-cache-tokens", "100"], "100 tokens of KV memory hold no request of max_model_len"),
-        (["--min-input-len", "50"], "--input-len: MIN 50 is above MAX 40"),
-        (["--max-input-len", "200"], "but max_model_len=128"),
-        (["--baseline", "hf"], "--baseline goes with a workload"),
+        (["--input-len", "50", "40"], "--input-len: MIN 50 is above MAX 40"),
+        (["--input-len", "16", "200"], "but max_model_len=128"),
+        (["--baseline", "hf"], "--baseline goes with the benches"),
         (["--max-model-len", "4096"], "has positions for only 1024 tokens"),
     ],
 )

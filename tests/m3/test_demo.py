@@ -9,7 +9,7 @@ import pytest
 
 from m3_paged import LLMEngine
 from m3_paged.demo import main
-from milestone_llm.lab.trace.tracer import read_jsonl
+from milestone_llm.lab.trace.jsonl import read_jsonl
 
 PNG = b"\x89PNG\r\n"
 
@@ -127,7 +127,7 @@ def test_console_trace_leaves_only_the_maps(
     [
         (["--kv-cache-tokens", "50"], "3 KV blocks of 16 hold 48 tokens"),
         (["--n", "9"], "n=9 completions start together, but max_num_seqs=8"),
-        (["--temperature", "-1"], "temperature must be at least 0"),
+        (["--temperature", "-1"], "temperature must be a number from 0"),
     ],
 )
 def test_bad_input_ends_with_one_line(

@@ -137,5 +137,5 @@ def test_a_plan_in_full():
         waiting_reasons={"b": "no free block for b"},
     )
     assert (b.status, b.num_computed_tokens, b.num_output_tokens) == (RequestStatus.SWAPPED, 4, 2)
-    assert (scheduler.preempter.num_preemptions, b.metrics.num_preemptions) == (1, 1)
+    assert (scheduler.preempter.num_preemptions, b.num_preemptions) == (1, 1)
     assert scheduler.preempter.host.block_tables == {"b": [0]}

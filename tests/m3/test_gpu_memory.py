@@ -11,6 +11,7 @@ from engine_helpers import greedy, random_prompts, tiny_model
 from m1_single import SamplingParams
 from m3_paged import EngineConfig
 from m3_paged.kv_memory import _free_tokens_after_profiling, _largest_step
+from milestone_llm.core.errors import InputError
 from milestone_llm.models.tiny_models import build_tiny_model
 
 BYTES_PER_TOKEN = 1024  # tiny llama in float64
@@ -63,8 +64,11 @@ def test_kv_gets_what_model_and_activations_leave_of_its_share(monkeypatch):
 
 def test_a_gpu_without_room_for_one_request_is_refused_with_the_numbers(monkeypatch):
     gpu = {"total": 1000 * MB, "free": 120 * MB, "peak": 130 * MB}
-    with pytest.raises(ValueError, match=r"=0.9 leaves room for 0 tokens .*max_model_len=64"):
-        profile_on_fake_gpu(monkeypatch, **gpu, gpu_memory_utilization=0.9)
+    message = r"=0.9 leaves room for 0 tokens .* fewer than one request of {} tokens"
+    with pytest.raises(InputError, match=message.format(64)):
+        profile_on_fake_gpu(monkeypatch, **gpu, max_model_len=64)
+    with pytest.raises(InputError, match=message.format(16)):  # left out, one block would do
+        profile_on_fake_gpu(monkeypatch, **gpu)
 
 
 # --- on a real GPU ------------------------------------------------------------------------------

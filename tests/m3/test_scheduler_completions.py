@@ -77,10 +77,14 @@ def test_a_completion_without_a_token_to_choose_ends_alone():
     add_all(scheduler, leader, other)
     device = PagedDevice(scheduler)
     plan = scheduler.schedule()
-    output, _ = scheduler.update(plan, device.run(plan) | {"a": SampledToken(-1)})
+    outputs = scheduler.update(plan, device.run(plan) | {"a": SampledToken(-1)})
     scheduler.check_invariants()
-    assert [c.finish_reason for c in output.outputs] == ["error", None, None]
-    assert [len(c.token_ids) for c in output.outputs] == [0, 1, 1]
+    assert [(each.request_id, len(each.new_token_ids), each.finish_reason) for each in outputs] == [
+        ("a", 0, "error"),
+        ("a/1", 1, None),
+        ("a/2", 1, None),
+        ("b", 1, None),
+    ]
     run_to_end(scheduler, device)
     for request in (*leader.completions[1:], other):
         assert request.output_token_ids == expected_tokens(request, 4)
@@ -105,10 +109,10 @@ def test_fail_gives_all_memory_back_and_who_was_not_in_the_step_is_computed_agai
     plan = scheduler.schedule()
     assert bool(plan.preempted) is is_new_victim
     tokens = list(b.output_token_ids)
-    (output,) = scheduler.fail(plan)
+    scheduler.fail(plan)
     scheduler.check_invariants()
     device.reset()
-    assert (output.request_id, output.finish_reason) == ("a", "error")
+    assert (a.finish_reason, b.finish_reason) == ("error", None)
     assert (b.status, b.num_computed_tokens) == (RequestStatus.WAITING, 0)
     assert b.output_token_ids == tokens == expected_tokens(b, 2)
     assert scheduler.kv.pool.num_used == scheduler.preempter.host.pool.num_used == 0
@@ -123,9 +127,9 @@ def test_fail_ends_all_completions_forked_or_not(num_steps):
     add_all(scheduler, leader)
     for _ in range(num_steps):
         step(scheduler, PagedDevice(scheduler))
-    (output,) = scheduler.fail(scheduler.schedule())
+    scheduler.fail(scheduler.schedule())
     scheduler.check_invariants()
-    assert [completion.finish_reason for completion in output.outputs] == ["error"] * 3
+    assert [completion.finish_reason for completion in leader.completions] == ["error"] * 3
     assert not scheduler.has_unfinished_requests()
     assert scheduler.kv.pool.num_used == 0
 

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from m4_prefix_chunked.bench import main
-from m4_prefix_chunked.tools.gaps import GapFigures
-from milestone_llm.lab.bench.report import verdicts
+from docs.questions.m4_measured import main
+from m4_prefix_chunked.bench import main as common_bench
+from milestone_llm.frontend.outputs import RequestMetrics, RequestOutput
+from milestone_llm.lab.bench.measure import gap_figures
+from milestone_llm.lab.bench.report import ratio
 
 pytest_plugins = ["bench_helpers"]
 TINY = ["--model", "tiny-llama", "--rounds", "1"]
@@ -23,21 +25,21 @@ def bench(run_bench: Any) -> Any:
 
 def test_shared_prompts_are_found_and_others_are_not(bench: Any) -> None:
     small = ["--num-requests", "3", "--system-prompt-tokens", "64", "--output-len", "2", "4"]
-    out, _, data, table = bench("--scenario", "prefix", *small)
-    shared, nothing = data["contests"]
+    out, _, data, table = bench("prefix", *small)
+    shared, nothing = data["comparisons"]
     on, off = (shared["contestants"][name]["median"] for name in ("caching on", "caching off"))
     assert (on["saved_tokens"], off["saved_tokens"]) == (2 * 64, 0)
     assert on["steps"] == off["steps"]
     medians = [own["median"] for own in nothing["contestants"].values()]
     assert [figures["saved_tokens"] for figures in medians] == [0, 0, 0]
-    for contest in data["contests"]:
+    for contest in data["comparisons"]:
         assert set(contest["same_tokens"].values()) == {3}
         switches = [config.get("enable_prefix_caching") for config in contest["engines"].values()]
         assert switches[:2] == [True, False]
     assert list(nothing["engines"]) == ["caching on", "caching off", "m3_paged"]
     assert len({figures["steps"] for figures in medians}) == 1
-    assert [target["at_most"] for target in shared["targets"]] == [0.25, None, None]
-    assert nothing["targets"][0]["at_most"] == 1.02
+    assert "our target, at most 0.25x" in shared["remarks"][0]
+    assert "our target, at most 1.02x" in nothing["remarks"][0]
     for word in (
         "seed 0",
         f"torch {torch.__version__}",
@@ -50,7 +52,7 @@ def test_shared_prompts_are_found_and_others_are_not(bench: Any) -> None:
 
 def test_a_long_arrival_under_three_policies(bench: Any) -> None:
     small = ["--num-requests", "4", "--long-prompt-tokens", "400", "--chunk-tokens", "100"]
-    out, _, data, table = bench("--scenario", "stall", *small)
+    out, _, data, table = bench("stall", *small)
     configs = data["engines"]
     assert [(c["prefill_policy"], c["max_num_batched_tokens"]) for c in configs.values()] == [
         ("mixed", 100),
@@ -66,43 +68,45 @@ def test_a_long_arrival_under_three_policies(bench: Any) -> None:
     assert "| prefill_first |" in table
 
 
-def test_the_common_bench_against_m3(bench: Any) -> None:
-    lengths = ["--input-len", "3", "12", "--output-len", "2", "7"]
-    out, _, data, _ = bench("--num-requests", "4", *lengths, "--baseline", "m3")
+def test_the_common_bench_against_m3(run_bench: Any) -> None:
+    small = ["--num-requests", "4", "--input-len", "3", "12", "--output-len", "2", "7"]
+    out, _, data, _ = run_bench(common_bench, *TINY, *small, "--baseline", "m3")
     assert list(data["contestants"]) == ["m4_prefix_chunked", "m3_paged"]
     assert data["same_tokens"] == {"m3_paged": 4}
     assert "token for token the same as m3_paged: 4 of 4 outputs" in out
 
 
 def test_a_missed_target_and_a_loss_are_told() -> None:
-    target = {"meaning": "time", "figure": "seconds", "ours": "on", "theirs": "off"}
-    loss = {**target, "at_most": 1.0, "ratio": 1.5, "rounds": [1.4, 1.6], "loses": "it waits"}
-    gain = {**target, "at_most": 1.0, "ratio": 0.5, "rounds": [0.5], "loses": "it waits"}
-    told = {**target, "at_most": None, "ratio": 1.01, "rounds": [1.01], "loses": "it waits"}
-    for each in (loss, gain, told):
-        each["is_met"] = None if each["at_most"] is None else each["ratio"] <= each["at_most"]
-    data = {"targets": [loss, gain, told], "same_tokens": {"off": 2}}
-    assert verdicts({**data, "workload": {"num_requests": 3, "temperature": 0}}) == [
+    def told(*rounds: float, **options: Any) -> list[str]:
+        own, its = [{"seconds": each} for each in rounds], [{"seconds": 1.0}] * len(rounds)
+        data = {"contestants": {"on": {"rounds": own}, "off": {"rounds": its}}}
+        return ratio(data, "time", "seconds", "on", "off", loses="it waits", **options)
+
+    assert told(1.4, 1.6, at_most=1.0) == [
         "time, on against off: 1.500x (1.400..1.600); our target, at most 1x: MISSED",
         "on loses there: it waits",
-        "time, on against off: 0.500x; our target, at most 1x: met",
-        "time, on against off: 1.010x",
-        "token for token the same as off: 2 of 3 outputs",
     ]
+    assert told(0.5, at_most=1.0) == ["time, on against off: 0.500x; our target, at most 1x: met"]
+    assert told(1.01) == ["time, on against off: 1.010x"]
 
 
 def test_gaps_are_taken_of_all_requests_together() -> None:
-    gaps = GapFigures.of_times([[0.0, 1.0, 2.0], [5.0], [0.0, 4.0], []])
-    assert (gaps.num_gaps, gaps.p50, gaps.longest) == (3, 1.0, 4.0)
-    assert 1.0 < gaps.p99 <= 4.0
-    assert GapFigures.of_times([[1.0]]) == GapFigures(0, 0.0, 0.0, 0.0)
+    def outputs(*token_times: list[float]) -> list[RequestOutput]:
+        return [
+            RequestOutput("r", [1], [], RequestMetrics(0.0, None, each)) for each in token_times
+        ]
+
+    gaps = gap_figures(outputs([0.0, 1.0, 2.0], [5.0], [0.0, 4.0], []))
+    assert (gaps["gap_p50"], gaps["gap_max"]) == (1000.0, 4000.0)
+    assert 1000.0 < gaps["gap_p99"] <= 4000.0
+    assert gap_figures(outputs([1.0])) == {"gap_p50": 0.0, "gap_p99": 0.0, "gap_max": 0.0}
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--scenario", "prefix", "--baseline", "m3"], "--baseline goes with a workload"),
-        (["--scenario", "stall", "--num-requests", "1"], "needs at least 2 requests"),
+        (["prefix", "--baseline", "hf"], "--baseline goes with the benches"),
+        (["stall", "--num-requests", "1"], "needs at least 2 requests"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(

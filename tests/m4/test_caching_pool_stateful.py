@@ -81,7 +81,6 @@ class PoolAndModel(RuleBasedStateMachine):
         assert {block: h for h, block in pool.block_of.items()} == self.content
         assert pool.num_cached_free == len(set(self.content) & set(self.free_list))
         assert pool.num_free + len(set(self.held)) == pool.num_blocks
-        assert pool.watermark >= pool.num_used
         assert [block for event in pool.events for block in event.blocks] == self.evicted
         assert pool.num_evictions == len(self.evicted)
         pool.check_invariants()

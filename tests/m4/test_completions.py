@@ -75,7 +75,7 @@ def test_every_completion_caches_its_own_blocks():
     for completion in a.completions:
         follow_up = request_of(f"{completion.request_id}+", completion.token_ids)
         life.run(follow_up)
-        assert follow_up.metrics.num_cached_tokens == 8
+        assert follow_up.num_cached_tokens == 8
 
 
 @both_modes

@@ -8,6 +8,7 @@ import m3_paged
 import m4_prefix_chunked
 from engine_helpers import greedy, hf_greedy, make_engine, random_prompts, run_to_end, tiny_model
 from m4_prefix_chunked import EngineConfig, LLMEngine
+from prefix_helpers import Life, request_of
 
 
 @pytest.mark.parametrize(
@@ -54,15 +55,17 @@ def test_defaults():
     assert config.enable_chunked_prefill
     assert (config.prefill_policy, config.long_prefill_token_threshold) == ("mixed", 0)
     assert issubclass(EngineConfig, m3_paged.EngineConfig)
-    assert LLMEngine.config_class is EngineConfig
+    assert type(LLMEngine(tiny_model()).config) is EngineConfig
 
 
 @pytest.mark.parametrize(
     ("threshold", "budget", "most"), [(0, 64, 64), (16, 64, 16), (16, 5, 5), (100, 64, 64)]
 )
 def test_the_most_tokens_of_a_row(threshold, budget, most):
-    config = EngineConfig(long_prefill_token_threshold=threshold)
-    assert config.max_row_tokens(budget) == most
+    life = Life(16, 16, long_prefill_token_threshold=threshold, max_num_batched_tokens=budget)
+    life.add(request_of("a", [5] * 200))
+    (row,) = life.plan().rows
+    assert row.num_new_tokens == most
 
 
 def test_with_chunks_a_step_may_be_smaller_than_a_prompt_and_than_max_num_seqs():

@@ -14,7 +14,7 @@ import m4_prefix_chunked
 from engine_helpers import greedy, make_engine, random_prompts, run_to_end
 from m4_prefix_chunked.demo import main
 from m4_prefix_chunked.tools.prefix_tree import PrefixTree, print_prefix_tree
-from milestone_llm.lab.trace.tracer import read_jsonl
+from milestone_llm.lab.trace.jsonl import read_jsonl
 
 PNG = b"\x89PNG\r\n"
 
@@ -104,8 +104,9 @@ def test_own_questions_and_bad_options(demo: Any, capsys: pytest.CaptureFixture[
     own = ["--prompts", "one", "two three", "--system-prompt", "a b c " * 20]
     out, _ = demo("--part", "1", "--max-tokens", "2", *own)
     assert column(out, "Requests, times in ms", "saved", "r") == ["-", "48"]
-    assert main(["--model", "tiny-llama", "--spacing", "-1"]) == 2
-    assert "--spacing must be at least 0 steps, got -1" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--model", "tiny-llama", "--spacing", "-1"])
+    assert "--spacing: -1 is below 0" in capsys.readouterr().err
 
 
 # --- the tree by itself -------------------------------------------------------------------------

@@ -8,7 +8,6 @@ tokens that it would have got alone, and every block comes back.
 from __future__ import annotations
 
 import random
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.request import Request, RequestStatus
-from paged_helpers import VOCAB_SIZE, expected_tokens
+from paged_helpers import VOCAB_SIZE, expected_tokens, is_done
 from prefix_helpers import Life, request_of
 
 NUM_STEPS = 5_000  # in each of four modes
@@ -123,8 +122,7 @@ class RandomLife(Life):
                 wrong = {self.rng.choice(due)}
                 sampled |= {request.request_id: SampledToken(-1) for request in wrong}
             outputs = self.scheduler.update(plan, sampled)
-            leaders = {(request.leader or request).request_id for request in due}
-            assert {output.request_id for output in outputs} == leaders
+            assert [output.request_id for output in outputs] == [r.request_id for r in due]
         assert {r for r in self.unfinished if r.finish_reason == "error"} == wrong
 
     def goes_wrong(self) -> bool:
@@ -137,7 +135,7 @@ class RandomLife(Life):
                 if len(self.pasts) < 6:
                     self.pasts.append(request.token_ids)
         self.unfinished = [request for request in self.unfinished if not request.is_finished]
-        self.leaders = [leader for leader in self.leaders if not leader.is_done]
+        self.leaders = [each for each in self.leaders if not is_done(each)]
 
     def check_plan(self, plan: StepPlan, seniors: list[Request]) -> None:
         """What must hold of every plan."""
@@ -210,7 +208,6 @@ def test_twenty_thousand_random_steps_lose_no_block_and_no_token(preemption, pol
     rng = random.Random(f"{preemption} {policy}")
     num_steps = num_preemptions = num_swaps = num_copies = num_partial = 0
     num_aborts = num_hits = num_evictions = 0
-    start = time.perf_counter()
     while num_steps < NUM_STEPS:
         life = RandomLife(rng, preemption=preemption, policy=policy)
         while life.num_steps < 60:
@@ -231,7 +228,6 @@ def test_twenty_thousand_random_steps_lose_no_block_and_no_token(preemption, pol
         num_copies += life.kv.num_copies
         num_hits += life.counts["hits"]
         num_evictions += life.counts["evictions"]
-    assert time.perf_counter() - start < 30
     # The road led through what it was built for.
     assert min(num_preemptions, num_copies, num_hits, num_evictions, num_partial) > 50
     assert num_aborts > 30

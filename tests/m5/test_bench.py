@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from m5_kernels import LLMEngine, decoder
+from m5_kernels import LLMEngine
 from m5_kernels.bench import main
-from m5_kernels.tools.bench_engines import capture_graphs
-from m5_kernels.tools.bench_limits import RunLimit, limit_lines, limit_text
+from m5_kernels.decoder import decoder
+from m5_kernels.tools import step_bench
+from m5_kernels.tools.bench_limits import RunLimit, limit_text
 from m5_kernels.tools.bench_parts import KERNELS, switched_off
 from m5_kernels.tools.bench_profile import profile_steps
 from m5_kernels.tools.measure import Ceilings
+from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.bench.measure import RunResult
 from milestone_llm.lab.bench.workloads import WorkItem, mixed
-from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import build_tiny_model
 
 pytest_plugins = ["bench_helpers"]
@@ -47,14 +48,12 @@ def test_parts_can_be_switched_off_alone_and_together(bench: Any) -> None:
     names = ["- pipelining", f"- {everything}"]
     assert data["same_tokens"] == dict.fromkeys(names, 4)
     assert data["without"] == ["pipelining", everything]
-    assert "--without silu-mul changes nothing on a CPU" in out
-    assert "--without pipelining changes" not in out
-    assert "--without graphs: a CPU has none" in out
+    assert "On a CPU there are no graphs" in out
 
 
 def test_switched_off_kernels_come_back() -> None:
     before = decoder.add_rms_norm, decoder.rope_kv_write, decoder.silu_mul, decoder.skinny_linear
-    with switched_off(set(KERNELS)):
+    with switched_off(KERNELS):
         assert decoder.silu_mul is not before[2]
     after = decoder.add_rms_norm, decoder.rope_kv_write, decoder.silu_mul, decoder.skinny_linear
     assert after == before
@@ -69,9 +68,9 @@ def test_a_single_request_is_100_tokens_in_and_512_out(
         served.extend(items)
         facts = {"steps": 1, "rows_per_step": 1, "useful_share": 1, "kv_watermark": 1}
         times = [[0.1 + i for i in range(512)]]
-        return {contestants[0].name: [RunResult(1.0, [[1] * 512], times, facts)]}
+        return {next(iter(contestants)): [RunResult(1.0, [[1] * 512], times, facts)]}
 
-    monkeypatch.setattr("m5_kernels.tools.bench_engines.measure", measure)
+    monkeypatch.setattr("milestone_llm.lab.bench.compare.measure", measure)
     assert main(["--model", "tiny-llama", "--single", "--device", "cpu", "--no-check"]) == 0
     assert [(len(item.prompt), item.params.max_tokens) for item in served] == [(100, 512)]
     assert "512.0" in capsys.readouterr().out
@@ -125,13 +124,9 @@ def test_limit_counts_weights_a_step_and_kv_a_token() -> None:
     per_token = num_weights - 199 * 64
     assert limit.prefill_flop == 2 * per_token * 10 + 2 * 100 * 4 * 16 * 2
     seconds = sum(limit.seconds(Ceilings(1e-3, 1e-3, 1e-6)).values())
-    lines = limit_lines(limit, Ceilings(1e-3, 1e-3, 1e-6), 2 * seconds, num_tokens=3)
+    lines = limit.beside(Ceilings(1e-3, 1e-3, 1e-6), 2 * seconds, num_tokens=3)
     assert lines["share_of_limit"] == pytest.approx(0.5)
     assert "50%" in limit_text(lines)
-
-
-def test_an_engine_without_graphs_has_none_to_capture() -> None:
-    assert capture_graphs(LLMEngine(build_tiny_model("llama"), max_model_len=64)) == 0
 
 
 @pytest.mark.parametrize(
@@ -141,7 +136,7 @@ def test_an_engine_without_graphs_has_none_to_capture() -> None:
         (["--without", "graphs", "--engines", "m4"], "add m5 to --engines"),
         (["--set", "grafs=1"], "no field 'grafs'"),
         (["--max-model-len", "8"], "max_model_len=8"),
-        (["--profile", "--engines", "m4"], "--profile is for M5's own runner"),
+        (["--profile"], "the requests ended before step"),
     ],
 )
 def test_bad_values_end_with_a_message(
@@ -151,14 +146,32 @@ def test_bad_values_end_with_a_message(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
+def test_any_engine_can_be_profiled(bench: Any) -> None:
+    data = bench("--engines", "m4", "--output-len", "60", "60", "--profile").data
+    assert data["profile"]["num_rows"] == 4
+
+
+def test_step_bench_prints_a_line_for_each_number_of_rows_and_each_prompt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "--model tiny-qwen3 --rows 2 1 --context-len 8 --chunks 4 16"
+    monkeypatch.setattr("sys.argv", ["step_bench", *options.split()])
+    monkeypatch.setattr(step_bench, "NUM_STEPS", 1)
+    monkeypatch.setattr(step_bench, "NUM_PROMPTS", 1)
+    assert step_bench.main() == 0
+    steps, prompts = capsys.readouterr().out.split("\n\n")
+    assert [line.split()[0] for line in steps.splitlines()[-2:]] == ["1", "2"]
+    assert "2 requests decode, 8 tokens each" in prompts
+    assert [line.split()[0] for line in prompts.splitlines()[-2:]] == ["4", "16"]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("name", ["bench", "kernel_bench", "step_bench", "tune"])
+@pytest.mark.parametrize("name", ["kernel_bench", "step_bench", "tune"])
 def test_instruments_without_a_gpu_say_so_in_one_line(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = ["--threads", "1", *(["--kernel", "decode"] if name == "bench" else [])]
-    monkeypatch.setattr(sys, "argv", [name, *arguments])
-    assert importlib.import_module(f"m5_kernels.{name}").main() == 2
+    monkeypatch.setattr(sys, "argv", [name, "--threads", "1"])
+    assert importlib.import_module(f"m5_kernels.tools.{name}").main() == 2
     out, err = capsys.readouterr()
     assert "GPU" in err
     assert (out, err.count("\n")) == ("", 1)

@@ -1,4 +1,4 @@
-"""What `--compile` hands to the compiler computes what M5's kernels compute."""
+"""What the chapter hands to the compiler, or makes on the host, is what M5 computes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from m5_kernels import LLMEngine, SamplingParams, decoder
-from m5_kernels.bench import main
+from docs.questions import m5_compiled
+from docs.questions.m5_compiled import SCOPES, compiled, main, rope_kv_write_pure
+from docs.questions.m5_metadata import HostRequest, make_on_host
+from m5_kernels import LLMEngine, SamplingParams
+from m5_kernels.decoder import decoder
 from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.kernels.rope_kv_write import rope_kv_write_torch
 from m5_kernels.kernels.step_metadata import RowState, StepMetadata, expand_step_torch
-from m5_kernels.tools import compiled as compiled_file
-from m5_kernels.tools import gpu_command, mixed_steps, stress
-from m5_kernels.tools.compiled import SCOPES, compiled, rope_kv_write_pure
-from m5_kernels.tools.host_metadata import HostRequest, host_metadata
 from milestone_llm.models.tiny_models import build_tiny_model
 
 pytest_plugins = ["bench_helpers"]
@@ -100,66 +99,22 @@ def test_the_host_makes_the_metadata_that_the_device_expands() -> None:
     expected, made = (StepMetadata.allocate(2, 2, width, "cpu") for _ in range(2))
     expand_step_torch(state, torch.tensor([0, 1], dtype=torch.int32), None, expected)
     requests = [HostRequest(8, 9, 6, tables[0]), HostRequest(14, 5, 2, tables[1])]
-    num_bytes = host_metadata(requests, 4, made)()
+    num_bytes = make_on_host(requests, 4, made)
     assert {k: v.tolist() for k, v in vars(made).items()} == {
         k: v.tolist() for k, v in vars(expected).items()
     }
     assert num_bytes == sum(tensor.nbytes for tensor in vars(made).values())
 
 
-def test_the_bench_measures_what_was_compiled(run_bench: Any, as_it_is: list[str]) -> None:
+def test_what_was_compiled_is_measured_beside_m5(run_bench: Any, as_it_is: list[str]) -> None:
     out, _, data, _ = run_bench(main, *SMALL, "--compile", "decoder", "twins")
     assert data["same_tokens"] == {"compiled decoder": 3, "compiled twins": 3}
-    assert list(data["compile"]) == ["compiled decoder", "compiled twins"]
     assert "compiled twins: 0 s in the compiler" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--compile", "twins", "--engines", "m4"], "add m5 to --engines"),
-        (["--compile", "twins"], "install g++ or clang"),
-    ],
-)
-def test_what_cannot_be_compiled_is_refused_in_a_line(
-    arguments: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(compiled_file.shutil, "which", lambda name: None)
-    assert main([*SMALL, *arguments]) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-
-
-def test_mixed_steps_prints_a_line_for_each_prompt(
+def test_without_a_compiler_a_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = "--model tiny-qwen3 --rows 2 --context-len 8 --chunks 4 16"
-    monkeypatch.setattr("sys.argv", ["mixed_steps", *options.split()])
-    monkeypatch.setattr(mixed_steps, "NUM_STEPS", 1)
-    monkeypatch.setattr(mixed_steps, "NUM_PROMPTS", 1)
-    assert mixed_steps.main() == 0
-    out = capsys.readouterr().out
-    assert "2 requests decode, 8 tokens each" in out
-    assert [line.split()[0] for line in out.splitlines()[-2:]] == ["4", "16"]
-
-
-def test_mixed_steps_without_a_gpu_says_what_to_name(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["mixed_steps"])
-    monkeypatch.setattr(gpu_command.ctypes, "CDLL", no_library)
-    assert mixed_steps.main() == 2
-    message = " ".join(capsys.readouterr().err.split())
-    assert "there is none here; on a CPU, name a small model" in message
-
-
-def no_library(name: str) -> None:
-    raise OSError(f"{name}: cannot open shared object file")
-
-
-def test_the_stress_test_runs_over_m5(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--requests", "6", "--concurrency", "3", "--max-model-len", "64"]
-    assert stress.main([*options, "--out", str(tmp_path)]) == 0
-    assert "blocks lost   0" in capsys.readouterr().out
+    monkeypatch.setattr(m5_compiled.shutil, "which", lambda name: None)
+    assert main([*SMALL, "--compile", "twins"]) == 2
+    assert "install g++ or clang" in " ".join(capsys.readouterr().err.split())

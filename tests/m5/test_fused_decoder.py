@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from m5_kernels import decoder as decoder_file
+from m5_kernels.decoder import decoder as decoder_file
 from m5_kernels.decoder.attention import AttentionMetadata
 from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.decoder.config import DecoderConfig

@@ -145,7 +145,7 @@ class Service:
 
     def settle(self) -> None:
         plan, launched = self.in_flight.popleft()
-        sampled = self.runner.collect(launched)
+        sampled = launched.wait()
         ended = [row.request for row in plan.rows if row.request.is_finished]
         sampled |= {name: SampledToken(-1) for name in sampled.keys() & self.wrong}
         self.scheduler.update(plan, sampled)
@@ -170,7 +170,7 @@ class Service:
 
     def check_nothing_is_left(self) -> None:
         scheduler = self.scheduler
-        assert all(leader.is_done for leader in self.leaders.values())
+        assert all(c.is_finished for leader in self.leaders.values() for c in leader.completions)
         assert scheduler.kv.pool.num_used == scheduler.preempter.host.pool.num_used == 0
         assert scheduler.prefix_cache.hashes == {}
         assert scheduler.reset_prefix_cache()

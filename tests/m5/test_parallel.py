@@ -123,7 +123,7 @@ def test_a_rank_reads_no_more_of_a_folder_than_its_part(tmp_path):
     for each in found:
         assert each["together"] == each["alone"]
         assert each["layer_elements"] == matrices / 2 + norms
-        assert each["hollow_elements"] == 0
+        assert each["module_elements"] == 0
 
 
 def test_two_programs_at_a_time_in_which_only_rank_0_is_asked(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import m5_kernels
+from engine_helpers import break_at_call
 from m1_single import SamplingParams
 from milestone_llm.models.tiny_models import build_tiny_model
 
@@ -126,19 +127,14 @@ MANY_STOPS = {"min_tokens": 2, "stop_token_ids": list(range(3, 60, 3))}
 @pytest.mark.parametrize("special", [{"n": 2}, MANY_STOPS])
 def test_what_the_host_must_sample_pauses_the_pipeline_as_long_as_it_must(special: Any) -> None:
     engine = make_engine()
-    assert engine.num_steps_ahead == 1
     engine.add_request(PROMPT, greedy(8), "r0")
     assert engine.step() == [], "its first token is under way"
     engine.add_request(PROMPT[:4], greedy(4, **special), "r1")
-    assert engine.num_steps_ahead == 0
-    outputs = {output.request_id: output for output in engine.step()}
-    assert [len(outputs[name].token_ids) for name in ("r0", "r1")] == [2, 1], "nothing is late"
-    while engine.num_steps_ahead == 0:
-        engine.step()
-    assert len(engine.requests["r1"].completions[-1].output_token_ids) == special.get(
-        "min_tokens", 1
-    )
-    engine.step()
+    for number in range(1, special.get("min_tokens", 1) + 1):
+        outputs = {output.request_id: output for output in engine.step()}
+        assert len(outputs["r0"].token_ids) == number + 1, "nothing is late"
+        assert {len(each.token_ids) for each in outputs["r1"].outputs} == {number}
+    assert engine.step() == []
     assert all(request.num_in_flight for request in engine.requests.values()), "late again"
     assert finals(engine)["r0"].token_ids == alone()
 
@@ -152,10 +148,27 @@ def test_penalties_and_logprobs_do_not_pause_the_pipeline(special: Any) -> None:
     engine.add_request(PROMPT, greedy(8), "r0")
     engine.add_request(PROMPT[:4], greedy(4, **special), "r1")
     for _ in range(4):
-        assert engine.num_steps_ahead == 1
         engine.step()
+        assert len(engine.core.in_flight) == 1
         assert engine.requests["r1"].num_in_flight == 1
     assert finals(engine)["r0"].token_ids == alone()
+
+
+def test_log_probabilities_of_a_prompt_are_read_when_its_token_is_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, read = make_engine(), []
+    tolist = torch.Tensor.tolist
+    monkeypatch.setattr(
+        torch.Tensor, "tolist", lambda self: read.append(self.dtype) or tolist(self)
+    )
+    engine.add_request(PROMPT, greedy(3, prompt_logprobs=2))
+    engine.step()
+    assert len(engine.core.in_flight) == 1
+    assert torch.float64 not in read, "it would have waited for the device"
+    (output,) = engine.step()
+    assert torch.float64 in read
+    assert [len(each) for each in output.prompt_logprobs[1:]] >= [2] * (len(PROMPT) - 1)
 
 
 @pytest.mark.parametrize("fields", [{"enforce_eager": True}, {"async_scheduling": False}])
@@ -168,24 +181,22 @@ def test_without_pipelining_a_step_gives_its_tokens_itself(fields: Any) -> None:
     assert seen == [[alone()[:1]], [alone()[:2]], [alone()[:3]]]
 
 
-@pytest.mark.parametrize("where", ["launch", "collect"])
+@pytest.mark.parametrize("where", ["launch", "wait"])
 @pytest.mark.parametrize("num_steps", [1, 2, 3])
 def test_a_step_that_raises_ends_its_requests_and_keeps_those_that_wait(
     where: str, num_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(max_num_seqs=1)
+    # A step launches its own plan, and waits for the one before.
+    number = num_steps + 1 if where == "launch" else num_steps
+    error = RuntimeError("the device is gone")
+    break_at_call(monkeypatch, engine.runner, where, {number}, error)
     for name in ("r0", "r1"):
         engine.add_request(PROMPT, greedy(8), name)
     for _ in range(num_steps):
         engine.step()
-
-    def bad(*_: Any) -> None:
-        raise RuntimeError("the device is gone")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.runner, where, bad)
-        with pytest.raises(RuntimeError, match="device is gone"):
-            engine.step()
+    with pytest.raises(RuntimeError, match="device is gone"):
+        engine.step()
     assert not engine.runner.rows
     final = finals(engine)
     assert final["r0"].finish_reason == "error"
@@ -196,21 +207,18 @@ def test_a_step_that_raises_ends_its_requests_and_keeps_those_that_wait(
     assert engine.stats()["kv"]["used"] == 0
 
 
-@pytest.mark.parametrize("where", ["launch", "collect"])
-def test_ctrl_c_under_way_ends_nobody(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("where", "number"), [("launch", 4), ("wait", 3)])
+def test_ctrl_c_under_way_ends_nobody(
+    where: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = make_engine(max_num_seqs=1)
+    break_at_call(monkeypatch, engine.runner, where, {number}, KeyboardInterrupt())
     for name in ("r0", "r1"):
         engine.add_request(PROMPT, greedy(8), name)
     for _ in range(3):
         engine.step()
-
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.runner, where, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            engine.step()
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
     final = finals(engine)
     assert [final[name].token_ids for name in ("r0", "r1")] == [alone(), alone()]
 

@@ -12,7 +12,7 @@ def test_launchers_run_their_twins_without_triton() -> None:
         import sys
         sys.modules["triton"] = None  # an import of it raises ImportError from here on
         import torch
-        from m5_kernels import decoder
+        from m5_kernels.decoder import decoder
         from m5_kernels.kernels import backend, flash_decode, sample, step_metadata
         from m5_kernels.tools.measure import PagedBatch
         assert not backend.HAS_TRITON

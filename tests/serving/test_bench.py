@@ -13,7 +13,7 @@ import torch
 
 import m1_single
 from milestone_llm.lab.bench.workloads import random_tokens, with_poisson_arrivals
-from milestone_llm.lab.plots.sweep_figure import draw_sweep
+from milestone_llm.lab.plots.sweep import draw_sweep
 from milestone_llm.serving import timed
 from milestone_llm.serving.bench import main
 from milestone_llm.serving.open_loop import Outcome, figures, send_all
@@ -205,6 +205,8 @@ def test_a_server_that_streams_no_text_is_refused(tmp_path, capsys):
         (["--url", "http://127.0.0.1:9", "--", "--threads", "1"], "runs already"),
         (["--token-ms", "1"], "--token-ms goes with --step-ms"),
         (["-o", "x.jpg"], "x.jpg: a sweep is written as .png or .svg"),
+        (["--overhead", "0"], "--overhead takes a number from 1 on, mixed or nano; got '0'"),
+        (["--overhead", "4", "--url", "http://127.0.0.1:9"], "needs a server of its own"),
     ],
 )
 def test_bad_options_end_with_a_message(options, complaint, capsys):
@@ -219,6 +221,23 @@ def test_it_starts_and_ends_the_servers_itself(model_folder, tmp_path):
     assert main([*words, "--json", str(record), "--", *server]) == 0
     (point,) = json.loads(record.read_text())["points"]
     assert (point["server"], point["completed"], point["failed"]) == ("m2_batching", 4, 0)
+
+
+def test_overhead_is_that_of_the_same_requests_in_three_ways(model_folder, tmp_path):
+    record = tmp_path / "record.json"
+    words = ["--milestones", "m2_batching", "--overhead", "3", "--output-len", "5", "5"]
+    words += ["--rounds", "1", "--step-ms", "5", "--json", str(record)]
+    server = ["--model", str(model_folder), "--device", "cpu", "--max-model-len", "128"]
+    assert main([*words, "--", *server]) == 0
+    (figures,) = json.loads(record.read_text())
+    assert figures["server"] == "m2_batching"
+    assert all(len(rounds) == 1 for rounds in figures["seconds"].values())
+    seconds = {way: rounds[0] for way, rounds in figures["seconds"].items()}
+    assert min(seconds.values()) >= 5 * 0.005, "five steps"
+    rates = {way: 15 / each for way, each in seconds.items()}
+    assert figures["tokens_per_second"] == pytest.approx(rates, rel=0.05)
+    assert 1 <= figures["tokens_per_event"] <= 5
+    assert figures["refused_per_second"] > 0
 
 
 def test_sigterm_ends_its_server_too():
@@ -254,11 +273,9 @@ def test_steps_take_as_long_as_the_formula_says(monkeypatch):
     monkeypatch.setattr(timed, "time", clock)
     num_threads = []
     monkeypatch.setattr(torch, "set_num_threads", num_threads.append)  # for all tests after this
-    build_runner = m1_single.LLMEngine.build_runner
-    monkeypatch.setattr(m1_single.LLMEngine, "build_runner", build_runner)  # to be put back
-    timed.replace_model("m1_single", step_ms=1000, token_ms=10)
-    assert num_threads == [1]
     engine = m1_single.LLMEngine("tiny-llama", device="cpu")
+    timed.replace_runner(engine, step_ms=1000, token_ms=10)
+    assert num_threads == [1]
     params = m1_single.SamplingParams(max_tokens=3, ignore_eos=True)
     outputs = engine.generate([[5] * 6, [5] * 4], params)
     assert [output.token_ids for output in outputs] == [[timed.TOKEN_ID] * 3] * 2

@@ -55,7 +55,7 @@ def aborted(metrics):
 
 
 def test_its_row_and_memory_are_free_before_the_next_step(oracle):
-    """The order comes while a step is computed; the step after it has one row less."""
+    """The command comes while a step is computed; the step after it has one row less."""
     seen = []
 
     def deliver(batch):
@@ -69,7 +69,7 @@ def test_its_row_and_memory_are_free_before_the_next_step(oracle):
     loop = EngineLoop(oracle)
     params = SamplingParams(max_tokens=50, ignore_eos=True)
     names = ("leaves", "stays")
-    loop.submit([EngineRequest(name, [3, 4, 5], params, is_streamed=True) for name in names])
+    loop.add_requests([EngineRequest(name, [3, 4, 5], params, is_streamed=True) for name in names])
     loop.run(deliver)
     both = (["leaves", "stays"], ["leaves", "stays"])
     assert seen == [both, (["stays"], ["stays"]), (["stays"], ["stays"])]

@@ -7,7 +7,15 @@ import socket
 import pytest
 
 import m1_single.serve
-from serving_helpers import POISON, is_running, read_answer, serve, wait_for
+from milestone_llm.serving.command import serve_command
+from serving_helpers import (
+    POISON,
+    is_running,
+    raise_value_error,
+    read_answer,
+    serve,
+    wait_for,
+)
 
 M4 = "m4_prefix_chunked"
 STREAM = {"prompt": "a", "ignore_eos": True, "stream": True}
@@ -135,6 +143,15 @@ def test_what_a_start_fails_with_is_said_in_one_line(tmp_path, capfd):
     assert error.startswith("error: ")
     assert "no.gguf" in error
     assert error.count("\n") == 1
+
+
+def test_a_bug_at_the_start_keeps_its_traceback(capfd):
+    options = ["--model", "tiny-llama", "--device", "cpu", "--port", "0"]
+    assert serve_command("m1_single", None, options, prepare=raise_value_error) == 1
+    error = capfd.readouterr().err
+    assert "serving_helpers.py" in error
+    assert "ValueError: a bug" in error
+    assert error.endswith("the engine is dead: its process has ended with exit code 1\n")
 
 
 def test_a_taken_address_is_said_before_the_model_is_loaded(capsys):

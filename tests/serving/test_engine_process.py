@@ -1,8 +1,11 @@
 """What crosses between HTTP's process and the engine's, and what HTTP's process does without."""
 
 import pickle
+import signal
 import subprocess
 import sys
+
+import pytest
 
 from m3_paged import SamplingParams
 from milestone_llm.serving import engine_process
@@ -26,7 +29,15 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_ctrl_c_leaves_a_process_alone_that_is_only_starting():
+@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["handled", "ignored"])
+def ctrl_c(request):
+    """What Ctrl-C does here: a shell lets its background jobs ignore it from the beginning."""
+    before = signal.signal(signal.SIGINT, request.param)
+    yield request.param
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_leaves_a_process_alone_that_is_only_starting(ctrl_c):
     program = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
 
     def child_ignores():
@@ -35,7 +46,7 @@ def test_ctrl_c_leaves_a_process_alone_that_is_only_starting():
 
     with engine_process._ctrl_c_ignored():
         assert child_ignores()
-    assert not child_ignores()
+    assert child_ignores() == (ctrl_c is signal.SIG_IGN), "as it is in this process"
 
 
 def test_prompt_logprobs_travel_once(oracle):
@@ -49,9 +60,9 @@ def test_prompt_logprobs_travel_once(oracle):
 
     loop = EngineLoop(oracle)
     params = SamplingParams(max_tokens=4, ignore_eos=True, prompt_logprobs=2)
-    loop.submit([EngineRequest("r", [3, 4, 5], params, is_streamed=True)])
+    loop.add_requests([EngineRequest("r", [3, 4, 5], params, is_streamed=True)])
     loop.run(deliver)
-    assert [len(progress.pieces[0].token_ids) for progress in batches] == [1, 1, 1, 1]
-    first, *later = [progress.prompt_logprobs for progress in pickle.loads(pickle.dumps(batches))]
+    assert [len(delta.completions[0].token_ids) for delta in batches] == [1, 1, 1, 1]
+    first, *later = [delta.prompt_logprobs for delta in pickle.loads(pickle.dumps(batches))]
     assert len(first) == 3
     assert later == [None] * 3

@@ -1,4 +1,4 @@
-"""A stream's pieces: characters whole, stop strings held back, several tokens in one frame."""
+"""What a stream brings: characters whole, stop strings held back, several tokens in one event."""
 
 import asyncio
 
@@ -6,8 +6,8 @@ import pytest
 
 from m3_paged import SamplingParams
 from milestone_llm.serving import engine_loop
-from milestone_llm.serving.desk import Desk
-from milestone_llm.serving.engine_client import EngineRequest, Piece, Progress
+from milestone_llm.serving.async_engine import AsyncEngine
+from milestone_llm.serving.engine_client import CompletionDelta, EngineRequest, RequestDelta
 from milestone_llm.serving.engine_loop import EngineLoop
 from milestone_llm.serving.metrics import Metrics
 
@@ -38,12 +38,12 @@ def test_a_stop_string_is_held_back_and_the_first_to_complete_wins(m4, oracle):
     assert texts[-1].finish_reason == "stop"
 
 
-def run_with_desk(play, num_choices=1):
-    """Run `play(desk, call)` with a call of one request; orders to the engine are a list."""
+def with_one_request(play, num_choices=1):
+    """Run `play(engine, request)` with an open request; what the client is told is a list."""
 
-    class Orders(list):
-        def submit(self, requests):
-            self += [("submit", request.request_id) for request in requests]
+    class Commands(list):
+        def add_requests(self, requests):
+            self += [("add", request.request_id) for request in requests]
 
         def abort(self, request_id):
             self.append(("abort", request_id))
@@ -52,34 +52,34 @@ def run_with_desk(play, num_choices=1):
             self.append("want more")
 
     async def run():
-        desk = Desk(Orders(), Metrics("tiny"), max_choices=4)
-        desk.event_loop = asyncio.get_running_loop()
-        call = desk.open_call(num_choices)
+        engine = AsyncEngine(Commands(), Metrics("tiny"), max_choices=4)
+        engine.event_loop = asyncio.get_running_loop()
+        request = engine.open_request(num_choices)
         params = SamplingParams(max_tokens=9, n=num_choices)
-        call.submit([EngineRequest("r", [1], params, is_streamed=True)], None)
-        return await play(desk, call)
+        request.start([EngineRequest("r", [1], params, is_streamed=True)], None)
+        return await play(engine, request)
 
     return asyncio.run(run())
 
 
-def progress(text, finish_reason=None, index=0):
-    return Progress("r", [Piece(index, text, [len(text)], [], finish_reason)])
+def delta_of(text, finish_reason=None, index=0):
+    return RequestDelta("r", [CompletionDelta(index, text, [len(text)], [], finish_reason)])
 
 
 def test_tokens_that_nobody_has_fetched_go_out_together():
-    async def play(desk, call):
+    async def play(engine, request):
         for text in ("a", "bb", "ccc"):
-            desk.deliver([progress(text)])
-        (piece,) = await call.pieces()
-        assert (piece.text, piece.token_ids) == ("abbccc", [1, 2, 3])
-        desk.deliver([progress("d", "stop")])
-        (piece,) = await call.pieces()
-        assert (piece.text, piece.finish_reason) == ("d", "stop")
-        assert await call.pieces() == []
-        call.close()
-        return [order for order in desk.engine if order != "want more"]
+            engine.deliver([delta_of(text)])
+        (delta,) = await request.deltas()
+        assert (delta.text, delta.token_ids) == ("abbccc", [1, 2, 3])
+        engine.deliver([delta_of("d", "stop")])
+        (delta,) = await request.deltas()
+        assert (delta.text, delta.finish_reason) == ("d", "stop")
+        assert await request.deltas() == []
+        request.close()
+        return [command for command in engine.client if command != "want more"]
 
-    assert run_with_desk(play) == [("submit", "r")], "what is whole is not aborted"
+    assert with_one_request(play) == [("add", "r")], "what is finished is not aborted"
 
 
 def test_what_comes_before_http_wants_it_goes_out_together(oracle, monkeypatch):
@@ -102,20 +102,20 @@ def test_what_comes_before_http_wants_it_goes_out_together(oracle, monkeypatch):
     loop = EngineLoop(oracle)
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     requests = [EngineRequest("r", [3, 4], params, is_streamed=True)]
-    loop.submit([*requests, EngineRequest("whole", [3, 4], params)])
+    loop.add_requests([*requests, EngineRequest("whole", [3, 4], params)])
     loop.run(deliver)
     sizes = [
-        {each.request_id: len(each.pieces[0].token_ids) for each in batch} for batch in batches
+        {each.request_id: len(each.completions[0].token_ids) for each in batch} for batch in batches
     ]
     assert sizes == [{"r": 1}, {"r": 3}, {"r": 2, "whole": 6}]
 
 
-def test_the_engine_does_not_tell_news_all_the_time(oracle, monkeypatch):
+def test_the_engine_does_not_send_all_the_time(oracle, monkeypatch):
     batches = []
 
     def deliver(batch):
         batches.append(batch)
-        loop.want_more()  # at once, as if handing out cost nothing
+        loop.want_more()  # at once, as if passing on cost nothing
         if not oracle.has_unfinished_requests():
             loop.stop()
 
@@ -123,52 +123,33 @@ def test_the_engine_does_not_tell_news_all_the_time(oracle, monkeypatch):
     monkeypatch.setattr(engine_loop, "MAX_PAUSE", 1e9)
     loop = EngineLoop(oracle)
     params = SamplingParams(max_tokens=6, ignore_eos=True)
-    loop.submit([EngineRequest("r", [3, 4], params, is_streamed=True)])
+    loop.add_requests([EngineRequest("r", [3, 4], params, is_streamed=True)])
     loop.run(deliver)
-    sizes = [len(each.pieces[0].token_ids) for batch in batches for each in batch]
+    sizes = [len(each.completions[0].token_ids) for batch in batches for each in batch]
     assert sizes == [1, 5], "what is left comes when the engine is idle"
 
 
-def test_http_asks_for_more_once_it_has_handed_out_what_came():
-    async def play(desk, call):
-        desk.deliver([progress("a")])
-        assert "want more" not in desk.engine
-        await call.pieces()
-        while "want more" not in desk.engine:
+def test_http_asks_for_more_once_it_has_passed_on_what_came():
+    async def play(engine, request):
+        engine.deliver([delta_of("a")])
+        assert "want more" not in engine.client
+        await request.deltas()
+        while "want more" not in engine.client:
             await asyncio.sleep(0)
-        return desk.engine.count("want more")
+        return engine.client.count("want more")
 
-    assert run_with_desk(play) == 1
-
-
-def test_http_is_woken_once_for_all_that_waits():
-    async def play(desk, call):
-        wake_ups = []
-        soon = desk.event_loop.call_soon_threadsafe
-
-        class Loop:
-            call_soon_threadsafe = staticmethod(lambda f: (wake_ups.append(f), soon(f)))
-            call_soon = staticmethod(desk.event_loop.call_soon)
-            call_later = staticmethod(desk.event_loop.call_later)
-
-        desk.event_loop = Loop
-        for _ in range(5):
-            desk.deliver([progress("a")])
-        await call.pieces()
-        return len(wake_ups)
-
-    assert run_with_desk(play) == 1
+    assert with_one_request(play) == 1
 
 
-def test_what_is_closed_unfinished_is_aborted_and_leaves_its_place():
-    async def play(desk, call):
+def test_what_is_closed_unfinished_is_aborted_and_leaves_its_room():
+    async def play(engine, request):
         with pytest.raises(Exception, match="4 at a time"):
-            desk.check(3)
-        call.close()
-        call.close()
-        desk.check(4)
-        desk.deliver([progress("late")])
+            engine.check_room(3)
+        request.close()
+        request.close()
+        engine.check_room(4)
+        engine.deliver([delta_of("late")])
         await asyncio.sleep(0)
-        return [order for order in desk.engine if order != "want more"]
+        return [command for command in engine.client if command != "want more"]
 
-    assert run_with_desk(play, num_choices=2) == [("submit", "r"), ("abort", "r")]
+    assert with_one_request(play, num_choices=2) == [("add", "r"), ("abort", "r")]

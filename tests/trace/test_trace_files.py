@@ -1,7 +1,8 @@
-"""Traces as files: long ones hold changes, compressed ones read back, bad ones name the line."""
+"""Traces as files: every line is a record, compressed ones read back, bad ones name the line."""
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import subprocess
@@ -15,9 +16,10 @@ import m3_paged
 from engine_helpers import every_milestone, greedy, make_engine, random_prompts, run_to_end
 from milestone_llm.core.kv import KVEvent, KVUsage
 from milestone_llm.lab.trace import explore, jsonl
-from milestone_llm.lab.trace.compact import Restorer, Shortener
+from milestone_llm.lab.trace.jsonl import read_jsonl
+from milestone_llm.lab.trace.live import page_line
 from milestone_llm.lab.trace.records import BatchRow, StepRecord
-from milestone_llm.lab.trace.tracer import Tracer, read_jsonl
+from milestone_llm.lab.trace.tracer import Tracer
 
 
 def traced(package: Any, trace: str = "memory") -> Any:
@@ -31,23 +33,10 @@ def traced(package: Any, trace: str = "memory") -> Any:
 
 
 @every_milestone
-def test_changes_put_together_are_the_whole_records(package):
+def test_plain_data_is_a_record_again(package):
     records = traced(package).tracer.records
-    shortener, restorer = Shortener(), Restorer()
-    lines = [shortener.line(record) for record in records]
-    whole = [restorer.record(line) for line in lines]
-    assert whole == [record.to_dict() for record in records]
-    assert [list(each) for each in whole] == [list(record.to_dict()) for record in records]
-    assert [StepRecord.from_dict(each) for each in whole] == records
-    assert len("".join(lines)) < sum(len(json.dumps(each)) for each in whole) * 0.75
-
-
-def test_a_sequence_with_gaps_is_right_too():
-    """A reader that is too slow gets some records only."""
-    records = traced(m3_paged).tracer.records[::3]
-    shortener, restorer = Shortener(), Restorer()
-    whole = [restorer.record(shortener.line(record)) for record in records]
-    assert whole == [record.to_dict() for record in records]
+    plain = [json.loads(json.dumps(record.to_dict())) for record in records]
+    assert [StepRecord.from_dict(each) for each in plain] == records
 
 
 def long_step(number: int, num_rows: int = 256) -> StepRecord:
@@ -80,25 +69,37 @@ def long_step(number: int, num_rows: int = 256) -> StepRecord:
     )
 
 
-def test_a_thousand_steps_of_256_rows_stay_below_10_mb(tmp_path):
-    path, num_steps = tmp_path / "long.jsonl", 60
-    sink = jsonl.JsonlSink(path)
-    records = [long_step(number) for number in range(num_steps)]
-    for record in records:
-        sink(record)
-    assert read_jsonl(path) == [record.to_dict() for record in records]
-    in_full = jsonl.MAX_FULL_CHARS
-    per_step = (path.stat().st_size - in_full) / (
-        num_steps - in_full // len(json.dumps(records[0].to_dict()))
-    )
-    assert in_full + 1000 * per_step < 10_000_000
+def test_every_line_of_a_long_trace_is_a_whole_record(tmp_path):
+    records = [long_step(number) for number in range(40)]
+    expected = [record.to_dict() for record in records]
+    for name in ("long.jsonl", "long.jsonl.gz"):
+        sink = jsonl.JsonlSink(tmp_path / name)
+        for record in records:
+            sink(record)
+    assert read_jsonl(tmp_path / "long.jsonl.gz") == expected
+    lines = (tmp_path / "long.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == expected
 
 
-def test_a_short_trace_can_be_read_line_by_line(tmp_path):
-    path = tmp_path / "short.jsonl"
-    records = traced(m3_paged, str(path)).tracer.records
-    lines = path.read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [record.to_dict() for record in records]
+def test_the_page_of_a_thousand_steps_of_256_rows_stays_below_10_mb():
+    records = [long_step(number) for number in range(100)]
+    sizes = [
+        len(explore.explorer_html([explore.Run("a", some)])) for some in (records[:50], records)
+    ]
+    assert sizes[1] + 18 * (sizes[1] - sizes[0]) < 10_000_000
+
+
+def test_a_line_for_the_page_has_only_the_new_blocks_of_a_table_that_grew():
+    row = BatchRow("a", "decode", 8, 1, 0, 5, [3, 9])
+    first = dataclasses.replace(long_step(0, 1), batch=[row])
+    second = dataclasses.replace(first, batch=[dataclasses.replace(row, blocks=[3, 9, 4])])
+    other = dataclasses.replace(first, batch=[dataclasses.replace(row, blocks=[3, 8, 4])])
+    tables: dict[str, list[int]] = {}
+    lines = [json.loads(page_line(each, tables)) for each in (first, second, second, other)]
+    tables_told = [
+        (row.get("blocks"), row.get("new_blocks")) for (row,) in (a["batch"] for a in lines)
+    ]
+    assert tables_told == [([3, 9], None), (None, [4]), (None, []), ([3, 8, 4], None)]
 
 
 def test_a_compressed_trace_reads_back_while_it_is_written(tmp_path):
@@ -110,8 +111,7 @@ def test_a_compressed_trace_reads_back_while_it_is_written(tmp_path):
 
 @pytest.fixture(scope="module")
 def good() -> list[str]:
-    shortener = Shortener()
-    return [shortener.line(record) for record in traced(m3_paged).tracer.records[:4]]
+    return [json.dumps(record.to_dict()) for record in traced(m3_paged).tracer.records[:4]]
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,6 @@ def good() -> list[str]:
         (lambda lines: ['{"name": "somebody else\'s"}'], "line 1: not a trace record"),
         (lambda lines: ['{"step": 0, "batch": [], "kv": {}}'], "line 1: not a record of an engine"),
         (lambda lines: [*lines[:2], lines[2][:40]], "line 3: not a trace record"),
-        (lambda lines: [*lines[:1], *lines[2:]], "line 2: it builds on step 1"),
-        (lambda lines: lines[1:], "line 1: it builds on step 0"),
         (lambda lines: [*lines, lines[0]], "line 5: step 0 follows step 3: the file holds several"),
     ],
 )
@@ -184,9 +182,10 @@ def test_the_page_takes_one_run_or_two():
 def test_a_tracer_that_keeps_nothing_still_tells_its_sinks():
     seen: list[StepRecord] = []
     engine = make_engine(m3_paged)
-    engine.tracer = Tracer([seen.append], keeps_records=False)
+    tracer = Tracer([seen.append], keeps_records=False)
+    engine.core.watchers.append(tracer)
     engine.generate([5, 6, 7], greedy(3))
-    assert engine.tracer.records == []
+    assert tracer.records == []
     assert [record.step for record in seen] == [0, 1, 2]
     assert seen[0].start_s == 0.0
     assert 0 < seen[1].start_s < seen[2].start_s

@@ -1,7 +1,7 @@
 """One command line for all benches: `python -m m1_single.bench --baseline hf`
 
-A milestone may add scenarios: functions that take a `Bench` and let it compare contestants. The
-first line of a scenario's docstring is its help. Nothing here imports torch.
+A program with a comparison of its own gives a function that takes a `Bench`. Nothing here imports
+torch.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milestone_llm.cli import Formatter, add_options, positive, run_command, try_to_write
-from milestone_llm.core.errors import InputError
 
 if TYPE_CHECKING:
     from .compare import Bench
 
 HF_BASELINES = ("one-by-one", "static", "continuous")
 
-Scenario = Callable[["Bench"], None]
 Baselines = Mapping[str, tuple[str, Callable[[Any], Any]]]
 """By the name that `--baseline` knows: what the report calls it, and what makes the contestant from
 the engine that is measured."""
@@ -30,7 +28,8 @@ def bench_command(
     description: str | None,
     arguments: Sequence[str] | None = None,
     *,
-    scenarios: Mapping[str, Scenario] | None = None,
+    run: Callable[[Bench], None] | None = None,
+    prog: str | None = None,
     options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
     baselines: Baselines | None = None,
     before: Callable[[argparse.Namespace], object] = lambda args: None,
@@ -41,16 +40,16 @@ def bench_command(
         milestone: the package whose `LLMEngine` is measured.
         description: what `--help` begins with.
         arguments: instead of the command line.
-        scenarios: by name; "workload" is there anyway.
-        options: adds those of the scenarios, and changes defaults.
+        run: what is compared with what; None: the engine, and `--baseline`.
+        prog: the program's name, if it is not the milestone's own bench.
+        options: adds those of `run`, and changes defaults.
         baselines: beside those of Hugging Face.
         before: what can be done or refused at once, before torch is imported.
 
     Returns:
         The exit status.
     """
-    scenarios = {"workload": workload, **(scenarios or {})}
-    parser = bench_parser(milestone, description, scenarios, baselines or {})
+    parser = bench_parser(prog or f"{milestone}.bench", description, baselines or {})
     options(parser)
     args = parser.parse_args(arguments)
 
@@ -58,22 +57,20 @@ def bench_command(
         before(args)
         for path in filter(None, (args.json, args.markdown, args.explore)):
             try_to_write(path)
-        if args.baseline and args.scenario != "workload":
-            raise InputError(f"--baseline goes with a workload, not with {args.scenario}")
 
     def body(args: argparse.Namespace) -> None:
         from .compare import Bench
 
         bench = Bench(milestone, args, baselines or {})
         try:
-            scenarios[args.scenario](bench)
+            (run or run_workload)(bench)
         finally:  # what was measured before an error is kept
             bench.write()
 
     return run_command(body, args, all_before)
 
 
-def workload(bench: Bench) -> None:
+def run_workload(bench: Bench) -> None:
     """The engine, and --baseline, on the requests of --workload."""
     items = bench.make_work()
     engine = bench.engine(items)
@@ -82,18 +79,13 @@ def workload(bench: Bench) -> None:
 
 
 def bench_parser(
-    milestone: str,
-    description: str | None,
-    scenarios: Mapping[str, Scenario],
-    baselines: Baselines,
+    prog: str, description: str | None, baselines: Baselines
 ) -> argparse.ArgumentParser:
     """The options of all benches."""
     parser = argparse.ArgumentParser(
-        prog=f"python -m {milestone}.bench", description=description, formatter_class=Formatter
+        prog=f"python -m {prog}", description=description, formatter_class=Formatter
     )
     add = parser.add_argument
-    about = " ".join(f"{n}: {(run.__doc__ or '').splitlines()[0]}" for n, run in scenarios.items())
-    add("--scenario", choices=list(scenarios), default="workload", help=about)
     add("--workload", choices=["mixed", "nano"], default="mixed", help="kind of requests")
     add("--num-requests", type=positive, metavar="N", help="instead of the workload's own number")
     for name, what in (("input", "a prompt"), ("output", "an output")):

@@ -148,12 +148,12 @@ class Bench:
             "model": self.loaded.name,
             "engine": config_of(first),
             "engines": {name: config_of(engine) for name, engine in engines.items()},
-            "about": dict(about or {"engine": limits_text(first)}),
+            "about": dict(about or {"engine": report.limits_text(config_of(first))}),
             "workload": describe_work(title, items, self.args.seed),
             "environment": environment(first),
             "kv_unit": first.stats()["kv"]["unit"],
         }
-        report.print_heading(console, data)
+        report.print_rows(console, report.heading(data).items(), gap=2)
         results = measure(contestants, items, self.args.rounds, facts, has_bar) | (earlier or {})
         data |= outcome(results)
         data["remarks"] = [*remarks(data), *report.same_tokens(data)]
@@ -173,7 +173,7 @@ class Bench:
         found = self.comparisons
         if not found:
             return
-        data = {"scenario": self.args.scenario, "comparisons": found} if found[1:] else found[0]
+        data = {"comparisons": found} if found[1:] else found[0]
         texts = {
             self.args.json: json.dumps(data, indent=2) + "\n",
             self.args.markdown: "\n".join(self._markdown),
@@ -216,16 +216,6 @@ def config_of(engine: Any) -> dict[str, Any]:
     """An engine's milestone and configuration."""
     own = {"milestone": engine.milestone, **asdict(engine.config)}
     return {**own, "max_model_len": engine.max_model_len}
-
-
-def limits_text(engine: Any) -> str:
-    """An engine and its limits, in words."""
-    config = engine.config
-    return (
-        f"{engine.milestone}, max_num_seqs {config.max_num_seqs}, "
-        f"max_num_batched_tokens {config.max_num_batched_tokens}, "
-        f"max_model_len {engine.max_model_len}"
-    )
 
 
 def environment(engine: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,10 +11,8 @@ from rich.table import Table
 
 from milestone_llm.lab.trace.text import plural
 
-from .contest import Tables, environment, machine_text
-
-__all__ = ["environment", "losses", "markdown", "print_heading", "print_report", "short"]
-
+Tables = Mapping[str, Mapping[str, str]]
+"""By title the columns of each table: a heading, and how to write its figures, as `str.format`."""
 PERCENTILES = [
     (f"{metric.upper()}\np{percent}", f"{{{metric}_p{percent}}}")
     for metric in ("ttft", "tpot", "itl")
@@ -40,15 +39,10 @@ STANDARD_TABLES: Tables = {
 
 
 class Number(float):
-    """A float that `{}` writes with about three digits."""
+    """A float that `{}` writes with about three digits; 0 is one."""
 
     def __format__(self, spec: str) -> str:
-        return super().__format__(spec) if spec else short(self)
-
-
-def short(number: float) -> str:
-    """A number of about three digits; none for 0."""
-    return f"{number:.2f}" if 0 < number < 10 else f"{number:,.0f}"
+        return super().__format__(spec or (".2f" if 0 < self < 10 else ",.0f"))
 
 
 def cell(text: str, figures: Mapping[str, float]) -> str:
@@ -105,9 +99,18 @@ def heading(data: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def print_heading(console: Console, data: Mapping[str, Any]) -> None:
-    """What runs where, before it runs."""
-    print_rows(console, heading(data).items(), gap=2)
+def machine_text(machine: Mapping[str, Any]) -> str:
+    """The environment of a bench in words."""
+    return (
+        f"{machine['device']}, {plural(machine['threads'], 'CPU thread')}; Python "
+        f"{machine['python']}, torch {machine['torch']}, transformers {machine['transformers']}"
+    )
+
+
+def limits_text(config: Mapping[str, Any]) -> str:
+    """An engine and its limits, in words."""
+    names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+    return ", ".join([config["milestone"], *(f"{name} {config[name]}" for name in names)])
 
 
 def print_report(console: Console, data: Mapping[str, Any], tables: Tables) -> None:
@@ -171,43 +174,50 @@ def losses(data: Mapping[str, Any]) -> list[str]:
         )
     for other in others:
         theirs, speedup = data["contestants"][other]["median"], data["speedups"][other]["median"]
-        if speedup < 0.995:
-            lines.append(f"{name} loses against {other}: {speedup:.2f}x its tok/s")
-        for metric, meaning in (
-            ("ttft_p50", "the first token comes later"),
-            ("tpot_p50", "each further token takes longer"),
-            ("itl_p99", "the longest pauses between tokens are longer"),
-        ):
-            if metric in figures and theirs.get(metric, 1e30) * 1.05 < figures[metric]:
+        lost = [f"{speedup:.2f}x its tok/s"] if speedup < 0.995 else []
+        for metric in ("ttft_p50", "tpot_p50", "itl_p99"):
+            if metric in theirs and metric in figures and theirs[metric] * 1.05 < figures[metric]:
                 label = metric.upper().replace("_P", " p")
-                lines.append(
-                    f"{name} loses against {other} where {meaning}: {label} "
-                    f"{figures[metric]:.1f} ms against {theirs[metric]:.1f} ms"
-                )
+                lost.append(f"{label} {figures[metric]:.1f} ms against {theirs[metric]:.1f} ms")
+        if lost:
+            lines.append(f"{name} loses against {other}: {', '.join(lost)}")
     return lines
 
 
-def verdicts(data: Mapping[str, Any]) -> list[str]:
-    """Each target's ratio in words, where something loses, and whether all gave the same tokens."""
-    lines = []
-    for target in data["targets"]:
-        rounds = target["rounds"]
-        spread = f" ({min(rounds):.3f}..{max(rounds):.3f})" if len(rounds) > 1 else ""
-        line = (
-            f"{target['meaning']}, {target['ours']} against {target['theirs']}: "
-            f"{target['ratio']:.3f}x{spread}"
-        )
-        if target["at_most"] is not None:
-            verdict = "met" if target["is_met"] else "MISSED"
-            line += f"; our target, at most {target['at_most']:g}x: {verdict}"
-        lines.append(line)
-        is_steady = len(rounds) > 1 and min(rounds) > 1  # and not one slow round of the machine
-        if target["ratio"] > 1.02 and is_steady and target["loses"]:
-            lines.append(f"{target['ours']} loses there: {target['loses']}")
-    if data["workload"]["temperature"] == 0:
-        total = plural(data["workload"]["num_requests"], "output")
-        lines += [
-            f"token for token the same as {other}: {same} of {total}"
-            for other, same in data["same_tokens"].items()
-        ]
-    return lines
+def ratio(
+    data: Mapping[str, Any],
+    meaning: str,
+    figure: str,
+    ours: str,
+    theirs: str,
+    at_most: float | None = None,
+    loses: str = "",
+) -> list[str]:
+    """A figure of one contestant divided by another's, in words: the median over the rounds.
+
+    Args:
+        at_most: how large this project wants it at most.
+        loses: what to say where it is above 1.02: an optimisation that costs something.
+    """
+    pairs = zip(*(data["contestants"][name]["rounds"] for name in (ours, theirs)), strict=True)
+    rounds = [own[figure] / its[figure] for own, its in pairs]
+    median = statistics.median(rounds)
+    spread = f" ({min(rounds):.3f}..{max(rounds):.3f})" if len(rounds) > 1 else ""
+    line = f"{meaning}, {ours} against {theirs}: {median:.3f}x{spread}"
+    if at_most is not None:
+        verdict = "met" if median <= at_most else "MISSED"
+        line += f"; our target, at most {at_most:g}x: {verdict}"
+    is_steady = len(rounds) > 1 and min(rounds) > 1  # and not one slow round of the machine
+    has_lost = loses and is_steady and median > 1.02
+    return [line, f"{ours} loses there: {loses}"] if has_lost else [line]
+
+
+def same_tokens(data: Mapping[str, Any]) -> list[str]:
+    """Whether greedy outputs are the same."""
+    if data["workload"]["temperature"] > 0:
+        return []
+    total = plural(data["workload"]["num_requests"], "output")
+    return [
+        f"token for token the same as {other}: {same} of {total}"
+        for other, same in data["same_tokens"].items()
+    ]

@@ -15,8 +15,7 @@ from milestone_llm.cli import (
     run_command,
     try_to_write,
 )
-
-Demo = Callable[[argparse.Namespace], object]
+from milestone_llm.core.errors import InputError
 
 
 def demo_parser(milestone: str, description: str | None) -> argparse.ArgumentParser:
@@ -47,7 +46,13 @@ def numbers(minimum: int) -> Callable[[str], list[int]]:
     return parse
 
 
-def run_demo(demo: Demo, args: argparse.Namespace, pictures: Sequence[str], *, seconds: int) -> int:
+def run_demo(
+    demo: Callable[[argparse.Namespace], object],
+    args: argparse.Namespace,
+    pictures: Sequence[str],
+    *,
+    seconds: int,
+) -> int:
     """Run a demo. What it will write is tried first, and how long it takes is said.
 
     Args:
@@ -57,18 +62,17 @@ def run_demo(demo: Demo, args: argparse.Namespace, pictures: Sequence[str], *, s
     Returns:
         The exit status.
     """
-    return run_command(demo, args, lambda args: _before(args, pictures, seconds))
 
+    def before(args: argparse.Namespace) -> None:
+        paths = [args.out / picture for picture in pictures]
+        paths += [args.explore] if args.explore else []
+        if args.trace not in (None, "console", "memory"):
+            if not args.trace.endswith((".jsonl", ".jsonl.gz")):
+                raise InputError(f"--trace is a path in .jsonl[.gz] or console, got {args.trace!r}")
+            paths.append(Path(args.trace))
+        for path in paths:
+            try_to_write(path)
+        if args.model == OPTIONS["model"]["default"]:
+            log_console.print(f"About {seconds} s on two CPU cores.", style="dim")
 
-def _before(args: argparse.Namespace, pictures: Sequence[str], seconds: int) -> None:
-    paths = [args.out / picture for picture in pictures]
-    if args.explore:
-        paths.append(args.explore)
-    if args.trace not in (None, "console", "memory"):
-        if not args.trace.endswith((".jsonl", ".jsonl.gz")):
-            raise ValueError(f"--trace is a path in .jsonl[.gz] or console, got {args.trace!r}")
-        paths.append(Path(args.trace))
-    for path in paths:
-        try_to_write(path)
-    if args.model == OPTIONS["model"]["default"]:
-        log_console.print(f"About {seconds} s on two CPU cores.", style="dim")
+    return run_command(demo, args, before)

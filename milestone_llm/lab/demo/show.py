@@ -131,7 +131,7 @@ def summary(runs: Sequence[DemoRun]) -> None:
 def _totals(run: DemoRun) -> dict[str, str]:
     records, metrics = run.records, [output.metrics for output in run.outputs]
     num_tokens = sum(len(c.token_ids) for output in run.outputs for c in output.outputs)
-    useful = useful_share([record.to_dict() for record in records])
+    useful = useful_share(records)
     seconds = max(m.finish_time or 0 for m in metrics) - min(m.arrival_time for m in metrics)
 
     def mean(times: Iterable[float | None]) -> str:
@@ -152,11 +152,8 @@ def _totals(run: DemoRun) -> dict[str, str]:
 
 def profile(profiler: cProfile.Profile) -> None:
     """The 20 functions that took most time themselves, then with all that they called."""
-    for order, title in (
-        ("tottime", "The 20 costliest functions by themselves"),
-        ("cumulative", "The 20 costliest functions with all that they called"),
-    ):
-        headline(title)
+    for order, what in (("tottime", "by themselves"), ("cumulative", "with all that they called")):
+        headline(f"The 20 costliest functions {what}")
         text = io.StringIO()
         pstats.Stats(profiler, stream=text).strip_dirs().sort_stats(order).print_stats(20)
         console.print(Text(text.getvalue().strip()), no_wrap=True, overflow="ellipsis")
@@ -164,8 +161,8 @@ def profile(profiler: cProfile.Profile) -> None:
 
 def timeline(runs: Sequence[DemoRun], path: Path, by: str = "step", label: str = "{}") -> None:
     """Draw the traces on shared axes, by step or by time, and say where the picture is."""
-    plain = [[record.to_dict() for record in run.records] for run in runs]
-    draw_timeline(plain, [label.format(run.label) for run in runs], path, by=by)
+    traces = [run.records for run in runs]
+    draw_timeline(traces, [label.format(run.label) for run in runs], path, by=by)
     console.print()
     written("timeline", path)
 

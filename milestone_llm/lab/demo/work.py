@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -13,16 +12,21 @@ from typing import Any
 
 from rich.console import Console
 
-from milestone_llm.lab.bench.workloads import CLASSIC_LENGTHS, CLASSIC_PROMPTS, WorkItem, serve
-from milestone_llm.cli import console, progress_bar
+from milestone_llm.cli import console
+from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.inputs import encode_prompt
 from milestone_llm.frontend.outputs import RequestOutput
-from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.models.checkpoint import LoadedModel, load_model, max_position
-from milestone_llm.threads import ThreadWatch
+from milestone_llm.lab.bench.workloads import (
+    CLASSIC_LENGTHS,
+    CLASSIC_PROMPTS,
+    WorkItem,
+    serve,
+    token_bar,
+)
 from milestone_llm.lab.trace.console import ConsoleSink
 from milestone_llm.lab.trace.records import StepRecord
-from milestone_llm.lab.trace.text import plural
+from milestone_llm.models.checkpoint import LoadedModel, load_model, max_position
+from milestone_llm.threads import ThreadWatch
 
 
 @dataclass
@@ -103,20 +107,10 @@ class Work:
         """Serve the requests behind a progress bar, which makes room for a trace on the console."""
         run = DemoRun(label, engine, self.items, [])
         total = sum(item.params.max_tokens * item.params.n for item in self.items)
-        tokens = plural(total, "token")
-        num_tokens, watch, last = 0, self.thread_watch, time.perf_counter()
-        with progress_bar(is_hidden=run.prints_steps) as bar:
-            task = bar.add_task(label, total=total, count="")
-
-            def on_step(changed: list[RequestOutput]) -> None:
-                nonlocal num_tokens, last
-                num_tokens += len(changed)
-                now = time.perf_counter()
-                watch.note_step(now - last, len(changed))
-                last = now
-                bar.update(task, completed=num_tokens, count=f"{num_tokens} of {tokens}")
-
-            run.outputs = serve(engine, self.items, chat=self.is_chat, on_step=on_step)
+        with token_bar(label, total, self.thread_watch, is_hidden=run.prints_steps) as progress:
+            run.outputs = serve(
+                engine, self.items, chat=self.is_chat, on_step=lambda outs: progress(len(outs))
+            )
         return run
 
 

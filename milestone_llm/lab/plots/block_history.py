@@ -1,15 +1,15 @@
 """Which blocks belonged to whom, step by step, read from a trace. Pure data; nothing is drawn.
 
-`block_map` (terminal) and `kvmap` (picture) show what is gathered here. A trace of m2_batching can
-be read as well: there a slot is one block of `max_model_len` tokens.
+M3's demo (terminal), `kvmap` and `timeline` (pictures) show what is gathered here. A trace of
+m2_batching can be read as well: there a region is one block of `max_model_len` tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .timeline_spans import Record, check_one_run, row_end, tokens_per_unit
+from milestone_llm.lab.trace.records import StepRecord
 
 
 @dataclass
@@ -29,11 +29,6 @@ class BlockState:
     def shared(self) -> dict[int, list[str]]:
         """Blocks of several requests."""
         return {block: names for block, names in self.holders.items() if len(names) > 1}
-
-    @property
-    def num_free(self) -> int:
-        """Blocks of nobody."""
-        return self.num_blocks - len(self.holders)
 
     @property
     def num_stored_tokens(self) -> int:
@@ -62,38 +57,26 @@ class BlockRun:
         return self.first + len(self.stored) - 1
 
 
-def block_history(records: Sequence[Record]) -> list[BlockState]:
-    """The pool in every step of a trace.
+def block_history(records: Sequence[StepRecord]) -> Iterator[BlockState]:
+    """The pool in every step of a trace of m2_batching or later.
 
     A row of the batch brings its request's block table. A request that runs without a row (the
     token budget was spent) keeps the table it had.
-
-    Raises:
-        ValueError: no steps, several runs, or a milestone whose KV has neither blocks nor slots.
     """
-    check_one_run(records)
-    if records[0]["kv"]["unit"] == "token":
-        raise ValueError(
-            f"the trace is of {records[0]['milestone']}, whose KV cache has no blocks: "
-            "take one of m2_batching or later"
-        )
     size = tokens_per_unit(records)
     if not size:  # no block was in use after any step: one that ends all requests at once
-        size = max((row_end(row) for record in records for row in record["batch"]), default=1)
+        size = max((row.end for record in records for row in record.batch), default=1)
     block_tables: dict[str, tuple[list[int], int]] = {}  # by request, with its tokens stored
-    states = []
     for record in records:
-        kept = {name: block_tables[name] for name in record["running"] if name in block_tables}
-        rows = {row["request_id"]: (row["blocks"], row_end(row)) for row in record["batch"]}
-        block_tables = kept | rows
-        state = BlockState(record["step"], record["kv"]["total"], size)
+        kept = {name: block_tables[name] for name in record.running if name in block_tables}
+        block_tables = kept | {row.request_id: (row.blocks, row.end) for row in record.batch}
+        state = BlockState(record.step, record.kv.total, size)
         for name, (block_table, num_tokens) in block_tables.items():
             for index, block in enumerate(block_table):
                 stored = min(size, max(0, num_tokens - index * size))
                 state.holders.setdefault(block, []).append(name)
                 state.stored[block] = max(stored, state.stored.get(block, 0))
-        states.append(state)
-    return states
+        yield state
 
 
 def block_runs(states: Sequence[BlockState]) -> list[BlockRun]:
@@ -110,3 +93,33 @@ def block_runs(states: Sequence[BlockState]) -> list[BlockRun]:
                 runs.append(run)
             run.stored.append(stored)
     return runs
+
+
+def tokens_per_unit(records: Sequence[StepRecord]) -> int:
+    """Tokens of a block or region; 0 if none was in use after any step."""
+    usage = [record.kv for record in records]
+    return max((kv.reserved_tokens // kv.used for kv in usage if kv.used), default=0)
+
+
+def kv_during_steps(records: Sequence[StepRecord]) -> list[tuple[int, int, int]]:
+    """Tokens stored, reserved but empty, free but cached: all while each step was computed.
+
+    A record's own numbers are those after the step: a request that finished in it has given its
+    memory back. Here that memory is still counted, so that KV ends where the request's bar ends.
+    """
+    size, cached_before, during = tokens_per_unit(records), 0, []
+    has_blocks = records[0].kv.unit != "token"
+    for record, state in zip(records, block_history(records), strict=True):
+        cached = record.kv.cached
+        if has_blocks:
+            stored, reserved = state.num_stored_tokens, state.num_reserved_tokens
+            cached, cached_before = (
+                min(cached, cached_before) if record.finished else cached,
+                cached,
+            )
+        else:  # a static batch: rows as wide as the widest, given back all at once
+            stored = sum(row.end for row in record.batch if row.phase != "padding")
+            width = max((row.end for row in record.batch), default=0)
+            reserved = record.kv.reserved_tokens or len(record.batch) * width
+        during.append((stored, reserved - stored, cached * size))
+    return during

@@ -1,6 +1,6 @@
 """Draw which KV block belonged to whom, step by step.
 
-    python -m m3_paged.kvmap trace.jsonl -o kvmap.png
+    python -m m3_paged.tools.kvmap trace.jsonl -o kvmap.png
 
 A line is a block, time goes to the right. A bar has the colour of its holder and fills from pale to
 solid as tokens come in; blank is free. A block of several requests is striped in their colours and
@@ -22,13 +22,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
 
-from milestone_llm.lab.trace.colors import request_color
-from milestone_llm.lab.trace.text import plural
+from milestone_llm.core.errors import InputError
+from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.lab.trace.text import plural, request_color
 
 from .block_history import BlockRun, BlockState, block_history, block_runs
 from .picture import set_titles, whole_numbers, write_picture
 from .style import MARKS, mark_style
-from .timeline_spans import Record, arrival_order, request_marks
+from .timeline_spans import arrival_order, request_marks
 
 _WIDTH, _MAX_HEIGHT, _LEGEND_WIDTH = 9.5, 7.0, 1.8
 """Inches."""
@@ -45,33 +46,35 @@ class Room(NamedTuple):
     block: float
 
 
-def draw_kvmap(records: Sequence[Record], path: str | Path, title: str = "") -> Path:
-    """Draw the map of a trace and write the picture.
+def draw_kvmap(records: Sequence[StepRecord], path: str | Path, title: str = "") -> Path:
+    """Draw the map of a trace and write the picture; returns the path.
 
     Args:
-        records: as `read_jsonl` or `StepRecord.to_dict` give them.
+        records: of one run of m2_batching or later.
         path: where to write; ends in .png or .svg.
         title: instead of the milestone's name.
 
-    Returns:
-        The path written.
-
     Raises:
-        ValueError: the trace has no steps, several runs or no blocks, or the path another ending.
+        InputError: the trace is of a milestone without blocks, or the path has another ending.
     """
-    states = block_history(records)
-    title = title or records[0]["milestone"]
+    if records[0].kv.unit == "token":
+        raise InputError(
+            f"the trace is of {records[0].milestone}, whose KV cache has no blocks: "
+            "take one of m2_batching or later"
+        )
+    states = list(block_history(records))
+    title = title or records[0].milestone
     return write_picture(path, "map", lambda: _draw(records, states, title))
 
 
-def _draw(records: Sequence[Record], states: Sequence[BlockState], title: str) -> Figure:
+def _draw(records: Sequence[StepRecord], states: Sequence[BlockState], title: str) -> Figure:
     num_blocks, steps = states[0].num_blocks, [state.step for state in states]
     height = min(max(0.17 * num_blocks, 1.4), _MAX_HEIGHT)
     room = Room((_WIDTH - _LEGEND_WIDTH) / (steps[-1] - steps[0] + 1), height / num_blocks)
     figure = Figure(figsize=(_WIDTH, height + 1.3), layout="constrained")
     axes = figure.subplots()
     axes.set_xlabel("step")
-    axes.set_ylabel("slot" if records[0]["kv"]["unit"] == "slot" else "KV block")
+    axes.set_ylabel(f"KV {records[0].kv.unit}")
     axes.xaxis.set_major_locator(whole_numbers())
     axes.yaxis.set_major_locator(whole_numbers(9))
     order = arrival_order(records)
@@ -95,14 +98,14 @@ def _draw(records: Sequence[Record], states: Sequence[BlockState], title: str) -
     return figure
 
 
-def _subtitle(records: Sequence[Record], states: Sequence[BlockState]) -> str:
+def _subtitle(records: Sequence[StepRecord], states: Sequence[BlockState]) -> str:
     reserved = sum(state.num_reserved_tokens for state in states)
     stored = sum(state.num_stored_tokens for state in states)
-    unit = plural(states[0].num_blocks, records[0]["kv"]["unit"])
+    unit = plural(states[0].num_blocks, records[0].kv.unit)
     text = f"{plural(len(states), 'step')}, {unit} of {plural(states[0].block_size, 'token')}"
     text += f", at most {max(len(state.holders) for state in states):,} in use"
     text += f", {1 - stored / reserved:.1%} of the reserved places empty" if reserved else ""
-    num_preemptions = sum(len(record["preempted"]) for record in records)
+    num_preemptions = sum(len(record.preempted) for record in records)
     return text + (f", {plural(num_preemptions, 'preemption')}" if num_preemptions else "")
 
 
@@ -176,7 +179,7 @@ def _draw_names(
         )
 
 
-def _draw_marks(axes: Axes, records: Sequence[Record], room: Room) -> None:
+def _draw_marks(axes: Axes, records: Sequence[StepRecord], room: Room) -> None:
     """Who was preempted or resumed, above the map; copies where the new block begins."""
     marks = request_marks(records)
     above = [mark for mark in marks if mark.kind in ("preempted", "resumed")]
@@ -187,8 +190,8 @@ def _draw_marks(axes: Axes, records: Sequence[Record], room: Room) -> None:
         place = top
         if kind == "copy_on_write":
             place = axes.transData
-            events = [(record["step"], event) for record in records for event in record["events"]]
-            points = [(step, e["blocks"][-1]) for step, e in events if e["type"] == kind]
+            events = [(record.step, event) for record in records for event in record.events]
+            points = [(step, event.blocks[-1]) for step, event in events if event.type == kind]
         if points:
             look = mark_style(kind, size)
             axes.scatter(*zip(*points, strict=True), transform=place, clip_on=False, **look)

@@ -1,17 +1,18 @@
-"""What every picture of a trace needs: a file to write to, titles."""
+"""What every picture needs: a path to write to, a file, titles. Loaded without matplotlib."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from milestone_llm.cli import try_to_write
+from milestone_llm.core.errors import InputError
 
-from .command import check_suffix
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
 _RC = {
     "font.family": "DejaVu Sans",
@@ -23,18 +24,32 @@ _RC = {
 }
 
 
+def check_suffix(path: Path, what: str) -> str:
+    """The ending of a picture's path, in small letters.
+
+    Raises:
+        InputError: the path ends in neither .png nor .svg.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (".png", ".svg"):
+        raise InputError(f"{path}: a {what} is written as .png or .svg")
+    return suffix
+
+
 def write_picture(path: str | Path, what: str, draw: Callable[[], Figure]) -> Path:
     """Draw a figure in the common look and write it; returns the path.
 
     Raises:
-        ValueError: the path ends in neither .png nor .svg, or `draw` raises it.
+        InputError: the path ends in neither .png nor .svg, or cannot be written.
     """
+    import matplotlib
+
     path = Path(path)
     suffix = check_suffix(path, what)
+    try_to_write(path)
     with matplotlib.rc_context(_RC):
-        figure = draw()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
+        metadata = {"Date": None} if suffix == ".svg" else None
+        draw().savefig(path, dpi=150, metadata=metadata)
     return path
 
 
@@ -47,4 +62,6 @@ def set_titles(axes: Axes, title: str, subtitle: str, above: int = 6) -> None:
 
 def whole_numbers(count: int | Literal["auto"] = "auto") -> MaxNLocator:
     """Ticks for steps, rows and blocks."""
+    from matplotlib.ticker import MaxNLocator
+
     return MaxNLocator(nbins=count, integer=True, steps=[1, 2, 5, 10])

@@ -19,63 +19,61 @@ from matplotlib.axes import Axes
 from matplotlib.container import Container
 from matplotlib.figure import Figure
 
+from milestone_llm.core.errors import InputError
+from milestone_llm.lab.trace.records import StepRecord
 from milestone_llm.lab.trace.text import plural
 
+from .block_history import kv_during_steps
 from .picture import set_titles, whole_numbers, write_picture
 from .timeline_panels import Extents, draw_batch, draw_kv, draw_requests
-from .timeline_spans import Record, arrival_order, check_one_run, kv_during_steps, useful_share
+from .timeline_spans import arrival_order, useful_share
 
 _ROW_NAMES = ("request", "rows in\nthe batch", "KV cache,\ntokens")
 
 
 def draw_timeline(
-    traces: Sequence[Sequence[Record]],
+    traces: Sequence[Sequence[StepRecord]],
     labels: Sequence[str],
     path: str | Path,
     by: str = "step",
 ) -> Path:
-    """Draw traces side by side and write the picture.
+    """Draw traces side by side and write the picture; returns the path.
 
     Args:
-        traces: per trace its records, as `read_jsonl` or `StepRecord.to_dict` give them.
+        traces: per trace the records of one run.
         labels: one title per trace.
         path: where to write; ends in .png or .svg.
         by: "step" (all steps equally wide) or "time" (as wide as they took, in seconds).
 
-    Returns:
-        The path written.
-
     Raises:
-        ValueError: a trace is empty or holds several runs, the labels are not one per trace, or
-            the path has another ending.
+        InputError: the labels are not one per trace, the path has another ending, or a trace that
+            is to be drawn by time has no times.
     """
     if len(labels) != len(traces):
-        raise ValueError(f"there are {len(traces)} traces, but {len(labels)} labels")
+        raise InputError(f"there are {len(traces)} traces, but {len(labels)} labels")
     extents = [step_extents(records, by) for records in traces]
     return write_picture(path, "timeline", lambda: _draw(traces, labels, extents, by))
 
 
-def step_extents(records: Sequence[Record], by: str) -> Extents:
+def step_extents(records: Sequence[StepRecord], by: str) -> Extents:
     """Where each step begins and ends on the x axis.
 
     By "step", step 7 reaches from 6.5 to 7.5; by "time", steps follow one another in seconds.
 
     Raises:
-        ValueError: see `draw_timeline`.
+        InputError: see `draw_timeline`.
     """
-    check_one_run(records)
     if by == "step":
-        return {record["step"]: (record["step"] - 0.5, record["step"] + 0.5) for record in records}
-    parts = ("schedule_ms", "execute_ms", "update_ms")
-    seconds = [sum(record[part] for part in parts) / 1000 for record in records]
-    if not any(seconds):
-        raise ValueError("the trace holds no times: draw it by step")
-    ends = np.cumsum([0.0, *seconds])
-    return {record["step"]: both for record, both in zip(records, pairwise(ends), strict=True)}
+        return {record.step: (record.step - 0.5, record.step + 0.5) for record in records}
+    ms = [record.schedule_ms + record.execute_ms + record.update_ms for record in records]
+    if not any(ms):
+        raise InputError("the trace holds no times: draw it by step")
+    ends = np.cumsum([0.0, *ms]) / 1000
+    return {record.step: both for record, both in zip(records, pairwise(ends), strict=True)}
 
 
 def _draw(
-    traces: Sequence[Sequence[Record]], labels: Sequence[str], extents: list[Extents], by: str
+    traces: Sequence[Sequence[StepRecord]], labels: Sequence[str], extents: list[Extents], by: str
 ) -> Figure:
     order = list(dict.fromkeys(name for records in traces for name in arrival_order(records)))
     gantt_height = min(max(0.3 * len(order), 0.8, min(0.45 * len(order), 1.35)), 7.0)
@@ -97,17 +95,16 @@ def _draw(
     ):
         requests, batch, kv = column
         draw_requests(requests, records, steps, order)
-        x = [end for record in records for end in steps[record["step"]]]
+        x = [end for record in records for end in steps[record.step]]
         draw_batch(batch, records, x)
         draw_kv(kv, records, x, usage, 4 * max_tokens)
-        last = x[-1]
-        set_titles(requests, label, _subtitle(records, label, last if by == "time" else None))
+        set_titles(requests, label, _subtitle(records, label, x[-1] if by == "time" else None))
         kv.set_xlabel("step" if by == "step" else "seconds spent in steps")
         for axes in column:
             axes.grid(axis="x", color="#e4e4e4", linewidth=0.6)
             axes.set_axisbelow(True)
-            if last < max(ends):
-                axes.axvline(last, color="black", linewidth=0.8, linestyle=(0, (1, 2)))
+            if x[-1] < max(ends):
+                axes.axvline(x[-1], color="black", linewidth=0.8, linestyle=(0, (1, 2)))
     for axes, name in zip(grid[:, 0], _ROW_NAMES, strict=True):
         axes.set_ylabel(name)
     for axes in grid[1:, 0]:
@@ -132,8 +129,8 @@ def _draw_legend(figure: Figure, panels: Iterable[Axes], max_columns: int) -> No
     figure.legend(list(handles.values()), list(handles), loc=place, ncols=columns, frameon=False)
 
 
-def _subtitle(records: Sequence[Record], label: str, seconds: float | None) -> str:
-    milestone = records[0]["milestone"]
+def _subtitle(records: Sequence[StepRecord], label: str, seconds: float | None) -> str:
+    milestone = records[0].milestone
     text = "" if milestone in label else f"{milestone}: "
     text += plural(len(records), "step") + (f" in {seconds:,.3g} s" if seconds else "")
     return f"{text}, {useful_share(records):.0%} of the computed positions useful"

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from milestone_llm.lab.trace.text import plural
+from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.lab.trace.text import UNICODE, fit, plural
 
+from .block_history import tokens_per_unit
 from .picture import whole_numbers
 from .style import (
     CACHED_STYLE,
@@ -24,13 +26,7 @@ from .style import (
     PhaseStyle,
     mark_style,
 )
-from .timeline_spans import (
-    Mark,
-    Record,
-    request_marks,
-    request_spans,
-    tokens_per_unit,
-)
+from .timeline_spans import Mark, request_marks, request_spans
 
 Extents = dict[int, tuple[float, float]]
 
@@ -41,7 +37,7 @@ _MAX_THICK = 64
 
 
 def draw_requests(
-    axes: Axes, records: Sequence[Record], extents: Extents, order: Sequence[str]
+    axes: Axes, records: Sequence[StepRecord], extents: Extents, order: Sequence[str]
 ) -> None:
     """Gantt chart: one line a request, the first of `order` on top."""
     line_of = {request_id: line for line, request_id in enumerate(order)}
@@ -63,11 +59,7 @@ def draw_requests(
     _draw_marks(axes, request_marks(records), line_of, extents, is_thin)
     axes.set_ylim(len(order) - 0.4, -0.6)
     every = 1 << ((len(order) - 1) // _MAX_LABELS).bit_length()
-    names = [
-        # Long ids keep both ends: what tells them apart is often at the end.
-        name if len(name) <= _MAX_LABEL_LENGTH else f"{name[:5]}…{name[5 - _MAX_LABEL_LENGTH :]}"
-        for name in order[::every]
-    ]
+    names = [fit(name, _MAX_LABEL_LENGTH, UNICODE) for name in order[::every]]
     axes.set_yticks(range(0, len(order), every), names)
     axes.tick_params(axis="y", length=0, labelsize=9 if len(order) <= 24 else 7)
 
@@ -88,12 +80,8 @@ def _draw_marks(
         axes.plot([], [], "|", color="black", markersize=10, markeredgewidth=2, label="finished")
     for mark, x, line in zip(ended, x_values, lines, strict=True):
         if mark.reason not in ("stop", "length") and not is_thin:
-            place: dict[str, Any] = {
-                "xytext": (5, 0),
-                "textcoords": "offset points",
-                "va": "center",
-            }
-            axes.annotate(mark.reason, (x, line), fontsize=8, **place)
+            place: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points"}
+            axes.annotate(mark.reason, (x, line), fontsize=8, va="center", **place)
     for kind in MARKS:
         own = [mark for mark in marks if mark.kind == kind and not is_thin]
         if own:
@@ -102,16 +90,16 @@ def _draw_marks(
             axes.scatter(middles, own_lines, **mark_style(kind, 36 if len(line_of) <= 24 else 12))
 
 
-def draw_batch(axes: Axes, records: Sequence[Record], x: Sequence[float]) -> None:
+def draw_batch(axes: Axes, records: Sequence[StepRecord], x: Sequence[float]) -> None:
     """Rows of the batch per step, stacked: decode, prefill, padding."""
     phases = ("decode", "prefill", "padding")
-    rows = [[sum(row["phase"] == p for row in one["batch"]) for p in phases] for one in records]
+    rows = [[sum(row.phase == p for row in one.batch) for p in phases] for one in records]
     _stack(axes, x, np.array(rows), [PHASE_STYLE[phase] for phase in phases])
     axes.yaxis.set_major_locator(whole_numbers(5))
 
 
 def draw_kv(
-    axes: Axes, records: Sequence[Record], x: Sequence[float], usage: np.ndarray, limit: float
+    axes: Axes, records: Sequence[StepRecord], x: Sequence[float], usage: np.ndarray, limit: float
 ) -> None:
     """Tokens stored in the KV cache, those reserved and cached above them, and the capacity.
 
@@ -120,11 +108,11 @@ def draw_kv(
         limit: a capacity above it is not drawn, for it would flatten the rest.
     """
     _stack(axes, x, usage, [STORED_STYLE, WASTE_STYLE, CACHED_STYLE])
-    kv = records[-1]["kv"]
-    used = plural(kv["watermark"], kv["unit"])
-    if kv["unit"] != "token":  # m1_single has no pool
-        used = f"{kv['watermark']:,} of {plural(kv['total'], kv['unit'])}"
-        capacity = kv["total"] * tokens_per_unit(records)
+    kv = records[-1].kv
+    used = plural(kv.watermark, kv.unit)
+    if kv.unit != "token":  # m1_single has no pool
+        used = f"{kv.watermark:,} of {plural(kv.total, kv.unit)}"
+        capacity = kv.total * tokens_per_unit(records)
         if 0 < capacity <= limit:
             axes.axhline(capacity, color="black", linestyle=(0, (4, 2)), lw=1, label="KV capacity")
     axes.set_title(f"most ever used: {used}", loc="right", fontsize=8)

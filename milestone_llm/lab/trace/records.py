@@ -115,12 +115,7 @@ class StepRecord:
             schedule_ms=schedule_ms,
             execute_ms=execute_ms,
             update_ms=update_ms,
-            batch=[
-                BatchRow.of(
-                    row, None if row.is_padding else step.sampled.get(row.request.request_id)
-                )
-                for row in plan.rows
-            ],
+            batch=[BatchRow.of(row, step.sampled) for row in plan.rows],
             num_prefill_tokens=plan.num_tokens - num_decode_tokens,
             num_decode_tokens=num_decode_tokens,
             num_padding_tokens=plan.num_padding_tokens,

@@ -220,7 +220,7 @@ function makeMemory(view) {
     bars.forEach((bar, index) => {
       const [y, h] = [index * height, height - (height > 12 ? 5 : 1)];
       context.fillStyle = css("--text");
-      if (left) context.fillText(shorten(bar.label, 9), 0, y + h / 2);
+      if (left) context.fillText(shorten(bar.label, 10), 0, y + h / 2);
       const color = bar.name === null ? css("--line") : colorOf(view.run, bar.name);
       const w = Math.max(1, bar.most * unit);
       if (bar.name !== null) {

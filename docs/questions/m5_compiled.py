@@ -1,5 +1,7 @@
 """M5's decoder by compiler: `torch.compile` in the place of hand-written kernels.
 
+    python -m docs.questions.m5_compiled --compile twins decoder [options of m5_kernels.bench]
+
 "twins" compiles the twin of each elementwise kernel by itself. "decoder" compiles all that lies
 between one attention and the next, matrix products included, as one function of tensors; layers are
 alike, so 28 of them are one compilation. Attention, sampling and CUDA graphs stay ours in both: a
@@ -9,12 +11,12 @@ The twins do two things that a compiler can make nothing of, and are told otherw
 the host which tokens are padding, and they work in place.
 """
 
-from __future__ import annotations
-
+import argparse
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -22,54 +24,23 @@ import torch
 import torch.nn.functional as F
 from torch._dynamo.utils import calculate_time_spent
 
-from m5_kernels import decoder
+from m5_kernels import bench as m5_bench
+from m5_kernels.decoder import decoder
 from m5_kernels.decoder.attention import AttentionMetadata, attend
 from m5_kernels.decoder.decoder import FusedDecoder, KVCaches
 from m5_kernels.decoder.weights import LayerWeights
 from m5_kernels.kernels.rms_norm import add_rms_norm_torch, rms_norm_torch
 from m5_kernels.kernels.rope_kv_write import norm_and_rotate_torch
 from m5_kernels.kernels.silu_mul import silu_mul_torch
+from m5_kernels.sampler import Needs
+from m5_kernels.tools.bench_engines import Variant, compare_engines
+from m5_kernels.tools.bench_profile import kernel_times, print_kernels
+from milestone_llm.cli import console
+from milestone_llm.core.errors import InputError
+from milestone_llm.lab.bench.command import bench_command
+from milestone_llm.lab.bench.compare import Bench
 
 SCOPES = ("twins", "decoder")
-"""What `--compile` compiles."""
-
-
-@dataclass
-class CompileTime:
-    """Seconds spent in the compiler so far; by torch's own count."""
-
-    before: float
-    seconds: float = 0.0
-
-    def stop(self) -> None:
-        """Note what has been spent since the beginning."""
-        self.seconds = calculate_time_spent()["total_wall_time"] - self.before
-
-
-def check_compiler(device: str) -> None:
-    """Raise ValueError where `torch.compile` has nothing to compile with."""
-    if not device.startswith("cuda") and not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        raise ValueError("--compile on a CPU needs a C++ compiler: install g++ or clang")
-
-
-@contextlib.contextmanager
-def compiled(scope: str | None) -> Iterator[CompileTime]:
-    """While it lasts, M5's decoder runs what the compiler made; None: its own kernels.
-
-    Args:
-        scope: one of `SCOPES`.
-    """
-    if scope is not None:
-        torch._dynamo.reset()  # whatever was compiled for another shape or scope
-    time = CompileTime(before=calculate_time_spent()["total_wall_time"])
-    with contextlib.ExitStack() as stack:
-        if scope == "twins":
-            for name, twin in TWINS.items():
-                stack.enter_context(patch.object(decoder, name, torch.compile(twin)))
-        elif scope == "decoder":
-            stack.enter_context(patch.object(FusedDecoder, "forward", compiled_forward()))
-        yield time
-        time.stop()
 
 
 def rope_kv_write_pure(
@@ -111,6 +82,19 @@ TWINS: dict[str, Callable[..., torch.Tensor]] = {
 """By the launcher's name: what is compiled in its place."""
 
 
+@contextlib.contextmanager
+def compiled(scope: str) -> Iterator[None]:
+    """While it lasts, M5's decoder runs what the compiler made of one of `SCOPES`."""
+    torch._dynamo.reset()  # whatever was compiled for another shape or scope
+    with contextlib.ExitStack() as stack:
+        if scope == "twins":
+            for name, twin in TWINS.items():
+                stack.enter_context(patch.object(decoder, name, torch.compile(twin)))
+        else:
+            stack.enter_context(patch.object(FusedDecoder, "forward", compiled_forward()))
+        yield
+
+
 def compiled_forward() -> Callable[..., torch.Tensor]:
     """`FusedDecoder.forward`, compiled from one attention to the next."""
     enter, between = torch.compile(_enter), torch.compile(_between)
@@ -142,8 +126,7 @@ def _enter(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """From token ids to the first layer's queries; and the residual stream."""
     residual = F.embedding(input_ids, embedding)
-    hidden = rms_norm_torch(residual, layer.input_norm, rest[-1])
-    return residual, _queries(hidden, layer, *rest)
+    return residual, _queries(rms_norm_torch(residual, layer.input_norm, rest[-1]), layer, *rest)
 
 
 def _between(
@@ -197,3 +180,55 @@ def _queries(
         qkv, key_cache, value_cache, slot_mapping, num_q_heads, positions, cos_sin,
         layer.q_norm, layer.k_norm, epsilon,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def observed(scope: str, engine: Any) -> Iterator[None]:
+    """Measure an engine whose decoder is compiled; then print what compiling took, and a step."""
+    before = calculate_time_spent()["total_wall_time"]
+    with compiled(scope):
+        yield
+        seconds = calculate_time_spent()["total_wall_time"] - before
+        console.print(f"\ncompiled {scope}: {seconds:.0f} s in the compiler")
+        print_step(f"compiled {scope}", engine)
+
+
+def print_step(name: str, engine: Any) -> None:
+    """Kernels of the largest decode graph without attention's time, since nobody is in the step."""
+    if (graphs := getattr(engine.runner, "graphs", None)) is not None:
+        graphs.step_rows.fill_(-1)
+        largest = graphs.buckets[-1]
+        found = kernel_times(lambda: graphs.replay(largest, Needs()), num_steps=5)
+        console.print()
+        print_kernels(f"a decode step without contexts, {name}", *found)
+
+
+def compare(bench: Bench) -> None:
+    """M5 by hand and by compiler, on the requests of --workload.
+
+    Raises:
+        InputError: there is nothing to compile with.
+    """
+    on_gpu = torch.cuda.is_available() and not (bench.args.device or "").startswith("cpu")
+    if not on_gpu and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        raise InputError("to compile for a CPU takes a C++ compiler: install g++ or clang")
+    variants = [
+        Variant(f"compiled {scope}", around=partial(observed, scope))
+        for scope in bench.args.compile
+    ]
+    print_step("by hand", compare_engines(bench, variants))
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Those of M5's bench, and what to compile."""
+    m5_bench.options(parser)
+    parser.add_argument("--compile", nargs="+", choices=SCOPES, default=list(SCOPES))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit status."""
+    return bench_command("m5_kernels", __doc__, arguments, run=compare, options=options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

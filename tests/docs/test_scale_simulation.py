@@ -7,9 +7,16 @@ from itertools import pairwise
 
 import pytest
 
-from milestone_llm.serving.router_simulation import ALL_CACHES, ONE_CACHE, main, simulate
-from milestone_llm.serving.simulated_clients import Clients, Prompt
-from milestone_llm.serving.simulated_replicas import Cache, SimulatedReplica
+from docs.questions.scale_simulation import (
+    ALL_CACHES,
+    ONE_CACHE,
+    Cache,
+    Prompt,
+    SimulatedReplica,
+    main,
+    prompts_of,
+    simulate,
+)
 
 
 def args_of(**fields: int) -> argparse.Namespace:
@@ -18,7 +25,7 @@ def args_of(**fields: int) -> argparse.Namespace:
 
 
 def asked(num_prompts: int, stride: int | None = 1, seed: int = 0) -> list[Prompt]:
-    return list(Clients(4, num_prompts, stride, seed).prompts())
+    return list(prompts_of(4, num_prompts, stride, seed))
 
 
 def prompt_of(session: int, num_own: int, now: float = 0.0, num_answer: int = 0) -> Prompt:

@@ -1,0 +1,197 @@
+"""Outputs on their way: the newest of each request, to whom it belongs, once, in any thread."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import m1_single
+from engine_helpers import as_text, greedy, make_engine, make_request, word_tokenizer
+from m1_single import RequestOutput, SamplingParams
+from milestone_llm.core.outputs import EngineCoreOutput
+from milestone_llm.core.request import Request
+from milestone_llm.frontend import input_processor
+from milestone_llm.frontend.output_processor import OutputProcessor
+from milestone_llm.frontend.output_queue import OutputQueue
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def output_of(name: str, num_tokens: int = 0) -> RequestOutput:
+    processor, queue = OutputProcessor(None), OutputQueue()
+    processor.add(make_request(name, max_tokens=9), queue)
+    processor.process([EngineCoreOutput(name, [5] * num_tokens)])
+    return queue.take()[0]
+
+
+# --- one reader's queue -------------------------------------------------------------------------
+
+
+def test_the_newest_output_of_a_request_replaces_the_ones_before():
+    queue = OutputQueue()
+    for num_tokens in (1, 2):
+        for name in "ab":
+            queue.put(output_of(name, num_tokens))
+    assert (len(queue), "a" in queue, "c" in queue) == (2, True, False)
+    assert [(o.request_id, len(o.token_ids)) for o in queue.take()] == [("a", 2), ("b", 2)]
+    assert (queue.take(), len(queue), "a" in queue) == ([], 0, False)
+
+
+def test_a_reader_that_only_waits_for_the_end_is_kept_nothing():
+    queue = OutputQueue(wants_all=False)
+    queue.put(output_of("a"))
+    assert len(queue) == 0
+    assert "a" not in queue
+
+
+def test_no_output_is_lost_or_given_twice_while_threads_put_and_take(restless):
+    queue, taken, errors = OutputQueue(), [], []
+    output, names = output_of("a"), [f"q{number}" for number in range(3000)]
+    is_done, start = threading.Event(), threading.Barrier(4)
+
+    def guarded(work: Any) -> None:
+        start.wait()
+        try:
+            work()
+        except Exception as error:
+            errors.append(error)
+
+    def take() -> None:
+        while not is_done.is_set() or len(queue):
+            taken.extend(each.request_id for each in queue.take())
+
+    def ask() -> None:
+        while not is_done.is_set():
+            assert "never heard of" not in queue
+
+    def put() -> None:
+        for name in names:
+            queue.put(RequestOutput(name, [], output.outputs, output.metrics))
+        is_done.set()
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in (put, take, take, ask)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert sorted(taken) == sorted(names)
+
+
+# --- from tokens to outputs ---------------------------------------------------------------------
+
+
+class Following:
+    """An output processor, and the ends that it has told of."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[str, str]] = []
+        self.processor = OutputProcessor(
+            word_tokenizer(), lambda name, reason: self.ends.append((name, reason))
+        )
+
+    def add(self, name: str, queue: OutputQueue, **params: Any) -> Request:
+        """Follow a request of a prompt that does not matter."""
+        request = Request(name, [3], SamplingParams(max_tokens=9, **params))
+        self.processor.add(request, queue)
+        return request
+
+    def process(self, name: str, *token_ids: int, reason: str | None = None) -> list[Request]:
+        """Tokens of one request; whoever a stop string has ended."""
+        return self.processor.process([EngineCoreOutput(name, list(token_ids), [], reason)])
+
+
+def test_each_reader_gets_its_own_and_leaves_those_of_others():
+    following = Following()
+    queues = {name: OutputQueue() for name in "abc"}
+    for name, queue in queues.items():
+        following.add(name, queue)
+        following.process(name, 5, 6)
+    for name, queue in queues.items():
+        (output,) = queue.take()
+        assert (output.request_id, output.text) == (name, as_text([5, 6]))
+        assert queue.unfinished == {name}
+        following.process(name, 7, reason="length")
+        assert queue.unfinished == set()
+        assert not following.processor.is_known(name)
+    assert following.ends == [(name, "length") for name in "abc"]
+
+
+def test_a_stop_string_ends_a_request_in_the_middle_of_its_new_tokens():
+    following, queue = Following(), OutputQueue()
+    request = following.add("a", queue, stop=["w6"])
+    assert following.process("a", 5) == []
+    assert following.process("a", 6, 7, 8) == [request], "the core does not know"
+    (output,) = queue.take()
+    assert (output.token_ids, output.text.strip()) == ([5, 6], "w5")
+    assert (output.finish_reason, following.ends) == ("stop", [("a", "stop")])
+    assert following.process("a", 9) == [], "it is gone"
+    assert queue.take() == []
+
+
+def test_what_the_core_gave_and_nobody_processed_is_caught_up_once():
+    """As after an interruption between the core and the processor."""
+    following, queue = Following(), OutputQueue()
+    request = following.add("a", queue)
+    following.process("a", 5)
+    request.token_ids += [5, 6, 7]
+    request.finish("length")
+    for _ in range(2):
+        assert following.processor.catch_up() == []
+    (output,) = queue.take()
+    assert (output.token_ids, output.text) == ([5, 6, 7], as_text([5, 6, 7]))
+    assert (output.finish_reason, following.ends) == ("length", [("a", "length")])
+
+
+def test_text_that_nobody_sees_grow_is_made_at_the_end_at_once(monkeypatch):
+    following, calls = Following(), []
+    decode = word_tokenizer().decode
+    monkeypatch.setattr(
+        type(word_tokenizer()), "decode",
+        lambda self, *args, **options: calls.append(args) or decode(*args, **options),
+    )  # fmt: skip
+    queue = OutputQueue(wants_all=False)
+    following.add("a", queue)
+    state = following.processor.states["a"]
+    for token_id in range(5, 10):
+        following.process("a", token_id)
+    following.process("a", reason="length")
+    assert calls == []
+    assert state.snapshot().text == as_text(range(5, 10))
+    assert len(calls) == 1
+
+
+# --- several threads ----------------------------------------------------------------------------
+
+
+def test_threads_that_add_at_once_get_different_ids_and_places(monkeypatch):
+    """Making a request takes its time, in which another thread may make one too."""
+
+    def slow(**fields: Any) -> Any:
+        time.sleep(0.002)
+        return Request(**fields)
+
+    monkeypatch.setattr(input_processor, "Request", slow)
+    engine, names = make_engine(m1_single), []
+    threads = [
+        threading.Thread(target=lambda: names.append(engine.add_request([5, 6], greedy(1))))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(names) == [f"r{number}" for number in range(8)]
+    assert sorted(request.arrival for request in engine.requests.values()) == list(range(8))

@@ -1,0 +1,117 @@
+"""The connections between ranks: whoever else comes to rank 0's port is sent away."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from m5_kernels.tensor_parallel import watch
+from m5_kernels.tensor_parallel.watch import FOLLOWS, LEAVES, Watch
+
+
+class Invited:
+    """Rank 0 that waits for rank 1, and what it has told rank 1 over their group."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.invitation: torch.Tensor | None = None
+        self.watch: Watch | None = None
+        self.error: BaseException | None = None
+        self.callers: list[socket.socket] = []
+        self.exits: list[int] = []
+        is_out = threading.Event()
+
+        def broadcast(tensor: torch.Tensor, source: int, group: Any) -> None:
+            self.invitation = tensor.clone()
+            is_out.set()
+
+        monkeypatch.setenv("MASTER_ADDR", "localhost")
+        monkeypatch.setattr(watch.dist, "broadcast", broadcast)
+        monkeypatch.setattr(watch, "KNOCK_SECONDS", 0.2)
+        monkeypatch.setattr(os, "_exit", self.exits.append)
+        self.thread = threading.Thread(target=self._wait, daemon=True)
+        self.thread.start()
+        assert is_out.wait(30)
+
+    def _wait(self) -> None:
+        try:
+            self.watch = Watch(0, 2, None, lambda: 0)
+        except BaseException as error:
+            self.error = error
+
+    def knock(self, word: bytes = b"") -> socket.socket:
+        """Somebody connects to the port and says something."""
+        caller = socket.create_connection(("localhost", int(self.invitation[0])))
+        caller.sendall(word)
+        self.callers.append(caller)
+        return caller
+
+    def right_word(self) -> bytes:
+        """What rank 1 says."""
+        return int(self.invitation[1]).to_bytes(8, "little") + (1).to_bytes(2, "little")
+
+
+@pytest.fixture
+def invited(monkeypatch: pytest.MonkeyPatch) -> Iterator[Invited]:
+    """A rank 0 that waits; in the end its connections are closed before it can end anything."""
+    invited = Invited(monkeypatch)
+    yield invited
+    if invited.watch is not None:
+        invited.watch.close()
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    """Wait, on a busy machine for long."""
+    for _ in range(3000):
+        if is_true():
+            return
+        time.sleep(0.01)
+    pytest.fail("it never happened")
+
+
+@pytest.mark.parametrize(
+    "word",
+    [b"", b"GET / HTTP/1.1\r\n\r\n", b"\1", bytes(8) + b"\1\0"],
+    ids=["nothing", "http", "one byte", "a wrong secret"],
+)
+@pytest.mark.parametrize("closes", [True, False], ids=["and closes", "and waits"])
+def test_a_stranger_does_not_end_rank_0_and_is_no_rank(word, closes, invited):
+    stranger = invited.knock(word)
+    if closes:
+        stranger.close()
+    rank_1 = invited.knock(invited.right_word())
+    invited.thread.join(30)
+    assert invited.error is None
+    assert invited.watch is not None
+    rank_1.sendall(FOLLOWS)
+    until(lambda: invited.watch.has_followers)
+    stranger.close()
+    rank_1.sendall(LEAVES + (7).to_bytes(8, "little"))
+    rank_1.close()
+    until(lambda: invited.watch.gone == {1})
+    assert invited.exits == []
+
+
+def test_no_two_callers_are_the_same_rank(invited):
+    """One that has the secret, but a number that is not missing."""
+    for number in (0, 2, 9):
+        invited.knock(invited.right_word()[:8] + number.to_bytes(2, "little"))
+    assert invited.watch is None
+    invited.knock(invited.right_word())
+    invited.thread.join(30)
+    assert invited.watch is not None
+    assert invited.exits == []
+
+
+def test_a_rank_that_goes_without_a_word_ends_this_one(invited, capfd):
+    rank_1 = invited.knock(invited.right_word())
+    invited.thread.join(30)
+    rank_1.close()
+    until(lambda: invited.exits == [1])
+    assert "rank 1 of 2 has ended in the middle of the work" in capfd.readouterr().err
