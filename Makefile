@@ -11,6 +11,10 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install
 
 SECONDS := 60
 
+# Two processes share the tests. Where there is a GPU, whose memory some of them measure, there is one.
+WORKERS ?= $(if $(shell command -v nvidia-smi),0,2)
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
 PAGES := runs/pages
 
 .PHONY: help setup demo serve pages test storm lint clean
@@ -57,10 +61,10 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -rs
+	$(PYTEST)
 
 storm: $(INSTALLED)
-	STORM=1 $(BIN)/python -m pytest tests -k "random or stateful or storm or families"
+	STORM=1 $(PYTEST) tests -k "random or stateful or storm or families"
 	$(BIN)/python tests/storm.py --seconds $(SECONDS)
 
 clean:

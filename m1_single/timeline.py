@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from milestone_llm.cli import ended_in_one_line
+from milestone_llm.lab.cli import ended_in_one_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,14 +1,22 @@
-"""Finding the KV of a prompt's beginning by the names of its blocks (`engine/block_hash.py`).
+"""Finding the KV of a prompt's beginning by the names of its blocks: hashes, chained.
 
-Equal names mean equal prefixes, so one lookup a block finds the longest cached one.
+    block 0             block 1                block 2
+    tokens 0..15        tokens 16..31          tokens 32..47
+    h0 = H(salt, t)  -> h1 = H(h0, t)       -> h2 = H(h1, t)
+
+A hash covers all that came before: equal hashes mean equal prefixes, and one lookup a block finds
+the longest cached one. Only full blocks have one. It is cryptographic: prompts come from users, and
+a collision would show one what another wrote.
 """
 
 from __future__ import annotations
 
+import hashlib
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from m3_paged.block_manager import BlockManager
-from m4_prefix_chunked.block_hash import hash_block, hash_salt
 from milestone_llm.core.request import Request
 
 from .caching_pool import CachingBlockPool
@@ -143,3 +151,26 @@ class PrefixCache:
             tokens = request.token_ids[first : first + self.kv.block_size]
             hashes.append(hash_block(parent, tokens))
         return hashes[index]
+
+
+def hash_salt(cache_salt: str) -> bytes:
+    """The parent of a first block: prompts with different salts have no block in common."""
+    return hashlib.sha256(cache_salt.encode("utf-8", "surrogatepass")).digest()
+
+
+def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """SHA-256 of a full block's tokens and of all blocks before it."""
+    return hashlib.sha256(parent + array("q", token_ids).tobytes()).digest()
+
+
+def hash_blocks(token_ids: Sequence[int], block_size: int, cache_salt: str = "") -> list[bytes]:
+    """The names of all full blocks of a prompt, the first block's first.
+
+    Args:
+        block_size: tokens of a block.
+    """
+    hashes, parent = [], hash_salt(cache_salt)
+    for first in range(0, len(token_ids) - block_size + 1, block_size):
+        parent = hash_block(parent, token_ids[first : first + block_size])
+        hashes.append(parent)
+    return hashes

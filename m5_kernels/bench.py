@@ -21,10 +21,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from milestone_llm.cli import positive
+from milestone_llm.lab.cli import positive
 from milestone_llm.lab.bench.command import bench_command
 
-from .tensor_parallel.launch import SIZE_HELP, silence, start_ranks
+from .tools.launch import SIZE_HELP, silence, start_ranks
 
 if TYPE_CHECKING:
     from milestone_llm.lab.bench.compare import Bench

@@ -16,10 +16,10 @@ from typing import Any
 
 import m4_prefix_chunked
 import m5_kernels
-from milestone_llm.cli import console, positive
+from milestone_llm.lab.cli import console, positive
 from milestone_llm.lab.demo.command import demo_parser, run_demo
 
-from .tensor_parallel.launch import SIZE_HELP, silence, start_ranks
+from .tools.launch import SIZE_HELP, silence, start_ranks
 
 PICTURE = "m5_timeline.png"
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from milestone_llm.serving.command import serve_command, serve_parser
 
 from . import EngineConfig
-from .tensor_parallel.launch import is_rank_0, start_ranks
+from .tools.launch import is_rank_0, start_ranks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start_ranks("m5_kernels.serve", args.tensor_parallel_size, arguments)
     if not is_rank_0():
         from .engine import LLMEngine
-        from .ranks import Ranks
+        from .tensor_parallel.ranks import Ranks
 
         Ranks.join(args.tensor_parallel_size, args.device).follow(LLMEngine)
         return 0

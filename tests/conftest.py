@@ -1,8 +1,14 @@
-"""What all tests share: no network, few threads, the real model loaded once, GPU tests skipped."""
+"""What all tests share: no network, one thread, the real model loaded once, GPU tests skipped.
+
+`make test` runs two processes side by side. A test has what it needs for itself: ports that the
+system chooses, folders of `tmp_path`.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
+from collections import Counter
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported, so set before
 os.environ.pop("LLM_TRACE", None)
@@ -15,6 +21,10 @@ from milestone_llm.models.checkpoint import DEFAULT_MODEL, LoadedModel, load_mod
 from milestone_llm.models.gguf_cache import packaged_gguf
 
 IS_CI = bool(os.environ.get("CI"))
+
+# A shell ignores Ctrl-C for what it runs in the background, and all that is started from there does.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tiny matrices lose time when spread over threads, and there are several workers.
 torch.set_num_threads(1)
@@ -36,10 +46,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(needs_gpu)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line for each reason for which tests were skipped."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    for reason, number in reasons.most_common():
+        terminalreporter.write_line(f"{number} skipped: {reason}")
+
+
 @pytest.fixture(autouse=True)
 def on_a_quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test prints something else because this machine is busy."""
-    monkeypatch.setattr("milestone_llm.threads.product_times", lambda: (1.0, 1.0))
+    monkeypatch.setattr("milestone_llm.lab.threads.product_times", lambda: (1.0, 1.0))
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ FILES = {
 DOORS = {"demo", "walkthrough", "bench", "serve"}
 OTHER_PROGRAMS = {"m1_single.timeline"}  # the chapter's command, at the path where its file lies
 FLOORS = [
-    rf"{GROUND}\.(__init__|cli|threads)",
+    rf"{GROUND}\.__init__",
     *(rf"{GROUND}\.{room}\..*" for room in ("core", "models", "frontend")),
     *(rf"{name}\.(?!({'|'.join(sorted(DOORS))}|timeline)$|tools\.).*" for name in MILESTONES),
     rf"{GROUND}\.lab\..*",
@@ -52,7 +52,7 @@ PURE = re.compile(
     rf"{GROUND}\.core\.(errors|kv|outputs|plan|request|request_queue|sampling_params|scheduler)"
     rf"|{GROUND}\.frontend\.(config|exclusive|output_queue|outputs|watching)"
     rf"|{GROUND}\.serving\.router|{GROUND}\.lab\.trace\.records"
-    rf"|m\d_\w+\.(scheduler|config|kv_usage|block_hash|{KV_MANAGERS})"
+    rf"|m\d_\w+\.(scheduler|config|kv_usage|{KV_MANAGERS})"
 )
 """Modules that decide and keep books: they know requests, tokens and blocks, and no tensors."""
 TENSOR_LIBRARIES = {"torch", "transformers", "triton", "numpy"}

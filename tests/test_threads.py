@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from milestone_llm import threads
-from milestone_llm.threads import FAR_SLOWER, IN_A_ROW, ThreadWatch
+from milestone_llm.lab import threads
+from milestone_llm.lab.threads import FAR_SLOWER, IN_A_ROW, ThreadWatch
 
 measured = threads.product_times
 QUIET, BUSY = (10.0, 12.0), (50.0, 10.0)

@@ -19,10 +19,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from milestone_llm.cli import add_options, positive
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.command import bench_command
 from milestone_llm.lab.bench.report import THROUGHPUT, Tables
+from milestone_llm.lab.cli import add_options, positive
 from milestone_llm.lab.trace.kv_figures import KVFigures
 from milestone_llm.lab.trace.text import plural
 

@@ -13,18 +13,18 @@ import argparse
 import random
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from m4_prefix_chunked.bench import m3_beside
-from milestone_llm.cli import positive
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.bench.command import bench_command
-from milestone_llm.lab.bench.report import Tables, ratio
+from milestone_llm.lab.bench.report import Tables
 from milestone_llm.lab.bench.workloads import WorkItem
+from milestone_llm.lab.cli import positive
 
 if TYPE_CHECKING:
     from milestone_llm.frontend.outputs import RequestOutput
@@ -159,6 +159,34 @@ def stall(bench: Bench) -> None:
     )
     title = f"stall: {args.long_prompt_tokens:,} prompt tokens come to {num_running} running"
     bench.compare(title, items, engines, tables=columns, remarks=remarks, facts=facts)
+
+
+def ratio(
+    data: Mapping[str, Any],
+    meaning: str,
+    figure: str,
+    ours: str,
+    theirs: str,
+    at_most: float | None = None,
+    loses: str = "",
+) -> list[str]:
+    """A figure of one contestant divided by another's, in words: the median over the rounds.
+
+    Args:
+        at_most: how large this project wants it at most.
+        loses: what to say where it is above 1.02: an optimisation that costs something.
+    """
+    pairs = zip(*(data["contestants"][name]["rounds"] for name in (ours, theirs)), strict=True)
+    rounds = [own[figure] / its[figure] for own, its in pairs]
+    median = statistics.median(rounds)
+    spread = f" ({min(rounds):.3f}..{max(rounds):.3f})" if len(rounds) > 1 else ""
+    line = f"{meaning}, {ours} against {theirs}: {median:.3f}x{spread}"
+    if at_most is not None:
+        verdict = "met" if median <= at_most else "MISSED"
+        line += f"; our target, at most {at_most:g}x: {verdict}"
+    is_steady = len(rounds) > 1 and min(rounds) > 1  # and not one slow round of the machine
+    has_lost = loses and is_steady and median > 1.02
+    return [line, f"{ours} loses there: {loses}"] if has_lost else [line]
 
 
 def caching_on_and_off(bench: Bench, items: Sequence[WorkItem]) -> dict[str, Any]:

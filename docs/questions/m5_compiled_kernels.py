@@ -8,7 +8,7 @@ import torch
 from docs.questions.m5_compiled import TWINS
 from m5_kernels.tools.kernel_bench import elementwise_cases
 from m5_kernels.tools.measure import Ceilings, check, median_us
-from milestone_llm.cli import console
+from milestone_llm.lab.cli import console
 from milestone_llm.lab.bench.report import table
 
 if not torch.cuda.is_available():

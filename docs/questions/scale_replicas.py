@@ -16,7 +16,7 @@ import statistics
 import sys
 import threading
 
-from milestone_llm.cli import (
+from milestone_llm.lab.cli import (
     Formatter,
     add_options,
     at_least_0,

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from milestone_llm.cli import console
+from milestone_llm.lab.cli import console
 from milestone_llm.lab.demo import show
 from milestone_llm.lab.demo.work import DemoRun
 from milestone_llm.lab.plots.block_history import BlockState, block_history

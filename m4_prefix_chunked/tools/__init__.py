@@ -1,1 +1,1 @@
-"""Instruments that stress and measure: `python -m m4_prefix_chunked.NAME`. No step runs them."""
+"""What the demo shows, and the stress test: `python -m m4_prefix_chunked.tools.stress`."""

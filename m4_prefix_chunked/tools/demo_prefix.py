@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import m4_prefix_chunked
-from milestone_llm.cli import console
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.bench.workloads import WorkItem
+from milestone_llm.lab.cli import console
 from milestone_llm.lab.demo import show
 from milestone_llm.lab.demo.work import Work
 from milestone_llm.lab.trace.records import StepRecord

@@ -14,8 +14,7 @@ from rich.console import Console, Group
 from rich.text import Text
 from rich.tree import Tree
 
-from m4_prefix_chunked.block_hash import hash_blocks
-from m4_prefix_chunked.prefix_cache import PrefixCache
+from m4_prefix_chunked.prefix_cache import PrefixCache, hash_blocks
 from milestone_llm.core.request import Request
 from milestone_llm.lab.trace.text import Glyphs, Words, fit, id_ranges, plural, print_lines, safe
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from milestone_llm import cli
 from milestone_llm.frontend.outputs import RequestOutput
+from milestone_llm.lab import cli
 from milestone_llm.lab.bench.workloads import WorkItem
 from milestone_llm.lab.trace.text import plural
 

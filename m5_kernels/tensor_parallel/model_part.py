@@ -10,11 +10,11 @@ import torch
 from huggingface_hub import snapshot_download
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from m5_kernels.config import EngineConfig
 from m5_kernels.decoder.config import DecoderConfig, rope_table
 from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.decoder.parallel import Shard
 from m5_kernels.decoder.weights import read_model, read_safetensors
+from milestone_llm.frontend.config import EngineConfig
 from milestone_llm.models.checkpoint import LoadedModel, load_model, locate, max_position
 from milestone_llm.models.pretrained import build_empty_model, has_weights
 from milestone_llm.models.shapes import PREFIX

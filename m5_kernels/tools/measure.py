@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from milestone_llm.cli import add_options, run_command
+from milestone_llm.lab.cli import add_options, run_command
 from milestone_llm.core.errors import InputError
 
 L2_BYTES = 256 * 2**20  # several times the largest L2 cache: inputs that rotate over this miss it

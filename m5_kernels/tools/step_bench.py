@@ -24,7 +24,7 @@ import torch
 
 from m5_kernels import LLMEngine, SamplingParams
 from m5_kernels.sampler import Needs
-from milestone_llm.cli import Formatter, add_options, console, freeze_garbage, positive, run_command
+from milestone_llm.lab.cli import Formatter, add_options, console, freeze_garbage, positive, run_command
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.report import table
 from milestone_llm.lab.bench.workloads import WorkItem

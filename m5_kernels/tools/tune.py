@@ -23,7 +23,7 @@ import torch
 
 from m5_kernels.kernels.skinny_linear import skinny_linear
 from m5_kernels.kernels.tiles import DecodeTile, LinearTile, PrefillTile
-from milestone_llm.cli import Formatter
+from milestone_llm.lab.cli import Formatter
 
 from .attention_work import DECODE_SHAPES, PREFILL_SHAPES, Shape, attention_runs, microseconds
 from .measure import check, gpu_command, median_us, num_rotations

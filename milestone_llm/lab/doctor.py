@@ -18,8 +18,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from milestone_llm.cli import Formatter, console
-from milestone_llm.threads import in_the_way, product_times
+from milestone_llm.lab.cli import Formatter, console
+from milestone_llm.lab.threads import in_the_way, product_times
 
 Rows = Iterator[tuple[str, str]]
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milestone_llm import MILESTONES
-from milestone_llm.cli import (
+from milestone_llm.lab.cli import (
     Formatter,
     above_0,
     add_options,

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from milestone_llm.cli import console
+from milestone_llm.lab.cli import console
 
 TABLES = {
     "{server}: what became of the requests": {

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from milestone_llm.cli import (
+from milestone_llm.lab.cli import (
     Formatter,
     add_options,
     at_least_0,

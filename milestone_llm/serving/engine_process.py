@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from milestone_llm.cli import model_libraries
+from milestone_llm.lab.cli import model_libraries
 from milestone_llm.core.errors import InputError
 
 from .engine_client import (

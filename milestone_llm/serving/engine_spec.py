@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from milestone_llm.cli import freeze_garbage
+from milestone_llm.lab.cli import freeze_garbage
 from milestone_llm.lab.trace.tracer import Tracer
 
 if TYPE_CHECKING:

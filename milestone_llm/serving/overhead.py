@@ -22,7 +22,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from milestone_llm.cli import ended_in_one_line, model_libraries
+from milestone_llm.lab.cli import ended_in_one_line, model_libraries
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.workloads import WORKLOADS, WorkItem, random_tokens
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ray import serve
 
-from milestone_llm.cli import model_libraries
+from milestone_llm.lab.cli import model_libraries
 
 from .async_engine import AsyncEngine
 from .engine_client import EngineDeadError, EngineInfo, EngineReport, EngineRequest, RequestDelta

@@ -6,7 +6,7 @@
 The router asks no engine. It remembers the blocks of the prompts that it has sent where, as many
 for a replica as the replica's cache has, and forgets the least recently used first, as caches do.
 So it may be wrong, and then a beginning is computed once more. The names of the blocks are the
-engine's own (`m4_prefix_chunked.block_hash`): a hash covers all that came before, and the
+engine's own (`m4_prefix_chunked.prefix_cache`): a hash covers all that came before, and the
 `cache_salt`.
 
 Nothing here knows of processes, HTTP or tensors. It is not thread-safe: one thread or event loop

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from milestone_llm import MILESTONES
-from milestone_llm.cli import at_least_0
+from milestone_llm.lab.cli import at_least_0
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 

@@ -10,6 +10,7 @@ import pytest
 
 import m1_single
 from engine_helpers import (
+    PACKAGES,
     assert_empty,
     every_milestone,
     make_engine,
@@ -99,11 +100,15 @@ def serve_good_requests(package: Any, disturb: Any = lambda engine: None) -> dic
     return {name: output.token_ids for name, output in outputs.items()}
 
 
-@every_milestone
-@pytest.mark.parametrize("case", BAD_REQUESTS)
+@pytest.mark.parametrize(
+    ("package", "case"),
+    [
+        pytest.param(package, case, id=f"{package.__name__}-{case}")
+        for package in PACKAGES
+        for case in cases_of(package)
+    ],
+)
 def test_bad_request_is_refused_with_number_and_limit(package, case):
-    if case not in cases_of(package):
-        pytest.skip(f"{package.__name__} takes this")
     request, message = BAD_REQUESTS[case]
     engine = make_engine(package, **limits_of(package))
     add(engine, request_id="first")

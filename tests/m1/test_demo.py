@@ -14,7 +14,8 @@ from rich.console import Console
 
 from m1_single import LLMEngine
 from m1_single.demo import main
-from milestone_llm import MILESTONES, cli
+from milestone_llm import MILESTONES
+from milestone_llm.lab import cli
 from milestone_llm.lab.demo.show import milliseconds
 from milestone_llm.lab.trace.jsonl import read_jsonl
 from milestone_llm.models.checkpoint import DEFAULT_MODEL

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from docs.questions.m4_measured import main
+from docs.questions.m4_measured import main, ratio
 from m4_prefix_chunked.bench import main as common_bench
 from milestone_llm.frontend.outputs import RequestMetrics, RequestOutput
 from milestone_llm.lab.bench.measure import gap_figures
-from milestone_llm.lab.bench.report import ratio
 
 pytest_plugins = ["bench_helpers"]
 TINY = ["--model", "tiny-llama", "--rounds", "1"]

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from m4_prefix_chunked.block_hash import hash_blocks
+from m4_prefix_chunked.prefix_cache import hash_blocks
 from milestone_llm.core.request import Request
 from prefix_helpers import make_cache, request_of
 

@@ -7,20 +7,17 @@ torch.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from milestone_llm.cli import Formatter, add_options, positive, run_command, try_to_write
+from milestone_llm.lab.cli import Formatter, add_options, positive, run_command, try_to_write
 
 if TYPE_CHECKING:
     from .compare import Bench
+    from .hf_baselines import Baselines
 
 HF_BASELINES = ("one-by-one", "static", "continuous")
-
-Baselines = Mapping[str, tuple[str, Callable[[Any], Any]]]
-"""By the name that `--baseline` knows: what the report calls it, and what makes the contestant from
-the engine that is measured."""
 
 
 def bench_command(

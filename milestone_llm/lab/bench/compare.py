@@ -18,15 +18,14 @@ from typing import Any
 import torch
 import transformers
 
-from milestone_llm.cli import config_fields, console
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.engine import BaseEngine
+from milestone_llm.lab.cli import config_fields, console
 from milestone_llm.lab.trace.explore import Run, write_page
 from milestone_llm.models.checkpoint import LoadedModel, load_model
 
 from . import report
-from .command import HF_BASELINES, Baselines
-from .hf_baselines import BASELINES
+from .hf_baselines import BASELINES, Baselines
 from .measure import Contestant, FactMaker, Results, measure, medians, prepare, speedups
 from .workloads import WORKLOADS, WorkItem, serve
 
@@ -109,10 +108,9 @@ class Bench:
     def baselines(self, engine: Any) -> dict[str, Contestant]:
         """Those that `--baseline` names, doing their work under the engine's limits."""
         chosen = self.args.baseline
-        if "hf" in chosen:
-            chosen = [*HF_BASELINES, *(name for name in chosen if name not in BASELINES)]
-        made = [self._baselines[name] for name in chosen if name != "hf"]
-        return {label: make(engine) for label, make in dict(made).items()}
+        names = dict.fromkeys([*(BASELINES if "hf" in chosen else ()), *chosen])
+        made = [self._baselines[name] for name in names if name != "hf"]
+        return {label: make(engine) for label, make in made}
 
     def compare(
         self,

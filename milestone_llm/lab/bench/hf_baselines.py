@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,9 +26,10 @@ from .workloads import Progress, WorkItem
 PAGE_SIZE = 16
 """Tokens of a page of HF's paged cache."""
 
-BaselineMaker = Callable[[Any], Contestant]
-"""From the engine that is measured to what it is compared with, under the engine's own limits."""
-BASELINES: dict[str, tuple[str, BaselineMaker]] = {
+Baselines = Mapping[str, tuple[str, Callable[[Any], Contestant]]]
+"""By the name that `--baseline` knows: what the report calls it, and what makes it from the engine
+that is measured, under the engine's own limits."""
+BASELINES: Baselines = {
     "one-by-one": ("HF one by one", lambda engine: partial(hf_static, engine.model, 1)),
     "static": (
         "HF static batch",
@@ -36,7 +37,6 @@ BASELINES: dict[str, tuple[str, BaselineMaker]] = {
     ),
     "continuous": ("HF continuous", lambda engine: partial(hf_continuous, engine)),
 }
-"""By the name that `--baseline` knows: what the report calls it, and how it is made."""
 
 
 def hf_static(

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from milestone_llm.cli import freeze_garbage, log_console
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.outputs import RequestOutput
+from milestone_llm.lab.cli import freeze_garbage, log_console
+from milestone_llm.lab.threads import ThreadWatch
 from milestone_llm.lab.trace.records import StepRecord
 from milestone_llm.lab.trace.tracer import Tracer
-from milestone_llm.threads import ThreadWatch
 
 from .workloads import Progress, WorkItem, serve, token_bar
 

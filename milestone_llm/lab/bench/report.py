@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -182,34 +181,6 @@ def losses(data: Mapping[str, Any]) -> list[str]:
         if lost:
             lines.append(f"{name} loses against {other}: {', '.join(lost)}")
     return lines
-
-
-def ratio(
-    data: Mapping[str, Any],
-    meaning: str,
-    figure: str,
-    ours: str,
-    theirs: str,
-    at_most: float | None = None,
-    loses: str = "",
-) -> list[str]:
-    """A figure of one contestant divided by another's, in words: the median over the rounds.
-
-    Args:
-        at_most: how large this project wants it at most.
-        loses: what to say where it is above 1.02: an optimisation that costs something.
-    """
-    pairs = zip(*(data["contestants"][name]["rounds"] for name in (ours, theirs)), strict=True)
-    rounds = [own[figure] / its[figure] for own, its in pairs]
-    median = statistics.median(rounds)
-    spread = f" ({min(rounds):.3f}..{max(rounds):.3f})" if len(rounds) > 1 else ""
-    line = f"{meaning}, {ours} against {theirs}: {median:.3f}x{spread}"
-    if at_most is not None:
-        verdict = "met" if median <= at_most else "MISSED"
-        line += f"; our target, at most {at_most:g}x: {verdict}"
-    is_steady = len(rounds) > 1 and min(rounds) > 1  # and not one slow round of the machine
-    has_lost = loses and is_steady and median > 1.02
-    return [line, f"{ours} loses there: {loses}"] if has_lost else [line]
 
 
 def same_tokens(data: Mapping[str, Any]) -> list[str]:

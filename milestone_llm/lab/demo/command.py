@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from milestone_llm.cli import (
+from milestone_llm.core.errors import InputError
+from milestone_llm.lab.cli import (
     OPTIONS,
     Formatter,
     add_options,
@@ -15,7 +16,6 @@ from milestone_llm.cli import (
     run_command,
     try_to_write,
 )
-from milestone_llm.core.errors import InputError
 
 
 def demo_parser(milestone: str, description: str | None) -> argparse.ArgumentParser:

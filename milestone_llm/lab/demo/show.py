@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from milestone_llm.cli import console
+from milestone_llm.lab.cli import console
 from milestone_llm.lab.plots.timeline import draw_timeline
 from milestone_llm.lab.plots.timeline_spans import useful_share
 from milestone_llm.lab.trace.console import print_changes

@@ -12,7 +12,6 @@ from typing import Any
 
 from rich.console import Console
 
-from milestone_llm.cli import console
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.inputs import encode_prompt
 from milestone_llm.frontend.outputs import RequestOutput
@@ -23,10 +22,11 @@ from milestone_llm.lab.bench.workloads import (
     serve,
     token_bar,
 )
+from milestone_llm.lab.cli import console
+from milestone_llm.lab.threads import ThreadWatch
 from milestone_llm.lab.trace.console import ConsoleSink
 from milestone_llm.lab.trace.records import StepRecord
 from milestone_llm.models.checkpoint import LoadedModel, load_model, max_position
-from milestone_llm.threads import ThreadWatch
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from milestone_llm.cli import try_to_write
+from milestone_llm.lab.cli import try_to_write
 from milestone_llm.core.errors import InputError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from milestone_llm.cli import ended_in_one_line
+from milestone_llm.lab.cli import ended_in_one_line
 from milestone_llm.core.errors import InputError
 
 from .picture import set_titles, write_picture

@@ -66,41 +66,31 @@ def _slice(tid: int, name: str, begin: int, end: int, **args: Any) -> Iterator[E
 
 def _steps(records: Sequence[StepRecord]) -> Iterator[Event]:
     is_free = [0, 0]  # from when on each track has room
+    host: list[tuple[int, int, str, int]] = []  # begin, end, what, step
     for index, record in enumerate(records):
-        begin, _, _, settled = _times(record)
-        track = index % 2
+        begin, planned, executed, settled = _times(record)
+        host += [(begin, planned, "schedule", record.step)]
+        host += [(executed, settled, "settle", record.step)]
+        track, begin = index % 2, max(begin, is_free[index % 2])  # times are rounded
         tokens = {
             name: getattr(record, f"num_{name}_tokens") for name in ("prefill", "decode", "padding")
         }
-        begin = max(begin, is_free[track])  # times are rounded
-        yield from _slice(
-            _FIRST_STEP_TRACK + track, f"step {record.step}", begin, settled, **tokens
-        )
+        name = f"step {record.step}"
+        yield from _slice(_FIRST_STEP_TRACK + track, name, begin, settled, **tokens)
         is_free[track] = max(begin, settled)
-    end = 0
-    for begin, until, name in sorted(_host(records)):
-        yield from _slice(_HOST, name, max(begin, end), until)
-        end = max(end, until)
+    yield from _host(sorted(host))
 
 
-def _host(records: Sequence[StepRecord]) -> Iterator[tuple[int, int, str]]:
-    """What the host did: begin, end, name. One thing after the other, but for rounding."""
-    launched_before, settled_before = False, 0  # whether this step was, under the one before
-    for index, record in enumerate(records):
-        begin, planned, executed, settled = _times(record)
-        yield begin, planned, f"schedule {record.step}"
-        yield executed, settled, f"settle {record.step}"
-        following = _times(records[index + 1]) if index + 1 < len(records) else None
-        is_pipelined = following is not None and following[0] < executed
-        if following is not None and is_pipelined:
-            what = f"launch {records[index + 1].step}, collect {record.step}"
-            yield following[1], executed, what
-        if not launched_before:
-            what = f"launch {record.step}" if is_pipelined else f"launch, collect {record.step}"
-            yield planned, following[0] if following and is_pipelined else executed, what
-        elif not is_pipelined:
-            yield settled_before, executed, f"collect {record.step}"
-        launched_before, settled_before = is_pipelined, settled
+def _host(parts: Sequence[tuple[int, int, str, int]]) -> Iterator[Event]:
+    """What the host did, one thing after the other, and in between launch and collect."""
+    end, last, last_step = 0, "settle", 0
+    for begin, until, what, step in parts:
+        between = [f"launch {last_step}"] if last == "schedule" else []
+        between += [f"collect {step}"] if what == "settle" else []
+        if between:
+            yield from _slice(_HOST, ", ".join(between), end, begin)
+        yield from _slice(_HOST, f"{what} {step}", max(begin, end), until)
+        end, last, last_step = max(end, until), what, step
 
 
 def _requests(records: Sequence[StepRecord]) -> Iterator[Event]:
@@ -110,10 +100,8 @@ def _requests(records: Sequence[StepRecord]) -> Iterator[Event]:
 
     def event(ph: str, ts: int, name: str, label: str) -> Event:
         number = numbers.setdefault(name, len(numbers))
-        return {
-            **{"ph": ph, "cat": "request", "id": number, "ts": ts / 1000},
-            **{"tid": _REQUESTS, "name": label},
-        }
+        where = {"cat": "request", "id": number, "tid": _REQUESTS}
+        return {"ph": ph, "ts": ts / 1000, "name": label, **where}
 
     ts = 0
     for record in records:

@@ -24,7 +24,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from milestone_llm.cli import (
+from milestone_llm.lab.cli import (
     Formatter,
     ended_in_one_line,
     model_libraries,
