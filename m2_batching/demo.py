@@ -57,7 +57,7 @@ def demo(args: argparse.Namespace) -> None:
     if not args.no_static:
         runs.append(work.run("static", m1_single, max_num_batched_tokens=None, trace=None))
     budgets = list(dict.fromkeys(args.max_num_batched_tokens))
-    args.max_model_len = args.max_model_len or work.longest  # a slot need not hold more
+    args.max_model_len = args.max_model_len or work.longest  # a region need not hold more
     for budget in budgets:
         label = "continuous" if len(budgets) == 1 else f"budget {budget}"
         with profiler if args.profile else nullcontext():

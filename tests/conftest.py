@@ -22,7 +22,7 @@ from milestone_llm.models.gguf_cache import packaged_gguf
 
 IS_CI = bool(os.environ.get("CI"))
 
-# A shell ignores Ctrl-C for what it runs in the background, and all that is started from there does.
+# A shell makes what it runs in the background ignore Ctrl-C, and so does all that this starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

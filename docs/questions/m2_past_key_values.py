@@ -1,4 +1,4 @@
-"""Continuous batching without slots: each request keeps a `past_key_values` of its own.
+"""Continuous batching without regions: each request keeps a `past_key_values` of its own.
 
 Hugging Face's modules take one cache for the whole batch. So before each step the caches are padded
 and put side by side, and afterwards each row's new token is cut out again. How much is copied?
@@ -72,5 +72,5 @@ steps = NUM_STEPS - 1
 print("8 requests of 40 to 180 tokens                     KV written a step")
 print(f"past_key_values each: padded and put together      {joined / steps / 1024:11,.0f} KiB")
 print(f"                      a token added to each        {cut / steps / 1024:11,.0f} KiB")
-print(f"a slot each (M2):     a token stored in each       {kept / 1024:11,.0f} KiB")
+print(f"a region each (M2):   a token stored in each       {kept / 1024:11,.0f} KiB")
 print(f"same tokens: {same} of 8")

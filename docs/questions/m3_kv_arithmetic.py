@@ -15,10 +15,10 @@ MAX_MODEL_LEN, TYPICAL_LEN, BLOCK_SIZE, MEMORY = 4096, 500, 16, 10 * 2**30
 
 print("bytes a token = 2 (key, value) x layers x KV heads x head size x 2 (bfloat16)\n")
 print("                                          requests in 10 GiB that store 500 tokens each")
-print("              bytes a token  tokens a GiB    in slots of 4096    in blocks of 16")
+print("              bytes a token  tokens a GiB  in regions of 4096    in blocks of 16")
 for name, shape in SHAPES.items():
     size = shape.bytes_per_token
     num_blocks = MEMORY // (BLOCK_SIZE * size)
-    in_slots = MEMORY // (MAX_MODEL_LEN * size)
+    in_regions = MEMORY // (MAX_MODEL_LEN * size)
     in_blocks = num_blocks // -(-TYPICAL_LEN // BLOCK_SIZE)
-    print(f"{name:14}{size:13,}{2**30 // size:14,}{in_slots:20}{in_blocks:19}")
+    print(f"{name:14}{size:13,}{2**30 // size:14,}{in_regions:20}{in_blocks:19}")

@@ -78,7 +78,7 @@ def layouts(bench: Bench) -> None:
         f"of KV; max_num_seqs={num_seqs}, max_model_len={longest}, {args.preemption}"
     }
     for length in dict.fromkeys(lengths):
-        name = "slot" if length == longest else f"slot, {length}"
+        name = "region" if length == longest else f"region, {length}"
         count = min(num_tokens // length, num_seqs)
         engines[name] = bench.engine(
             items,

@@ -1,6 +1,6 @@
 """How much reserved memory holds nothing? Slots against blocks of several sizes.
 
-The same 16 requests each time, with the KV memory of 4 slots of 512 tokens.
+The same 16 requests each time, with the KV memory of 4 regions of 512 tokens.
 """
 
 import m2_batching
@@ -25,7 +25,7 @@ def measure(engine) -> str:
 
 print("layout                  empty   most at once   on average   steps")
 common = {"device": "cpu", "max_model_len": MAX_MODEL_LEN, "trace": "memory"}
-print("slots of 512    ", measure(m2_batching.LLMEngine("tiny-llama", max_num_seqs=4, **common)))
+print("regions of 512  ", measure(m2_batching.LLMEngine("tiny-llama", max_num_seqs=4, **common)))
 for block_size in (1, 4, 16, 64, 256):
     paged = m3_paged.LLMEngine(
         "tiny-llama", max_num_seqs=16, kv_cache_tokens=MEMORY, block_size=block_size, **common

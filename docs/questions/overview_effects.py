@@ -37,9 +37,9 @@ show(name, "KV cache", f"{all_again} positions", f"{cached} positions", "counted
 
 lines = (RECORDS / "m3_cpu.md").read_text().splitlines()
 rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-slot, block = ([row for row in rows if row[:1] == [layout]] for layout in ("slot", "block"))
+region, block = ([row for row in rows if row[:1] == [layout]] for layout in ("region", "block"))
 for table, column, kind in ((0, 1, "{} tok/s"), (1, 3, "{} of it empty")):
-    figures = [kind.format(layout[table][column]) for layout in (slot, block)]
+    figures = [kind.format(layout[table][column]) for layout in (region, block)]
     show("KV for the longest case", "blocks", *figures, "m3_cpu.md")
 
 text = (RECORDS / "m4_prefix.md").read_text()

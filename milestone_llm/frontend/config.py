@@ -38,7 +38,7 @@ class EngineConfig:
     trace: str | None = None
     """"console", a path in .jsonl or .jsonl.gz, or None. `LLM_TRACE=1` prints besides."""
     check_invariants: bool = False
-    """Check after every step that no slot or block is lost (slow; the tests set it)."""
+    """Check after every step that no region or block is lost (slow; the tests set it)."""
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():

@@ -24,15 +24,15 @@ def bench(run_bench: Any) -> Any:
 
 def test_blocks_serve_more_requests_from_the_same_memory(bench: Any) -> None:
     out, _, data, _ = bench()
-    slot, block = (data["contestants"][layout]["median"] for layout in ("slot", "block"))
-    assert (slot["max_concurrent"], slot["total"], slot["peak_used"]) == (4, 4, 4)
+    region, block = (data["contestants"][layout]["median"] for layout in ("region", "block"))
+    assert (region["max_concurrent"], region["total"], region["peak_used"]) == (4, 4, 4)
     assert (block["max_concurrent"], block["total"]) == (12, 4 * 128 // 16)
-    assert slot["num_tokens"] == block["num_tokens"]
-    assert slot["waste_share"] > 0.5
+    assert region["num_tokens"] == block["num_tokens"]
+    assert region["waste_share"] > 0.5
     assert block["waste_per_request"] <= 16 / 2 + 1
     out = " ".join(out.split())
     assert "blocks serve 3.00x the requests at a time" in out
-    assert "token for token the same as slot: 12 of 12 outputs" in out
+    assert "token for token the same as region: 12 of 12 outputs" in out
     assert "m2_batching, 4 regions of max_model_len=128: 512 tokens of KV" in out
     for word in (
         "seed 0",
@@ -45,10 +45,10 @@ def test_blocks_serve_more_requests_from_the_same_memory(bench: Any) -> None:
 
 def test_regions_of_the_longest_request_are_measured_too(bench: Any) -> None:
     data = bench("--rounds", "1").data
-    block, slot, short = data["contestants"]
-    assert (block, slot) == ("block", "slot")
+    block, region, short = data["contestants"]
+    assert (block, region) == ("block", "region")
     length = data["engines"][short]["max_model_len"]
-    assert short == f"slot, {length}"
+    assert short == f"region, {length}"
     assert length <= 40 + 30
     assert data["contestants"][short]["median"]["max_concurrent"] == 4 * 128 // length
     assert sum(f"regions of {length}" in remark for remark in data["remarks"]) == 1
@@ -72,7 +72,7 @@ def test_rounds_are_three_by_default_and_layouts_alternate(bench: Any) -> None:
     lines = bench("--num-requests", "2", "--output-len", "16", "16").err.splitlines()
     order = [re.match(r"round (\d)/3  (.+?) {2,}", line).groups() for line in lines]
     names = [name for _, name in order[:3]]
-    assert names[:2] == ["block", "slot"]
+    assert names[:2] == ["block", "region"]
     turns = [("1", names), ("2", names[::-1]), ("3", names)]
     assert order == [(number, name) for number, turn in turns for name in turn]
 
@@ -86,9 +86,9 @@ def test_too_little_memory_for_all(bench: Any) -> None:
 
 def test_equal_concurrency_gives_both_memory_for_all(bench: Any) -> None:
     data = bench("--equal-concurrency", "--rounds", "1", "--block-size", "24").data
-    slot, block = (data["contestants"][layout]["median"] for layout in ("slot", "block"))
-    assert slot["max_concurrent"] == block["max_concurrent"] == 12
-    assert slot["total"] == 12
+    region, block = (data["contestants"][layout]["median"] for layout in ("region", "block"))
+    assert region["max_concurrent"] == block["max_concurrent"] == 12
+    assert region["total"] == 12
     assert block["total"] == 12 * 6
     assert block["num_preemptions"] == 0
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from m5_kernels.tensor_parallel import launch
+from m5_kernels.tools import launch
 from milestone_llm.lab.cli import console, log_console
 
 

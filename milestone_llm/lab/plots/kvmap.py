@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -68,9 +68,9 @@ def draw_kvmap(records: Sequence[StepRecord], path: str | Path, title: str = "")
 
 
 def _draw(records: Sequence[StepRecord], states: Sequence[BlockState], title: str) -> Figure:
-    num_blocks, steps = states[0].num_blocks, [state.step for state in states]
+    num_blocks, first, last = states[0].num_blocks, states[0].step, states[-1].step
     height = min(max(0.17 * num_blocks, 1.4), _MAX_HEIGHT)
-    room = Room((_WIDTH - _LEGEND_WIDTH) / (steps[-1] - steps[0] + 1), height / num_blocks)
+    room = Room((_WIDTH - _LEGEND_WIDTH) / (last - first + 1), height / num_blocks)
     figure = Figure(figsize=(_WIDTH, height + 1.3), layout="constrained")
     axes = figure.subplots()
     axes.set_xlabel("step")
@@ -153,60 +153,41 @@ def _draw_names(
     """The holder's id in every bar that has room for it; if bars are thin, once a request."""
     size = min(10.0, room.block * 72 * 0.62)
     is_thin, size = size < _MIN_FONT_SIZE, max(size, _MIN_FONT_SIZE)
-    areas: dict[tuple[str, int, int, int], list[int]] = {}
-    for run in runs:  # blocks that a request took and gave back at the same time have one name
-        key = (" ".join(run.holders), run.first, run.last, 0 if is_thin else run.block)
-        areas.setdefault(key, []).append(run.block)
-    by_size = sorted(areas.items(), key=lambda area: (area[0][2] - area[0][1]) * len(area[1]))
+    look = {"ha": "center", "va": "center_baseline", "fontweight": "bold", "color": "white"}
+    outline = [withStroke(linewidth=1.5, foreground="#222222")]
     named: set[str] = set()
-    for (name, first, last, _), blocks in reversed(by_size):
-        is_wide = last - first + 1 >= (0.7 * len(name) + 0.6) * size / 72 / room.step
-        if not is_wide or (is_thin and name in named):
-            continue
-        named.add(name)
-        x = (states[first].step + states[last].step) / 2
-        axes.text(
-            x,
-            blocks[len(blocks) // 2],
-            name,
-            ha="center",
-            va="center_baseline",
-            fontsize=size,
-            fontweight="bold",
-            color="white",
-            path_effects=[withStroke(linewidth=1.5, foreground="#222222")],
-            zorder=5,
-        )
+    for run in sorted(runs, key=lambda run: len(run.stored), reverse=True):
+        name = " ".join(run.holders)
+        is_wide = len(run.stored) >= (0.7 * len(name) + 0.6) * size / 72 / room.step
+        if is_wide and not (is_thin and name in named):
+            named.add(name)
+            middle = (states[run.first].step + states[run.last].step) / 2
+            axes.text(
+                middle, run.block, name, fontsize=size, zorder=5, path_effects=outline, **look
+            )
 
 
 def _draw_marks(axes: Axes, records: Sequence[StepRecord], room: Room) -> None:
     """Who was preempted or resumed, above the map; copies where the new block begins."""
-    marks = request_marks(records)
-    above = [mark for mark in marks if mark.kind in ("preempted", "resumed")]
-    size = 30 if len(above) <= _MAX_MARKS else 8
+    marks = [mark for mark in request_marks(records) if mark.kind in ("preempted", "resumed")]
+    points = {kind: [(mark.step, 1) for mark in marks if mark.kind == kind] for kind in MARKS}
+    points["copy_on_write"] = [
+        (record.step, event.blocks[-1])
+        for record in records
+        for event in record.events
+        if event.type == "copy_on_write"
+    ]
     top = axes.get_xaxis_transform()
-    for kind in MARKS:
-        points = [(mark.step, 1.0) for mark in marks if mark.kind == kind]
-        place = top
-        if kind == "copy_on_write":
-            place = axes.transData
-            events = [(record.step, event) for record in records for event in record.events]
-            points = [(step, event.blocks[-1]) for step, event in events if event.type == kind]
-        if points:
-            look = mark_style(kind, size)
-            axes.scatter(*zip(*points, strict=True), transform=place, clip_on=False, **look)
+    for kind, own in points.items():
+        if own:
+            look = mark_style(kind, 30 if len(marks) <= _MAX_MARKS else 8)
+            where = axes.transData if kind == "copy_on_write" else top
+            axes.scatter(*zip(*own, strict=True), transform=where, clip_on=False, **look)
     free_from = float("-inf")
-    for mark in sorted(above, key=lambda mark: mark.step):
+    place: dict[str, Any] = {"xycoords": top, "xytext": (0, 5), "textcoords": "offset points"}
+    place["annotation_clip"] = False
+    for mark in marks:
         width = (0.085 * len(mark.request_id) + 0.03) / room.step  # in steps
         if mark.step - width / 2 >= free_from:  # a name that would cover its neighbour is left out
-            axes.annotate(
-                mark.request_id,
-                (mark.step, 1.0),
-                xycoords=top,
-                xytext=(0, 5),
-                textcoords="offset points",
-                ha="center",
-                fontsize=8,
-                annotation_clip=False,
-            )
+            axes.annotate(mark.request_id, (mark.step, 1.0), ha="center", fontsize=8, **place)
             free_from = mark.step + width / 2

@@ -8,7 +8,7 @@
             if line is not None:
                 send(line + "\\n")
 
-The engine puts a record into a queue and goes on: it never waits for a reader and writes no JSON.
+The engine leaves a record there and goes on: it never waits for a reader and writes no JSON.
 A reader that is too slow misses the oldest records, and gets their number.
 """
 
@@ -55,40 +55,36 @@ class LiveTrace:
     """
 
     def __init__(self, max_records: int = 256, decode: Decode | None = None) -> None:
-        self.max_records = max_records
         self.decode = decode
-        self._recent: deque[StepRecord] = deque(maxlen=max_records)
-        self._readers: set[Subscription] = set()
-        self._lock = threading.Lock()
+        self.recent: deque[StepRecord] = deque(maxlen=max_records)
+        self.num_records = 0
+        """Of all that came; the last of `recent` has one number less."""
+        self.readers: set[Subscription] = set()
+        self.changed = threading.Condition()
 
     def __call__(self, record: StepRecord) -> None:
-        """Give every reader a record. Takes microseconds, whatever readers do."""
-        with self._lock:
-            self._recent.append(record)
-            for reader in self._readers:
-                reader.put(record)
+        """Keep a record for the readers. Takes microseconds, whatever they do."""
+        with self.changed:
+            self.recent.append(record)
+            self.num_records += 1
+            self.changed.notify_all()
 
     def subscribe(self) -> Subscription:
         """A new reader. Close it when it is no longer read."""
-        with self._lock:
-            reader = Subscription(self, list(self._recent))
-            self._readers.add(reader)
+        with self.changed:
+            reader = Subscription(self)
+            self.readers.add(reader)
         return reader
 
     @property
     def num_readers(self) -> int:
         """Readers that have not been closed."""
-        return len(self._readers)
+        return len(self.readers)
 
     def clear(self) -> None:
         """Forget the records so far: who subscribes next begins with what comes."""
-        with self._lock:
-            self._recent.clear()
-
-    def forget(self, reader: Subscription) -> None:
-        """What closing a reader does."""
-        with self._lock:
-            self._readers.discard(reader)
+        with self.changed:
+            self.recent.clear()
 
 
 class Subscription:
@@ -97,40 +93,36 @@ class Subscription:
     `num_dropped` counts the records that this reader was too slow for. To be read by one thread.
     """
 
-    def __init__(self, live: LiveTrace, recent: list[StepRecord]) -> None:
+    def __init__(self, live: LiveTrace) -> None:
         self.num_dropped = 0
         self._live = live
-        self._records: deque[StepRecord] = deque(recent)
-        self._changed = threading.Condition()
-        self._is_closed = False
-        self._num_told = 0
+        self._next = live.num_records - len(live.recent)
         self._tables: dict[str, list[int]] = {}
         self._texts: dict[int, str] = {}
-
-    def put(self, record: StepRecord) -> None:
-        """For `LiveTrace`: one more record, in place of the oldest if there are too many."""
-        with self._changed:
-            if len(self._records) >= self._live.max_records:
-                self._records.popleft()
-                self.num_dropped += 1
-            self._records.append(record)
-            self._changed.notify()
 
     def get(self, timeout: float | None = None) -> str | None:
         """The next line, without its end. None if none came in `timeout` seconds, or it is closed.
 
         Without a timeout it waits until there is one.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._records or self._is_closed, timeout)
-            if self._is_closed or not self._records:
+        live = self._live
+        with live.changed:
+            live.changed.wait_for(lambda: self._next < live.num_records or self._is_closed, timeout)
+            if self._is_closed or self._next == live.num_records:
                 return None
-            if self.num_dropped > self._num_told:
-                self._num_told = self.num_dropped
+            first = live.num_records - len(live.recent)
+            if self._next < first:
+                self.num_dropped += first - self._next
+                self._next = first
                 return json.dumps({"num_dropped": self.num_dropped})
-            record = self._records.popleft()
+            record = live.recent[self._next - first]
+            self._next += 1
         texts = self._new_texts(record)  # outside the lock: the engine need not wait for it
         return page_line(record, self._tables, **({"texts": texts} if texts else {}))
+
+    @property
+    def _is_closed(self) -> bool:
+        return self not in self._live.readers
 
     def _new_texts(self, record: StepRecord) -> dict[int, str]:
         tokens = {row.sampled_token for row in record.batch} - self._texts.keys() - {None}
@@ -146,10 +138,9 @@ class Subscription:
 
     def close(self) -> None:
         """Read no more; a waiting `get` returns None."""
-        self._live.forget(self)
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+        with self._live.changed:
+            self._live.readers.discard(self)
+            self._live.changed.notify_all()
 
     def __enter__(self) -> Subscription:
         return self
