@@ -1,6 +1,6 @@
 """M5: merge two parts of an attention into one part, so that parts can be merged in a tree.
 
-`m5_kernels.tools.flash_decode_by_hand.merge` takes all parts of a sequence and gives the final output:
+`merge` of docs/questions/flash_decode_by_hand.py takes all parts of a sequence and gives the output:
 one program has to wait for all others. With a function that makes one part of two, programs could
 merge in pairs, as in a tournament. What must the result carry, so that it can be merged again?
 
@@ -12,7 +12,7 @@ merge in pairs, as in a tournament. What must the result carry, so that it can b
 
 from __future__ import annotations
 
-from m5_kernels.tools.flash_decode_by_hand import Partial
+from docs.questions.flash_decode_by_hand import Partial
 
 
 def merge_two(left: Partial, right: Partial) -> Partial:

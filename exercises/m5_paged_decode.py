@@ -13,7 +13,7 @@ online softmax. Nothing is gathered, and no score is ever stored.
         output = accumulator / row_sum
 
 Write the body of `_paged_decode_kernel`, some twenty lines, and delete the `raise` in
-`paged_decode`. The arithmetic is that of `add_tile` in m5_kernels/tools/flash_decode_by_hand.py.
+`paged_decode`. The arithmetic is that of `add_tile` in docs/questions/flash_decode_by_hand.py.
 The twin, to compare with, is `flash_decode_torch` in m5_kernels/kernels/flash_decode.py.
 
 Without a GPU the kernel runs under Triton's interpreter: the test sees to it. `print` and

@@ -11,7 +11,7 @@ the other milestones. Before anything is timed, tokens are compared with M4's on
   --tensor-parallel-size 2             cut over two GPUs, beside one GPU; what all-reduces cost
 
 Kernels by themselves: `python -m m5_kernels.tools.kernel_bench`; steps by themselves:
-`python -m m5_kernels.tools.step_bench`.
+`python -m docs.questions.m5_steps`.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from milestone_llm.lab.cli import config_fields, run_command, try_to_write
 from milestone_llm.core.errors import InputError
+from milestone_llm.lab.cli import config_fields, run_command, try_to_write
 
 PROGRAM = """
 import argparse, sys

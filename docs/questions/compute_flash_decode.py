@@ -2,7 +2,7 @@
 
 import inspect
 
-from m5_kernels.tools import flash_decode_by_hand as by_hand
+from docs.questions import flash_decode_by_hand as by_hand
 
 for function in (by_hand.split, by_hand.attend_split, by_hand.add_tile, by_hand.merge):
     print(inspect.getsource(function))

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from docs.questions.m0_transformer import Model, watch_layers
-from milestone_llm.models.checkpoint import load_model
 from milestone_llm.lab.plots.picture import set_titles, write_picture
+from milestone_llm.models.checkpoint import load_model
 
 LAYER, HEAD = 1, 4
 NEW, CACHED = "#74b3e0", "#3f9c8b"

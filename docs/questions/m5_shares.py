@@ -5,7 +5,7 @@
 
 import math
 
-from m5_kernels.tools.flash_decode_by_hand import split
+from docs.questions.flash_decode_by_hand import split
 
 PROGRAMS, TILE, FIXED_SPLITS = 66, 64, 8
 

@@ -2,8 +2,8 @@
 
 import argparse
 
-from milestone_llm.serving import router
 from docs.questions.scale_simulation import simulate
+from milestone_llm.serving import router
 
 args = argparse.Namespace(replicas=64, prompts=12_800, cache_tokens=65_536, stride=8, seed=0)
 print("            prompt tokens  load of one replica")

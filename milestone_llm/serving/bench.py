@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milestone_llm import MILESTONES
+from milestone_llm.core.errors import InputError
 from milestone_llm.lab.cli import (
     Formatter,
     above_0,
@@ -34,7 +35,6 @@ from milestone_llm.lab.cli import (
     try_to_write,
     whole_number,
 )
-from milestone_llm.core.errors import InputError
 from milestone_llm.lab.plots.picture import check_suffix
 
 from .bench_report import has_collapsed, machine, report

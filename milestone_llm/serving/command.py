@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+from milestone_llm.core.errors import InputError
 from milestone_llm.lab.cli import (
     Formatter,
     add_options,
@@ -27,7 +28,6 @@ from milestone_llm.lab.cli import (
     model_libraries,
     positive,
 )
-from milestone_llm.core.errors import InputError
 
 from .engine_client import EngineClient, EngineDeadError
 from .engine_process import EngineProcess

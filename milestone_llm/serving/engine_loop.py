@@ -21,8 +21,8 @@ import torch
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.outputs import CompletionOutput, RequestOutput
-from milestone_llm.lab.trace.tracer import Tracer
 from milestone_llm.lab.threads import ThreadWatch
+from milestone_llm.lab.trace.tracer import Tracer
 
 from .engine_client import (
     CompletionDelta,

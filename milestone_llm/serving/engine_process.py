@@ -22,8 +22,8 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from milestone_llm.lab.cli import model_libraries
 from milestone_llm.core.errors import InputError
+from milestone_llm.lab.cli import model_libraries
 
 from .engine_client import (
     EngineDeadError,

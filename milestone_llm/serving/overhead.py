@@ -1,9 +1,8 @@
 """What HTTP costs: the same requests by `generate`, over HTTP, and over HTTP as streams.
 
-For `milestone_llm.serving.bench --overhead`. `generate` has an engine in a process of its own. Ways
-take turns, and medians of rounds count. CPU time is that of the process with the engine, and beside
-it that of HTTP's: on a busy machine it says more than the clock. At last the server is full, and
-the time of a refusal is measured.
+For `milestone_llm.serving.bench --overhead`. Ways take turns, and medians of rounds count. CPU time
+is that of the process with the engine (for `generate`, this one), and beside it that of HTTP's: on
+a busy machine it says more than the clock. At last the server is full, and refusals are timed.
 """
 
 from __future__ import annotations
@@ -11,25 +10,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
-import multiprocessing
 import statistics
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any
 
-from milestone_llm.lab.cli import ended_in_one_line, model_libraries
 from milestone_llm.core.errors import InputError
+from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.lab.bench.workloads import WORKLOADS, WorkItem, random_tokens
+from milestone_llm.lab.cli import model_libraries
 
 from .bench_server import RunningServer, door_of, running_server
 from .client import open_request
 from .command import serve_parser, spec_of
-from .engine_spec import EngineSpec
 from .timed import replace_runner
 
 NUM_REFUSALS = 500
@@ -83,11 +78,13 @@ def overhead_of(
     spec = spec_of(milestone, parsed, prepare)
     door = door_of(milestone, args.step_ms, args.token_ms)
     rounds = []
-    with _generating(spec, items) as generate, running_server([*door, *options]) as server:
+    with model_libraries(spec.num_threads):
+        engine = spec.build()
+    with running_server([*door, *options]) as server:
         for _ in range(args.rounds + 1):
             whole, _ = _served(server, items, is_stream=False)
             stream, num_events = _served(server, items, is_stream=True)
-            rounds.append(dict(zip(WAYS, (_generated(generate), whole, stream), strict=True)))
+            rounds.append(dict(zip(WAYS, (_generated(engine, items), whole, stream), strict=True)))
         refusals = asyncio.run(_refusals(server.url, parsed.max_num_seqs + parsed.max_queued))
     num_tokens = sum(item.params.max_tokens for item in items)
     return {
@@ -117,7 +114,11 @@ def _figures(rounds: Sequence[dict[str, Times]], num_tokens: int) -> dict[str, A
     }
 
 
-# --- over HTTP ------------------------------------------------------------------------------------
+def _generated(engine: BaseEngine, items: Sequence[WorkItem]) -> Times:
+    """How long `generate` takes for all."""
+    start, cpu = time.perf_counter(), time.process_time()
+    engine.generate([item.prompt for item in items], [item.params for item in items])
+    return Times(time.perf_counter() - start, time.process_time() - cpu)
 
 
 def _served(server: RunningServer, items: Sequence[WorkItem], is_stream: bool) -> tuple[Times, int]:
@@ -176,45 +177,3 @@ async def _refusals(url: str, num_inside: int) -> dict[str, Any]:
             "p99": round(1e3 * seconds[int(0.99 * len(seconds))], 2),
         },
     }
-
-
-# --- without HTTP ---------------------------------------------------------------------------------
-
-
-@contextmanager
-def _generating(spec: EngineSpec, items: Sequence[WorkItem]) -> Iterator[Connection]:
-    """A process with an engine that does the work whenever it is told to."""
-    context = multiprocessing.get_context("spawn")
-    pipe, inner = context.Pipe()
-    process = context.Process(target=_generate_when_told, args=(spec, items, inner))
-    process.start()
-    inner.close()
-    try:
-        yield pipe
-    finally:
-        process.terminate()
-        process.join()
-
-
-def _generated(pipe: Connection) -> Times:
-    try:
-        pipe.send(None)
-        times: Times = pipe.recv()
-    except (EOFError, OSError):
-        raise ChildProcessError("the process with the engine has ended, see above") from None
-    return times
-
-
-def _generate_when_told(spec: EngineSpec, items: Sequence[WorkItem], pipe: Connection) -> None:
-    sys.exit(ended_in_one_line(lambda: _generate(spec, items, pipe)))
-
-
-def _generate(spec: EngineSpec, items: Sequence[WorkItem], pipe: Connection) -> None:
-    with model_libraries(spec.num_threads):
-        engine = spec.build()
-    prompts, params = [item.prompt for item in items], [item.params for item in items]
-    while True:
-        pipe.recv()
-        start, cpu = time.perf_counter(), time.process_time()
-        engine.generate(prompts, params)
-        pipe.send(Times(time.perf_counter() - start, time.process_time() - cpu))

@@ -17,7 +17,7 @@ TRANSCRIPTS = {
     "m3_paged.walkthrough": "m3_walkthrough.txt",
     "m4_prefix_chunked.walkthrough": "m4_walkthrough.txt",
     "m5_kernels.walkthrough": "m5_walkthrough.txt",
-    "m5_kernels.tools.walkthrough_flash_decode": "m5_flash_decode.txt",
+    "docs.questions.walkthrough_flash_decode": "m5_flash_decode.txt",
 }
 every_walkthrough = pytest.mark.parametrize("name", TRANSCRIPTS)
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from m5_kernels.tools.flash_decode_by_hand import Partial, merge
+from docs.questions.flash_decode_by_hand import Partial, merge
 
 EXERCISE = ("m5_merge_two.py", "merge_two")
 NUM_TREES = 20

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from docs.questions import m5_steps
 from m5_kernels import LLMEngine
 from m5_kernels.bench import main
 from m5_kernels.decoder import decoder
-from m5_kernels.tools import step_bench
 from m5_kernels.tools.bench_limits import RunLimit, limit_text
 from m5_kernels.tools.bench_parts import KERNELS, switched_off
 from m5_kernels.tools.bench_profile import profile_steps
@@ -151,14 +151,14 @@ def test_any_engine_can_be_profiled(bench: Any) -> None:
     assert data["profile"]["num_rows"] == 4
 
 
-def test_step_bench_prints_a_line_for_each_number_of_rows_and_each_prompt(
+def test_steps_prints_a_line_for_each_number_of_rows_and_each_prompt(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = "--model tiny-qwen3 --rows 2 1 --context-len 8 --chunks 4 16"
-    monkeypatch.setattr("sys.argv", ["step_bench", *options.split()])
-    monkeypatch.setattr(step_bench, "NUM_STEPS", 1)
-    monkeypatch.setattr(step_bench, "NUM_PROMPTS", 1)
-    assert step_bench.main() == 0
+    monkeypatch.setattr("sys.argv", ["m5_steps", *options.split()])
+    monkeypatch.setattr(m5_steps, "NUM_STEPS", 1)
+    monkeypatch.setattr(m5_steps, "NUM_PROMPTS", 1)
+    assert m5_steps.main() == 0
     steps, prompts = capsys.readouterr().out.split("\n\n")
     assert [line.split()[0] for line in steps.splitlines()[-2:]] == ["1", "2"]
     assert "2 requests decode, 8 tokens each" in prompts
@@ -166,12 +166,14 @@ def test_step_bench_prints_a_line_for_each_number_of_rows_and_each_prompt(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("name", ["kernel_bench", "step_bench", "tune"])
+@pytest.mark.parametrize(
+    "name", ["m5_kernels.tools.kernel_bench", "docs.questions.m5_steps", "m5_kernels.tools.tune"]
+)
 def test_instruments_without_a_gpu_say_so_in_one_line(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", [name, "--threads", "1"])
-    assert importlib.import_module(f"m5_kernels.tools.{name}").main() == 2
+    assert importlib.import_module(name).main() == 2
     out, err = capsys.readouterr()
     assert "GPU" in err
     assert (out, err.count("\n")) == ("", 1)

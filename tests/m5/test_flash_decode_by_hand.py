@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from m5_kernels.kernels.flash_decode import flash_decode_torch
-from m5_kernels.tools import flash_decode_by_hand as by_hand
+from docs.questions import flash_decode_by_hand as by_hand
 
 
 @pytest.mark.parametrize("num_programs", [1, 2, 3, 4, 7, 50])

@@ -41,9 +41,11 @@ class Started:
     def __init__(self, program: str, size: int, folder: Path, **options: Any) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*rank_programs.PRELOAD, "rank_programs"])
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        # Held until the end, so that the system gives the port to nobody else; rank 0 shares it.
+        self.port = socket.socket()
+        self.port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.port.bind(("127.0.0.1", 0))
+        port = self.port.getsockname()[1]
         self.folder, self.size = folder, size
         folder.mkdir(exist_ok=True)
         self.processes = [
@@ -64,6 +66,7 @@ class Started:
         codes = [process.exitcode for process in self.processes]
         for process in self.processes:
             process.kill()
+        self.port.close()
         return codes
 
     def results(self) -> list[Any]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 
-from m5_kernels.tools.flash_decode_by_hand import Partial
+from docs.questions.flash_decode_by_hand import Partial
 
 
 def merge_two(left: Partial, right: Partial) -> Partial:

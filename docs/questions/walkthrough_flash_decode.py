@@ -1,7 +1,7 @@
 """M5's second walkthrough: how Flash-Decoding splits KV and merges what the programs found.
 
-python -m m5_kernels.tools.walkthrough_flash_decode          stops in pdb
-python -m m5_kernels.tools.walkthrough_flash_decode --auto   docs/transcripts/m5_flash_decode.txt
+python -m docs.questions.walkthrough_flash_decode          stops in pdb
+python -m docs.questions.walkthrough_flash_decode --auto   docs/transcripts/m5_flash_decode.txt
 
 The stops are in walkthrough_flash_decode.txt.
 """
@@ -12,7 +12,7 @@ import functools
 import sys
 from pathlib import Path
 
-from m5_kernels.tools import flash_decode_by_hand as by_hand
+from docs.questions import flash_decode_by_hand as by_hand
 from milestone_llm.lab.walkthrough.guide import read_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 

@@ -1,7 +1,7 @@
 """How long a decode step takes, and what a prompt costs beside it.
 
-    python -m m5_kernels.tools.step_bench                                  decode steps
-    python -m m5_kernels.tools.step_bench --rows 128 --chunks 64 1024      prompts beside them
+    python -m docs.questions.m5_steps                                  decode steps
+    python -m docs.questions.m5_steps --rows 128 --chunks 64 1024      prompts beside them
 
 Steps are waited for, not pipelined: "a step" is one by itself, scheduling included. "Its graph" is
 what the GPU does in it - metadata, layers, LM head, sampling, append - replayed without an engine
@@ -24,14 +24,20 @@ import torch
 
 from m5_kernels import LLMEngine, SamplingParams
 from m5_kernels.sampler import Needs
-from milestone_llm.lab.cli import Formatter, add_options, console, freeze_garbage, positive, run_command
+from m5_kernels.tools.bench_limits import RunLimit
+from m5_kernels.tools.measure import Ceilings
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.report import table
 from milestone_llm.lab.bench.workloads import WorkItem
+from milestone_llm.lab.cli import (
+    Formatter,
+    add_options,
+    console,
+    freeze_garbage,
+    positive,
+    run_command,
+)
 from milestone_llm.models.checkpoint import load_model
-
-from .bench_limits import RunLimit
-from .measure import Ceilings
 
 NUM_STEPS, NUM_PROMPTS, NUM_REPLAYS = 11, 5, 10
 HEADROOM = 400
@@ -173,7 +179,7 @@ def replay_ms(engine: Any, num_rows: int) -> float:
 def main() -> int:
     """The command line. Returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m m5_kernels.tools.step_bench", description=__doc__, formatter_class=Formatter
+        prog="python -m docs.questions.m5_steps", description=__doc__, formatter_class=Formatter
     )
     add = parser.add_argument
     add_options(parser, "threads")
