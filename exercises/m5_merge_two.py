@@ -1,6 +1,6 @@
 """M5: merge two parts of an attention into one part, so that parts can be merged in a tree.
 
-`merge` of docs/questions/flash_decode_by_hand.py takes all parts of a sequence and gives the output:
+`merge` in docs/questions/flash_decode_by_hand.py takes all parts and gives the final output:
 one program has to wait for all others. With a function that makes one part of two, programs could
 merge in pairs, as in a tournament. What must the result carry, so that it can be merged again?
 

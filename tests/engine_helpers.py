@@ -23,8 +23,8 @@ import m3_paged
 import m4_prefix_chunked
 import m5_kernels
 from m1_single import RequestOutput, SamplingParams
-from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, build_tiny_model
 

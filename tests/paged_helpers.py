@@ -13,8 +13,8 @@ from typing import Any
 
 from m3_paged import EngineConfig
 from m3_paged.scheduler import Scheduler
-from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
 from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
 
-Place = tuple[object, int]
+Slot = tuple[object, int]
 
 
 def kv_of(token_ids: Sequence[int]) -> list[bytes]:
@@ -56,8 +56,8 @@ class ReadBackRunner:
 
     def __init__(self, block_size: int | None = None) -> None:
         self.block_size = block_size
-        self.device: dict[Place, bytes] = {}
-        self.host: dict[Place, bytes] = {}
+        self.device: dict[Slot, bytes] = {}
+        self.host: dict[Slot, bytes] = {}
         self.num_read = 0
         self.raise_at: dict[str, BaseException] = {}
         """What to raise in the next `launch` or `wait`."""
@@ -73,11 +73,11 @@ class ReadBackRunner:
         kept = {id(row): kv_of(self._known_tokens(row.request)) for row in rows}
         for row in rows:
             for position in range(row.start, row.end):
-                self.device[self._place(row, position)] = kept[id(row)][position]
+                self.device[self._slot(row, position)] = kept[id(row)][position]
         sampled = {}
         for row in rows:
             for position in range(row.end):
-                found = self.device.get(self._place(row, position))
+                found = self.device.get(self._slot(row, position))
                 assert found == kept[id(row)][position], (
                     f"{row.request.request_id} finds another KV at position {position} of "
                     f"{row.start}..{row.end}, blocks {row.blocks}"
@@ -109,7 +109,7 @@ class ReadBackRunner:
             return tokens
         return request.token_ids
 
-    def _place(self, row: ScheduledRequest, position: int) -> Place:
+    def _slot(self, row: ScheduledRequest, position: int) -> Slot:
         if self.block_size is None:  # M1 has no memory of its own, M2 a region a request
             return (row.blocks[0] if row.blocks else row.request.request_id, position)
         return (row.blocks[position // self.block_size], position % self.block_size)
@@ -120,7 +120,7 @@ class ReadBackRunner:
 
 
 def _move(
-    source: dict[Place, bytes], target: dict[Place, bytes], moves: list[tuple[int, int]]
+    source: dict[Slot, bytes], target: dict[Slot, bytes], moves: list[tuple[int, int]]
 ) -> None:
     """Copy whole blocks, all read before any is written."""
     found = [

@@ -12,6 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.lab.trace.tracer import Tracer
 
 REQUESTS, PROMPT, STEPS = 4, 500, 20
 
@@ -40,7 +41,7 @@ def measure(milestone: str, model: str) -> None:
     kernels = [event for event in profiled.events() if event.device_time_total]
     busy_ms = sum(event.device_time_total for event in kernels) / 1e3 / STEPS
     if milestone == "m4_prefix_chunked":  # in M5, a step is settled in the call after its own
-        engine.tracer = type(engine).open_trace("console", None)
+        engine.core.watchers.append(Tracer.from_option("console"))
         engine.step()
         print()
     print(

@@ -28,8 +28,12 @@ class OutputQueue:
 
     def take(self) -> list[RequestOutput]:
         """Outputs that the reader has not had yet."""
-        outputs = [self._outputs.pop(name, None) for name in list(self._outputs)]
-        return [output for output in outputs if output is not None]  # None: another thread has it
+        taken = []
+        for request_id in list(self._outputs):
+            output = self._outputs.pop(request_id, None)
+            if output is not None:  # else another thread has it
+                taken.append(output)
+        return taken
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._outputs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import m3_paged
 from engine_helpers import tiny_model
 from m3_paged import EngineConfig, LLMEngine, kv_memory
 from milestone_llm.models.tiny_models import build_tiny_model

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m3_paged.scheduler import Scheduler
-from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.request import Request, RequestStatus
 from paged_helpers import PagedDevice, expected_tokens, is_done, make_requests, make_scheduler
 

@@ -8,8 +8,7 @@ import struct
 
 import pytest
 
-from m4_prefix_chunked.prefix_cache import PrefixCache, PrefixHit
-from m4_prefix_chunked.prefix_cache import hash_block
+from m4_prefix_chunked.prefix_cache import PrefixCache, PrefixHit, hash_block
 from milestone_llm.core.kv import KVEvent
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.request import Request

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.request import Request, RequestStatus
 from paged_helpers import VOCAB_SIZE, expected_tokens, is_done
 from prefix_helpers import Life, request_of

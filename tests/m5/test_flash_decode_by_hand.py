@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from m5_kernels.kernels.flash_decode import flash_decode_torch
 from docs.questions import flash_decode_by_hand as by_hand
+from m5_kernels.kernels.flash_decode import flash_decode_torch
 
 
 @pytest.mark.parametrize("num_programs", [1, 2, 3, 4, 7, 50])

@@ -11,8 +11,8 @@ from transformers import AutoConfig
 
 from m5_kernels.decoder import decoder as decoder_file
 from m5_kernels.decoder.attention import AttentionMetadata
-from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.decoder.config import DecoderConfig
+from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.kernels.backend import supports_pdl
 from m5_kernels.tools.measure import relative_error
 from milestone_llm.models.tiny_models import build_tiny_model
@@ -194,7 +194,7 @@ def test_missing_and_unknown_weights_are_named() -> None:
     model = build_tiny_model("llama")
     decoder = FusedDecoder.from_hf(model)
     weights = dict(model.named_parameters())
-    with pytest.raises(ValueError, match=r"no place for the weight model\.extra"):
+    with pytest.raises(ValueError, match=r"no use for the weight model\.extra"):
         decoder.load([("model.extra", torch.ones(1))])
     del weights["model.norm.weight"]
     with pytest.raises(ValueError, match=r"model\.norm\.weight"):

@@ -9,12 +9,13 @@ things, everybody gets the same tokens.
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from milestone_llm.core.engine_core import EngineCore
+from milestone_llm.core.outputs import EngineCoreOutput, SampledToken
 from milestone_llm.core.plan import LaunchedStep, StepPlan
-from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.request import Request, RequestStatus
 from milestone_llm.models.tiny_models import VOCAB_SIZE
 from prefix_helpers import make_scheduler, request_of
@@ -80,14 +81,13 @@ class Script:
         return script
 
 
-class Service:
-    """Serves a script, and settles steps `num_ahead` steps after they were launched."""
+class Service(EngineCore):
+    """The core, with every plan checked and some tokens spoilt, serving a script."""
 
-    def __init__(self, script: Script, num_ahead: int) -> None:
-        self.script, self.num_ahead = script, num_ahead
-        self.scheduler = make_scheduler(**script.limits)
-        self.runner = ReadBackRunner(self.scheduler.config.block_size)
-        self.in_flight: deque[tuple[StepPlan, LaunchedStep]] = deque()
+    def __init__(self, script: Script, is_pipelined: bool) -> None:
+        scheduler = make_scheduler(**script.limits)
+        super().__init__(scheduler, ReadBackRunner(scheduler.config.block_size), is_pipelined)
+        self.script = script
         self.leaders: dict[str, Request] = {}
         self.wrong: set[str] = set()
         self.counts: Counter[str] = Counter()
@@ -100,7 +100,7 @@ class Service:
                 leader = request_of(arrival=len(self.leaders), **arrival)
                 self.leaders[leader.request_id] = leader
                 self.scheduler.validate(leader)
-                self.scheduler.add(leader)
+                self.add_request(leader)
             unfinished = [*self.scheduler.running, *self.scheduler.waiting]
             if step in self.script.aborts and unfinished:
                 request = unfinished[int(self.script.aborts[step] * len(unfinished))]
@@ -108,28 +108,19 @@ class Service:
             if step in self.script.interruptions:
                 self.interrupt()
             self.wrong.add(self.script.errors.get(step, ""))
-            if self.scheduler.has_unfinished_requests():
-                self.step()
+            self.step()
+            self.scheduler.check_invariants()
+            self.scheduler.drain_events()
             step += 1
             assert step < 3_000, "no progress"
-        while self.in_flight:
-            self.settle()
+        assert not self.in_flight
         self.check_nothing_is_left()
 
-    def step(self) -> None:
-        """Plan and launch a step, then settle those that are due."""
-        plan, num_ahead = self.scheduler.schedule(), self.num_ahead
-        if plan.is_empty:
-            assert self.in_flight, "unfinished requests, and nothing planned"
-            num_ahead = 0
-        else:
+    def plan(self) -> StepPlan:
+        plan = super().plan()
+        if not plan.is_empty:
             self.check_plan(plan)
-            self.in_flight.append((plan, self.runner.launch(plan)))
-            self.scheduler.mark_launched(plan)
-        while len(self.in_flight) > num_ahead:
-            self.settle()
-        self.scheduler.check_invariants()
-        self.scheduler.drain_events()
+        return plan
 
     def check_plan(self, plan: StepPlan) -> None:
         for row in plan.rows:
@@ -143,20 +134,22 @@ class Service:
             preemption.request.num_in_flight for preemption in plan.preempted
         )
 
-    def settle(self) -> None:
-        plan, launched = self.in_flight.popleft()
-        sampled = launched.wait()
-        ended = [row.request for row in plan.rows if row.request.is_finished]
+    def settle(self) -> list[EngineCoreOutput]:
+        step = self.in_flight[0]
+        sampled, plan = step.launched.wait(), step.plan
         sampled |= {name: SampledToken(-1) for name in sampled.keys() & self.wrong}
-        self.scheduler.update(plan, sampled)
+        step.launched = LaunchedStep(lambda: sampled)
+        ended = [row.request for row in plan.rows if row.request.is_finished]
+        outputs = super().settle()
         assert [row.request for row in plan.rows if row.is_padding] == ended
         self.counts["padding"] += len(ended)
+        return outputs
 
     def abort(self, leader: Request) -> None:
         for completion in reversed(leader.completions):
             if not completion.is_finished:
                 self.counts["late aborts"] += completion.num_in_flight
-                self.scheduler.finish(completion, "abort")
+                self.finish_request(completion, "abort")
         self.scheduler.check_invariants()
 
     def interrupt(self) -> None:
@@ -217,8 +210,8 @@ def test_settling_a_step_late_loses_no_token_and_no_block():
     at_once, late = Counter[str](), Counter[str]()
     for seed in range(NUM_SCRIPTS):
         script = Script.draw(seed)
-        for num_ahead, counts in [(0, at_once), (1, late)]:
-            service = Service(script, num_ahead)
+        for is_pipelined, counts in [(False, at_once), (True, late)]:
+            service = Service(script, is_pipelined)
             service.run()
             assert_right(service)
             counts += service.counts

@@ -14,8 +14,8 @@ import torch
 
 import m5_kernels
 import rank_programs
-from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.decoder.config import DecoderConfig
+from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.decoder.parallel import Shard
 from milestone_llm.models.tiny_models import build_tiny_model
 

@@ -153,18 +153,21 @@ def _draw_names(
     """The holder's id in every bar that has room for it; if bars are thin, once a request."""
     size = min(10.0, room.block * 72 * 0.62)
     is_thin, size = size < _MIN_FONT_SIZE, max(size, _MIN_FONT_SIZE)
-    look = {"ha": "center", "va": "center_baseline", "fontweight": "bold", "color": "white"}
-    outline = [withStroke(linewidth=1.5, foreground="#222222")]
+    look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontweight": "bold"}
+    look |= {"color": "white", "zorder": 5, "fontsize": size}
+    look["path_effects"] = [withStroke(linewidth=1.5, foreground="#222222")]
+    areas: dict[tuple[str, int, int, int], list[int]] = {}
+    for run in runs:  # blocks that a request took and gave back at the same time have one name
+        key = (" ".join(run.holders), run.first, run.last, 0 if is_thin else run.block)
+        areas.setdefault(key, []).append(run.block)
+    by_size = sorted(areas.items(), key=lambda area: (area[0][2] - area[0][1]) * len(area[1]))
     named: set[str] = set()
-    for run in sorted(runs, key=lambda run: len(run.stored), reverse=True):
-        name = " ".join(run.holders)
-        is_wide = len(run.stored) >= (0.7 * len(name) + 0.6) * size / 72 / room.step
+    for (name, first, last, _), blocks in reversed(by_size):
+        is_wide = last - first + 1 >= (0.7 * len(name) + 0.6) * size / 72 / room.step
         if is_wide and not (is_thin and name in named):
             named.add(name)
-            middle = (states[run.first].step + states[run.last].step) / 2
-            axes.text(
-                middle, run.block, name, fontsize=size, zorder=5, path_effects=outline, **look
-            )
+            middle = (states[first].step + states[last].step) / 2
+            axes.text(middle, blocks[len(blocks) // 2], name, **look)
 
 
 def _draw_marks(axes: Axes, records: Sequence[StepRecord], room: Room) -> None:

@@ -24,6 +24,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from milestone_llm.core.errors import InputError
 from milestone_llm.lab.cli import (
     Formatter,
     ended_in_one_line,
@@ -31,7 +32,6 @@ from milestone_llm.lab.cli import (
     positive,
     try_to_write,
 )
-from milestone_llm.core.errors import InputError
 
 from .chrome import write_chrome
 from .jsonl import read_run
