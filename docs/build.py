@@ -17,8 +17,8 @@ A Markdown file asks for output with a comment, and the builder writes what foll
     <!-- draw: COMMAND -o docs/images/x.png -->          the picture below is drawn by it
     <!-- measured: docs/measurements/x.json by: COMMAND --> ... <!-- end -->    recorded figures
 
-And a link such as [`StepLoop._step`](../milestone_llm/core/engine_core.py#L1) gets the number of the
-line where that function or class begins.
+And a link such as [`EngineCore.step`](../milestone_llm/core/engine_core.py#L1) gets the number of
+the line where that function or class begins.
 """
 
 from __future__ import annotations

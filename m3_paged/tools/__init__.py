@@ -1,1 +1,1 @@
-"""Instruments that draw and compare KV memory: `python -m m3_paged.NAME`. No step runs them."""
+"""Instruments that draw KV memory: `python -m m3_paged.tools.NAME`. No step runs them."""

@@ -76,9 +76,9 @@ class Watch:
     def _listen(self, connection: socket.socket, other: int) -> None:
         last = b""
         with contextlib.suppress(OSError):
-            while word := connection.recv(9):
-                self.has_followers |= word[:1] == FOLLOWS
-                last = word
+            while word := connection.recv(1):
+                self.has_followers |= word == FOLLOWS
+                last = word + (connection.recv(8, socket.MSG_WAITALL) if word == LEAVES else b"")
         if self._is_closed:
             return
         is_done = int.from_bytes(last[1:], "little") >= self._num_exchanges()

@@ -1,1 +1,1 @@
-"""Instruments that measure and tune kernels: `python -m m5_kernels.NAME`. No step runs them."""
+"""What measures and tunes kernels: `python -m m5_kernels.tools.NAME`. No step runs it."""

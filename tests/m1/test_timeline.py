@@ -158,8 +158,8 @@ def test_marks_name_what_happened() -> None:
         record(1, resumed=["a"], finished=[{"request_id": "b", "reason": "abort"}]),
     ]
     assert request_marks(records) == [
-        Mark("a", "preempted", 0, "no free block for b"),
         Mark("b", "copy_on_write", 0, has_row=True),
+        Mark("a", "preempted", 0, "no free block for b"),
         Mark("c", "finished", 0, "stop", has_row=True),
         Mark("a", "resumed", 1),
         Mark("b", "finished", 1, "abort"),

@@ -109,6 +109,16 @@ def test_no_two_callers_are_the_same_rank(invited):
     assert invited.exits == []
 
 
+def test_words_may_come_together(invited):
+    rank_1 = invited.knock(invited.right_word())
+    invited.thread.join(30)
+    rank_1.sendall(FOLLOWS + LEAVES + (7).to_bytes(8, "little"))
+    rank_1.close()
+    until(lambda: invited.watch.gone == {1} or invited.exits)
+    assert invited.exits == []
+    assert invited.watch.has_followers
+
+
 def test_a_rank_that_goes_without_a_word_ends_this_one(invited, capfd):
     rank_1 = invited.knock(invited.right_word())
     invited.thread.join(30)

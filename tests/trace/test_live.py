@@ -33,6 +33,7 @@ def read(lines: list[str]) -> tuple[list[dict[str, Any]], int]:
                 row["blocks"] = tables[row["request_id"]] + row.pop("new_blocks")
             tables[row["request_id"]] = row["blocks"]
         if "step" in data:
+            del data["step_events"]
             records.append(data)
     return records, num_dropped
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.lab.trace.records import StepRecord, step_events
+
+MARKED = ("finished", "preempted", "resumed", "copy_on_write")
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Span:
 class Mark:
     """Something that happened to a request in a step.
 
-    `kind` is `finished`, `preempted`, `resumed` or `copy_on_write`. `has_row` tells whether the
+    `kind` is one of `MARKED`. `has_row` tells whether the
     step computed the request: one that finishes without a row was aborted before the step began.
     """
 
@@ -74,19 +76,13 @@ def arrival_order(records: Sequence[StepRecord]) -> list[str]:
 
 def request_marks(records: Sequence[StepRecord]) -> list[Mark]:
     """What happened to requests, step by step."""
-    marks = []
-    for record in records:
-        rows = {row.request_id for row in record.batch}
-        happened = [(one["request_id"], "preempted", one["reason"]) for one in record.preempted]
-        happened += [(name, "resumed", "") for name in record.resumed]
-        happened += [
-            (str(event.request_id), event.type, "")
-            for event in record.events
-            if event.type == "copy_on_write"
-        ]
-        happened += [(one["request_id"], "finished", one["reason"]) for one in record.finished]
-        marks += [Mark(name, kind, record.step, why, name in rows) for name, kind, why in happened]
-    return marks
+    return [
+        Mark(event.request_id, event.kind, record.step, event.reason, event.request_id in rows)
+        for record in records
+        for rows in [{row.request_id for row in record.batch}]
+        for event in step_events(record)
+        if event.request_id is not None and event.kind in MARKED
+    ]
 
 
 def useful_share(records: Sequence[StepRecord]) -> float:

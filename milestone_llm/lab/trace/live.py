@@ -20,15 +20,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .records import StepRecord
+from .records import StepRecord, step_events
 
 Decode = Callable[[list[int]], str]
 
 
 def page_line(record: StepRecord, tables: dict[str, list[int]], **more: Any) -> str:
-    """A record for the page, where block tables would be most of it.
+    """A record for the page, and `step_events`: what happened in the step, in its order.
 
-    A row whose block table begins with the one that the page knows has `new_blocks`, those that
+    Block tables would be most of it. A row whose block table begins with the one that the page knows has `new_blocks`, those that
     follow it, in place of `blocks`; `readRecord` in reader.js puts them together.
 
     Args:
@@ -41,6 +41,7 @@ def page_line(record: StepRecord, tables: dict[str, list[int]], **more: Any) -> 
         if known and table[: len(known)] == known:
             row["new_blocks"] = row.pop("blocks")[len(known) :]
         tables[row["request_id"]] = table
+    data["step_events"] = [vars(event) for event in step_events(record)]
     for ended in record.finished:
         tables.pop(ended["request_id"], None)
     return json.dumps(data | more, separators=(",", ":"))

@@ -282,12 +282,8 @@ const ACTIONS = {
 };
 
 function connect() {
-  const clicks = {
-    first: () => moveTo(0), back: () => stepBy(-1), play, forward, last: () => moveTo(lastTime()),
-    "event-back": () => jump(-1), "event-on": () => jump(1), "zoom-in": () => zoom(0.6), "zoom-out": () => zoom(1.6),
-    "zoom-fit": fit, guess: toggleGuess, theme: toggleTheme, help: toggleHelp,
-  };
-  for (const [id, action] of Object.entries(clicks)) byId(id).addEventListener("click", action);
+  for (const button of document.querySelectorAll("[data-key]"))
+    button.addEventListener("click", () => ACTIONS[button.dataset.key]());
   byId("axis").addEventListener("change", (event) => setAxis(event.target.value));
   byId("cursor").addEventListener("input", (event) => moveTo(Number(event.target.value)));
   byId("speed").addEventListener("change", () => {

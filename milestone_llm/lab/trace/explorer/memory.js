@@ -8,22 +8,6 @@ const LEGENDS = {
   block: "Filled from below: how full it is. A ring: shared. Point at it, or go there with the arrow keys.",
 };
 
-// A colour as the number that stands for a pixel: alpha, blue, green, red.
-function numberOf(color) {
-  const hex = /^#(..)(..)(..)$/.exec(color);
-  const [r, g, b] = hex ? hex.slice(1).map((part) => parseInt(part, 16)) : color.match(/\d+/g).map(Number);
-  return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
-}
-
-function mixed(one, other, share = 0.72) {
-  let number = 0;
-  for (const shift of [0, 8, 16]) {
-    const part = ((one >>> shift) & 255) * (1 - share) + ((other >>> shift) & 255) * share;
-    number |= Math.round(part) << shift;
-  }
-  return ((255 << 24) | number) >>> 0;
-}
-
 function makeMemory(view) {
   const canvas = view.box.querySelector(".blocks canvas");
   const tip = view.box.querySelector(".tip");
@@ -46,15 +30,18 @@ function makeMemory(view) {
   // --- blocks ---------------------------------------------------------------------------------
 
   function drawBlocks(width) {
-    const [{ total }, host] = [view.run.records[view.at].kv, view.run.host[view.at]];
+    const { run, at } = view;
+    const [{ total }, host] = [run.records[at].kv, run.host[at]];
     let cell = 44;
     while (cell > 5 && Math.ceil(total / Math.floor(width / cell)) * cell > 300) cell--;
     Object.assign(memory, { cell, columns: Math.max(1, Math.floor(width / cell)) });
     const height = Math.ceil(total / memory.columns) * cell;
     const hostHeight = host.length ? 26 + host.length * (Math.min(cell, 22) + 4) : 0;
     const context = prepare(canvas, width, height + hostHeight);
-    if (cell < 12) drawSmall(context, width, height);
-    else for (let block = 0; block < total; block++) drawBlock(context, block);
+    const owned = drawOwned(context);
+    if (cell >= 12) drawDetails(context, total);
+    else drawFree(context, total, owned);
+    if (memory.picked !== null) frame(context, memory.picked, "--accent", cell >= 12 ? 3 : 2);
     if (host.length) drawHost(context, host, height, Math.min(cell, 22));
   }
 
@@ -65,94 +52,73 @@ function makeMemory(view) {
     return [x, y, memory.cell - gap];
   }
 
-  function drawBlock(context, block) {
-    const { owners, fill, size, cached } = known();
-    const [x, y, s] = placeOf(block);
-    const names = owners.get(block);
-    context.lineWidth = 1;
-    if (!names) {
-      context.strokeStyle = css("--line");
-      if (s > 5) context.strokeRect(x + 0.5, y + 0.5, s - 1, s - 1);
-      else {
-        context.fillStyle = css("--grid");
-        context.fillRect(x, y, s, s);
-      }
-      if (cached.has(block)) hatch(context, x + 1, y + 1, s - 2, s - 2, css("--soft"), 1, Math.max(3, s / 5));
-    } else {
-      drawOwned(context, x, y, s, names, size ? fill.get(block) / size : 1);
-      if (s >= 30) drawLabel(context, x, y, s, names);
-    }
-    const isLit = names && state.lit !== null && names.includes(state.lit);
-    if (isLit || memory.picked === block) {
-      context.strokeStyle = css(isLit ? "--text" : "--accent");
-      context.lineWidth = s >= 12 ? 3 : 2;
-      context.strokeRect(x + 1, y + 1, s - 2, s - 2);
-    } else if (names && state.lit !== null) {
-      context.fillStyle = css("--card");
-      context.globalAlpha = 0.6;
-      context.fillRect(x, y, s, s);
-      context.globalAlpha = 1;
-    }
-  }
-
-  // Thousands of blocks are written as pixels, straight from the block tables: drawing each of them
-  // would take longer than a cursor may.
-  function drawSmall(context, width, height) {
+  // Pale, and solid as high as it is full; a part each for several owners. Straight from the block
+  // tables: there may be thousands of blocks, and the cursor must not wait for them.
+  function drawOwned(context) {
     const { run, at } = view;
-    const { total } = run.records[at].kv;
-    const scale = canvas.width / width;
-    const image = context.createImageData(canvas.width, Math.round(height * scale));
-    const pixels = new Uint32Array(image.data.buffer);
-    const stride = image.width;
-    const step = memory.cell * scale;
-    const side = Math.max(1, Math.round(step - scale));
-    // A part of a block: the `index`-th of `parts` columns, from `top` down.
-    const paint = (color, block, index = 0, parts = 1, top = 0) => {
-      const left = Math.round((block % memory.columns) * step) + Math.floor((index * side) / parts);
-      const right = left + Math.ceil(side / parts);
-      const first = Math.round(Math.floor(block / memory.columns) * step);
-      for (let line = first + top; line < first + side; line++)
-        for (let x = line * stride + left; x < line * stride + right; x++) pixels[x] = color;
-    };
-    const [empty, soft, card] = ["--grid", "--soft", "--card"].map((name) => numberOf(css(name)));
     const holders = holdersAt(run, at);
-    const count = new Uint8Array(total);
-    for (const [, table] of holders) for (const block of table) count[block] = Math.min(4, count[block] + 1);
-    for (let block = 0; block < total; block++) if (!count[block]) paint(empty, block);
-    for (const block of cachedAt(run, at)) if (!count[block]) paint(soft, block, 1, 3, Math.floor(side / 2));
-    const done = new Uint8Array(total);
-    const isDimmed = state.lit !== null || memory.picked !== null;
+    const [count, done] = [new Map(), new Map()];
+    for (const [, table] of holders) for (const block of table) count.set(block, (count.get(block) || 0) + 1);
     for (const [name, table, tokens] of holders) {
-      const color = numberOf(colorOf(run, name));
-      const dim = isDimmed && name !== state.lit ? mixed(color, card) : color;
+      const strength = state.lit !== null && state.lit !== name ? 0.4 : 1;
+      context.fillStyle = colorOf(run, name);
       table.forEach((block, index) => {
-        if (done[block] >= count[block]) return;
-        const stored = Math.max(0, Math.min(1, tokens / run.blockSize - index));
-        if (stored < 1 && !done[block]) paint(empty, block);
-        const top = Math.round(side * (1 - stored));
-        paint(block === memory.picked ? color : dim, block, done[block]++, count[block], top);
+        const parts = Math.min(6, count.get(block));
+        const part = done.get(block) || 0;
+        if (part === parts) return;
+        done.set(block, part + 1);
+        const [x, y, s] = placeOf(block);
+        const [left, w] = [x + (part * s) / parts, s / parts];
+        const share = Math.max(0, Math.min(1, tokens / run.blockSize - index));
+        const solid = share > 0 ? Math.max(1, s * share) : 0;
+        if (share < 1) {
+          context.globalAlpha = 0.28 * strength;
+          context.fillRect(left, y, w, s - solid);
+        }
+        context.globalAlpha = strength;
+        context.fillRect(left, y + s - solid, w, solid);
       });
     }
-    context.putImageData(image, 0, 0);
+    context.globalAlpha = 1;
+    return count;
   }
 
-  // As high as it is full; a part each for several owners, and a ring around what is shared.
-  function drawOwned(context, x, y, s, names, share) {
-    const part = s / names.length;
-    names.slice(0, 6).forEach((name, index) => {
-      const w = names.length > 6 ? s / 6 : part;
-      context.fillStyle = colorOf(view.run, name);
-      context.globalAlpha = 0.28;
-      context.fillRect(x + index * w, y, w, s);
-      context.globalAlpha = 1;
-      const height = Math.max(share > 0 ? 1 : 0, s * share);
-      context.fillRect(x + index * w, y + s - height, w, height);
-    });
-    if (names.length > 1 && s > 6) {
-      context.strokeStyle = css("--text");
-      context.lineWidth = 1.5;
-      context.strokeRect(x + 1, y + 1, s - 2, s - 2);
+  // Small blocks: those that are free, and in the midst of them a mark if the content can be found.
+  function drawFree(context, total, owned) {
+    context.fillStyle = css("--grid");
+    for (let block = 0; block < total; block++) {
+      const [x, y, s] = placeOf(block);
+      if (!owned.has(block)) context.fillRect(x, y, s, s);
     }
+    context.fillStyle = css("--soft");
+    for (const block of cachedAt(view.run, view.at)) {
+      const [x, y, s] = placeOf(block);
+      if (!owned.has(block)) context.fillRect(x + s / 3, y + s / 2, s / 3, s / 2);
+    }
+  }
+
+  // Large blocks: a ring around what is shared, a name, a frame for who is lit up.
+  function drawDetails(context, total) {
+    const { owners, cached } = known();
+    for (let block = 0; block < total; block++) {
+      const [x, y, s] = placeOf(block);
+      const names = owners.get(block);
+      if (!names) {
+        frame(context, block, "--line", 1);
+        if (cached.has(block)) hatch(context, x + 1, y + 1, s - 2, s - 2, css("--soft"), 1, Math.max(3, s / 5));
+        continue;
+      }
+      if (names.length > 1) frame(context, block, "--text", 1.5);
+      if (s >= 30) drawLabel(context, x, y, s, names);
+      if (names.includes(state.lit)) frame(context, block, "--text", 3);
+    }
+  }
+
+  function frame(context, block, color, width) {
+    const [x, y, s] = placeOf(block);
+    context.strokeStyle = css(color);
+    context.lineWidth = width;
+    context.strokeRect(x + width / 2, y + width / 2, s - width, s - width);
   }
 
   function drawLabel(context, x, y, s, names) {

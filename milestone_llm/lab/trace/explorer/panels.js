@@ -102,10 +102,10 @@ function hasRunBefore(run, name, at) {
 const KIND_NAMES = { copy_on_write: "copy", swap_out: "swap out", swap_in: "swap in" };
 
 function whatHappened(run, record) {
-  const all = together(stepEvents(record));
+  const all = together(record.step_events);
   if (!all.length) return `<p class="soft">Nobody came or went, no block changed hands.</p>`;
   const items = all.slice(0, 14).map(({ kind, request_id: name, reason, blocks }) => {
-    const about = blocks ? blockList(kind, blocks) : reason || "";
+    const about = blocks.length ? blockList(kind, blocks) : reason;
     return `<li><span class="kind">${MARK_SIGNS[kind] || ""} ${KIND_NAMES[kind] || kind}</span>
       ${name === null ? "" : who(run, name)} <span class="why">${escapeHtml(about)}</span></li>`;
   });
@@ -118,7 +118,7 @@ function together(list) {
   const merged = [];
   for (const each of list) {
     const last = merged[merged.length - 1];
-    const isSame = last && each.blocks && last.kind === each.kind && last.request_id === each.request_id;
+    const isSame = last && each.blocks.length && last.kind === each.kind && last.request_id === each.request_id;
     if (isSame && each.kind !== "copy_on_write") last.blocks = last.blocks.concat(each.blocks);
     else merged.push({ ...each });
   }

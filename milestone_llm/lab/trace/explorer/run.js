@@ -83,42 +83,12 @@ function addPhases(run, record, at) {
   }
 }
 
-// --- what happened, in its order (`step_events` in records.py) -----------------------------------------------------------------
-
-const CAUSES = {
-  admitted: ["alloc", "share"],
-  resumed: ["alloc", "share", "swap_in"],
-  preempted: ["swap_out", "free"],
-  finished: ["free"],
-};
-
-function stepEvents(record) {
-  const ids = (kind, names) => names.map((request_id) => ({ kind, request_id, reason: "" }));
-  const told = (kind, entries) => entries.map((entry) => ({ kind, ...entry }));
-  const changes = [
-    ...told("preempted", record.preempted),
-    ...ids("resumed", record.resumed),
-    ...ids("admitted", record.admitted),
-    ...told("finished", record.finished),
-  ];
-  const list = ids("arrived", record.arrived);
-  for (const event of record.events) {
-    const index = changes.findIndex(
-      (change) => change.request_id === event.request_id && CAUSES[change.kind].includes(event.type),
-    );
-    if (index >= 0) list.push(...changes.splice(index, 1));
-    const held = event.held ?? []; // of a free: others have them still
-    const own = event.blocks.filter((block) => !held.includes(block));
-    for (const [kind, blocks] of [[event.type, own], ["release", held]])
-      if (blocks.length) list.push({ kind, request_id: event.request_id, blocks });
-  }
-  return list.concat(changes);
-}
+// --- what happened ------------------------------------------------------------------------------
 
 const MARKED = ["admitted", "preempted", "resumed", "copy_on_write", "evict", "finished"];
 
 function addMarks(run, record, at) {
-  for (const { kind, request_id: name, reason } of stepEvents(record))
+  for (const { kind, request_id: name, reason } of record.step_events)
     if (MARKED.includes(kind)) run.marks.push({ at, kind, name, reason });
 }
 
