@@ -17,7 +17,7 @@ from m1_single.demo import main
 from milestone_llm import MILESTONES
 from milestone_llm.lab import cli
 from milestone_llm.lab.demo.show import milliseconds
-from milestone_llm.lab.trace.jsonl import read_jsonl
+from milestone_llm.lab.trace.jsonl import read_run
 from milestone_llm.models.checkpoint import DEFAULT_MODEL
 
 PNG = b"\x89PNG\r\n"
@@ -48,7 +48,7 @@ def test_own_prompts_and_lengths(capsys: pytest.CaptureFixture[str], tmp_path: P
     trace = tmp_path / "trace.jsonl"
     arguments = ["--prompts", "two words", "[bold]one[/]", "--max-tokens", "3", "--trace"]
     assert main([*TINY, "--out", str(tmp_path), *arguments, str(trace)]) == 0
-    assert len(read_jsonl(trace)) == 3
+    assert len(read_run(trace)) == 3
     out = capsys.readouterr().out
     assert "2 tokens in, 3 out, ended by length" in out
     assert "1 token in, 3 out, ended by length" in out

@@ -266,7 +266,7 @@ def test_the_command_draws_several_files(tmp_path: Path, capsys: pytest.CaptureF
     [
         (None, [], "No such file"),
         ("", [], "the trace has no steps"),
-        ("not json\n", [], "line 1: not a trace record"),
+        ("not json\n", [], "line 1: not a record of an engine"),
         (
             '{"step": 0, "batch": [], "kv": {}}\n',
             [],

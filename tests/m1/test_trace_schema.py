@@ -22,7 +22,7 @@ from milestone_llm.core.kv import KVEvent, KVUsage
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import Preemption, ScheduledRequest, StepPlan
 from milestone_llm.frontend.watching import SettledStep
-from milestone_llm.lab.trace.jsonl import read_jsonl
+from milestone_llm.lab.trace.jsonl import read_run
 from milestone_llm.lab.trace.records import BatchRow, StepRecord
 from milestone_llm.lab.trace.tracer import Tracer
 
@@ -188,7 +188,7 @@ def test_the_rows_of_a_request_tell_all_its_tokens(package):
 def test_a_jsonl_trace_reads_back_as_it_was(package, tmp_path):
     path = tmp_path / "deep" / "steps.jsonl"
     engine = traced_run(package, str(path))
-    assert read_jsonl(path) == [record.to_dict() for record in engine.tracer.records]
+    assert read_run(path) == engine.tracer.records
     assert len(path.read_text().splitlines()) == engine.stats()["steps"]
 
 
@@ -198,15 +198,16 @@ def test_a_step_is_on_disk_when_it_returns(tmp_path):
     engine.add_request([5, 6], greedy(3))
     for number in (1, 2):
         engine.step()
-        assert len(read_jsonl(path)) == number
+        assert len(read_run(path)) == number
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"step": 1}', "null"])
 def test_a_line_that_is_no_record_is_named(tmp_path, line):
     path = tmp_path / "steps.jsonl"
-    path.write_text('{"step": 0, "batch": [], "kv": {}}\n' + line + "\n")
+    good = StepRecord.of(*a_step_of_everything()).to_dict()
+    path.write_text(json.dumps(good) + "\n" + line + "\n")
     with pytest.raises(ValueError, match="line 2"):
-        read_jsonl(path)
+        read_run(path)
 
 
 def test_llm_trace_in_the_environment_prints_every_step(monkeypatch, capsys):
@@ -233,7 +234,7 @@ def test_it_prints_the_steps_of_programs_that_trace_for_themselves(monkeypatch, 
     for option in ("memory", "console", str(tmp_path / "steps.jsonl")):
         make_engine(m1_single, trace=option).generate([5, 6], greedy(2))
         assert capsys.readouterr().out.count("── step 0 ") == 1
-    assert len(read_jsonl(tmp_path / "steps.jsonl")) == 2
+    assert len(read_run(tmp_path / "steps.jsonl")) == 2
 
 
 def test_other_values_of_the_variable_are_refused(monkeypatch):

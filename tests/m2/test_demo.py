@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from m2_batching.demo import main
-from milestone_llm.lab.trace.jsonl import read_jsonl
+from milestone_llm.lab.trace.jsonl import read_run
 
 PNG = b"\x89PNG\r\n"
 SHORT = ["--max-tokens", "6"]
@@ -28,7 +28,7 @@ def demo(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
         assert picture.read_bytes().startswith(PNG)
         lines = captured.out.splitlines()
         assert all(len(line) <= 80 for line in lines if not line.startswith("timeline"))
-        return captured.out, read_jsonl(trace)
+        return captured.out, [record.to_dict() for record in read_run(trace)]
 
     return run
 

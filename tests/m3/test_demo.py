@@ -9,7 +9,7 @@ import pytest
 
 from m3_paged import LLMEngine
 from m3_paged.demo import main
-from milestone_llm.lab.trace.jsonl import read_jsonl
+from milestone_llm.lab.trace.jsonl import read_run
 
 PNG = b"\x89PNG\r\n"
 
@@ -41,7 +41,7 @@ def demo(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
         assert all(picture.read_bytes().startswith(PNG) for picture in pictures)
         lines = captured.out.splitlines()[:-2]
         assert max(map(len, lines)) <= 80
-        return captured.out, read_jsonl(trace)
+        return captured.out, [record.to_dict() for record in read_run(trace)]
 
     return run
 

@@ -85,9 +85,9 @@ def test_a_run_ends_where_the_holder_changes_or_begins_anew() -> None:
     states[4].holders, states[4].stored = {2: ["b"]}, {2: 2}
     runs = block_runs(states)
     assert [(run.holders, run.first, run.last, run.stored) for run in runs] == [
-        (["a"], 0, 1, [3, 4]),
-        (["b"], 2, 2, [1]),
-        (["b"], 4, 4, [2]),
+        (["a"], 0, 1, 4),
+        (["b"], 2, 2, 1),
+        (["b"], 4, 4, 2),
     ]
 
 
@@ -232,7 +232,7 @@ def test_command_line_writes_and_says_so(tmp_path: Path, capsys: pytest.CaptureF
     [
         (None, "map.png", "No such file"),
         ("", "map.png", "no steps"),
-        ("nonsense\n", "map.png", "line 1: not a trace record"),
+        ("nonsense\n", "map.png", "line 1: not a record of an engine"),
         ("storm", "map.gif", "a map is written as .png or .svg"),
         ("static", "map.png", "m1_single, whose KV cache has no blocks"),
         ("twice", "map.png", "several runs"),

@@ -14,7 +14,7 @@ import m4_prefix_chunked
 from engine_helpers import greedy, make_engine, random_prompts, run_to_end
 from m4_prefix_chunked.demo import main
 from m4_prefix_chunked.tools.prefix_tree import PrefixTree, print_prefix_tree
-from milestone_llm.lab.trace.jsonl import read_jsonl
+from milestone_llm.lab.trace.jsonl import read_run
 
 PNG = b"\x89PNG\r\n"
 
@@ -34,7 +34,7 @@ def demo(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
         pictures = [line.partition(": ")[2] for line in lines if line.startswith("timeline: ")]
         assert lines[-1] == f"timeline: {pictures[-1]}"
         assert all(Path(picture).read_bytes().startswith(PNG) for picture in pictures)
-        return captured.out, read_jsonl(trace)
+        return captured.out, [record.to_dict() for record in read_run(trace)]
 
     return run
 

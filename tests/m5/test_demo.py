@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from m5_kernels.demo import main
-from milestone_llm.lab.trace.jsonl import read_jsonl
+from milestone_llm.lab.trace.jsonl import read_run
 
 SHORT = ["--max-tokens", "6"]
 
@@ -27,7 +27,7 @@ def demo(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
         assert picture.read_bytes().startswith(b"\x89PNG\r\n")
         lines = captured.out.splitlines()
         assert all(len(line) <= 80 for line in lines if not line.startswith("timeline"))
-        return " ".join(captured.out.split()), read_jsonl(trace)
+        return " ".join(captured.out.split()), [record.to_dict() for record in read_run(trace)]
 
     return run
 

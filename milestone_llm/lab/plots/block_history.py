@@ -43,18 +43,14 @@ class BlockState:
 
 @dataclass
 class BlockRun:
-    """One block with the same holders from index `first` of the states on."""
+    """One block with the same holders from index `first` of the states to `last`, included."""
 
     block: int
     holders: list[str]
     first: int
-    stored: list[int]
-    """Tokens in it, one number a step."""
-
-    @property
-    def last(self) -> int:
-        """Index of the last state, included."""
-        return self.first + len(self.stored) - 1
+    last: int
+    stored: int
+    """Tokens in it at the end."""
 
 
 def block_history(records: Sequence[StepRecord]) -> Iterator[BlockState]:
@@ -86,12 +82,12 @@ def block_runs(states: Sequence[BlockState]) -> list[BlockRun]:
     for index, state in enumerate(states):
         for block, holders in state.holders.items():
             run, stored = latest.get(block), state.stored[block]
-            # Fewer tokens than before: the block was freed and filled anew by the same request.
             is_same = run and run.last == index - 1 and run.holders == holders
-            if run is None or not is_same or run.stored[-1] > stored:
-                run = latest[block] = BlockRun(block, holders, index, [])
-                runs.append(run)
-            run.stored.append(stored)
+            if run and is_same and run.stored <= stored:
+                run.last, run.stored = index, stored
+            else:  # fewer tokens: it was freed and filled anew by the same request
+                latest[block] = BlockRun(block, holders, index, index, stored)
+                runs.append(latest[block])
     return runs
 
 

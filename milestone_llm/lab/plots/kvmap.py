@@ -27,8 +27,7 @@ from milestone_llm.lab.trace.records import StepRecord
 from milestone_llm.lab.trace.text import plural, request_color
 
 from .block_history import BlockRun, BlockState, block_history, block_runs
-from .picture import set_titles, whole_numbers, write_picture
-from .style import MARKS, mark_style
+from .picture import MARKS, mark_style, set_titles, whole_numbers, write_picture
 from .timeline_spans import arrival_order, request_marks
 
 _WIDTH, _MAX_HEIGHT, _LEGEND_WIDTH = 9.5, 7.0, 1.8
@@ -144,7 +143,7 @@ def _draw_pool(
     for run in runs:
         if len(run.holders) > 1:
             corner = (states[run.first].step - 0.5, run.block - 0.43)
-            axes.add_patch(Rectangle(corner, len(run.stored), 0.86, fill=False, zorder=3))
+            axes.add_patch(Rectangle(corner, run.last - run.first + 1, 0.86, fill=False, zorder=3))
 
 
 def _draw_names(

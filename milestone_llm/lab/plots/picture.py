@@ -23,6 +23,9 @@ _RC = {
     "axes.spines.right": False,
 }
 
+MARKS = {"preempted": "v", "resumed": "^", "copy_on_write": "D"}
+"""Kind of event -> matplotlib's marker; `mark_style` gives the rest."""
+
 
 def check_suffix(path: Path, what: str) -> str:
     """The ending of a picture's path, in small letters.
@@ -65,3 +68,9 @@ def whole_numbers(count: int | Literal["auto"] = "auto") -> MaxNLocator:
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(nbins=count, integer=True, steps=[1, 2, 5, 10])
+
+
+def mark_style(kind: str, size: float) -> dict[str, Any]:
+    """Keywords for `Axes.scatter`; `size` in square points."""
+    look = {"facecolor": "white", "edgecolor": "black", "linewidth": 0.8, "zorder": 6}
+    return {**look, "marker": MARKS[kind], "s": size, "label": kind.replace("_", "-")}

@@ -2,12 +2,16 @@
 
 Steps have a left and a right end on the x axis (`Extents`), so that the same drawing serves steps
 and seconds. What is drawn carries its label for the common legend.
+
+Blue is useful work, hatched orange is waste (padded rows, reserved but empty KV), purple is a
+request that lost its memory, green is KV. Each also has its own lightness and hatch, so a picture
+reads in grey and with any colour vision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,17 +20,41 @@ from milestone_llm.lab.trace.records import StepRecord
 from milestone_llm.lab.trace.text import UNICODE, fit, plural
 
 from .block_history import tokens_per_unit
-from .picture import whole_numbers
-from .style import (
-    CACHED_STYLE,
-    MARKS,
-    PHASE_STYLE,
-    STORED_STYLE,
-    WASTE_STYLE,
-    PhaseStyle,
-    mark_style,
-)
+from .picture import MARKS, mark_style, whole_numbers
 from .timeline_spans import Mark, request_marks, request_spans
+
+
+class _Look(NamedTuple):
+    """Fill, hatch (matplotlib's letters), and the ink of hatch and edge.
+
+    `thin_fill` replaces fill and hatch where bars are too thin for a hatch.
+    """
+
+    label: str
+    fill: str
+    hatch: str
+    ink: str
+    thin_fill: str = ""
+
+    def area(self, linewidth: float = 0.0) -> dict[str, Any]:
+        """Keywords for matplotlib's filled shapes."""
+        look = {"facecolor": self.fill, "edgecolor": self.ink, "hatch": self.hatch}
+        return {**look, "linewidth": linewidth, "label": self.label}
+
+
+_PHASES = {  # ordered as the legend shows them
+    "waiting": _Look("waiting", "#efefef", "", "#c4c4c4", "#dadada"),
+    "prefill": _Look("prefill", "#08519c", "", "#08519c"),
+    "decode": _Look("decode", "#74b3e0", "", "#74b3e0", "#4a96cf"),
+    "padding": _Look("padding (waste)", "#fbd5ae", "/////", "#d55e00", "#f9c894"),
+    "preempted": _Look("preempted", "#e3c3dc", "xxxxx", "#8b3a7c", "#d79fca"),
+    "swapped": _Look("swapped out", "#b98bb0", ".....", "#4f1d46", "#7d4a73"),
+}
+_KV = [
+    _Look("KV stored", "#3f9c8b", "", "#3f9c8b"),
+    _Look("KV reserved, empty (waste)", "#fbd5ae", "/////", "#d55e00"),
+    _Look("KV free, but cached", "#ffffff", "....", "#7a7a7a"),
+]
 
 Extents = dict[int, tuple[float, float]]
 
@@ -43,7 +71,7 @@ def draw_requests(
     line_of = {request_id: line for line, request_id in enumerate(order)}
     spans = request_spans(records)
     is_thin = len(order) > _MAX_THICK
-    for phase, style in PHASE_STYLE.items():
+    for phase, style in _PHASES.items():
         own = [span for span in spans if span.phase == phase]
         if not own:
             continue
@@ -94,7 +122,7 @@ def draw_batch(axes: Axes, records: Sequence[StepRecord], x: Sequence[float]) ->
     """Rows of the batch per step, stacked: decode, prefill, padding."""
     phases = ("decode", "prefill", "padding")
     rows = [[sum(row.phase == p for row in one.batch) for p in phases] for one in records]
-    _stack(axes, x, np.array(rows), [PHASE_STYLE[phase] for phase in phases])
+    _stack(axes, x, np.array(rows), [_PHASES[phase] for phase in phases])
     axes.yaxis.set_major_locator(whole_numbers(5))
 
 
@@ -107,7 +135,7 @@ def draw_kv(
         usage: as `kv_during_steps` gives it.
         limit: a capacity above it is not drawn, for it would flatten the rest.
     """
-    _stack(axes, x, usage, [STORED_STYLE, WASTE_STYLE, CACHED_STYLE])
+    _stack(axes, x, usage, _KV)
     kv = records[-1].kv
     used = plural(kv.watermark, kv.unit)
     if kv.unit != "token":  # m1_single has no pool
@@ -120,7 +148,7 @@ def draw_kv(
     axes.yaxis.set_major_formatter("{x:,.0f}")
 
 
-def _stack(axes: Axes, x: Sequence[float], values: np.ndarray, styles: list[PhaseStyle]) -> None:
+def _stack(axes: Axes, x: Sequence[float], values: np.ndarray, styles: list[_Look]) -> None:
     """Areas above one another: `values` is [num_steps, num_styles], `x` both ends of each step."""
     low = np.zeros(len(x))
     for column, style in zip(values.T, styles, strict=True):

@@ -83,13 +83,8 @@ def explorer_html(runs: Sequence[Run] = (), *, live: str | None = None) -> str:
     Raises:
         ValueError: more than two runs, a run without steps, or neither runs nor `live`.
     """
-    if len(runs) > MAX_TRACES:
-        raise ValueError(f"the page shows {MAX_TRACES} traces side by side, got {len(runs)}")
-    if not runs and live is None:
-        raise ValueError("there is nothing to show: give a run or a live URL")
-    for run in runs:
-        if not run.records:
-            raise ValueError(f"{run.label}: the trace has no steps")
+    if len(runs) > MAX_TRACES or not (runs or live) or not all(run.records for run in runs):
+        raise ValueError(f"the page shows 1 to {MAX_TRACES} runs of some steps, or a live URL")
     data = [f'<script type="text/x-trace">{_packed(run)}</script>' for run in runs]
     if live is not None:
         data.append(f'<div id="live-url" data-url="{html.escape(live)}" hidden></div>')

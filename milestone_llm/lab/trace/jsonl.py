@@ -7,7 +7,7 @@ import json
 import weakref
 import zlib
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Literal, TextIO
 
 from milestone_llm.core.errors import InputError
 
@@ -35,53 +35,33 @@ class JsonlSink:
         self._file.flush()
 
 
-def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
-    """The records of a trace file as plain data.
+def read_run(path: str | Path) -> list[StepRecord]:
+    """The records of a trace file that holds one run.
 
     A compressed file may lack its end, as one does that is still being written.
 
     Raises:
-        InputError: the file cannot be read, or a line is no record; the message names the line.
+        InputError: the file cannot be read, is empty or holds several runs, or a line is no record;
+            the message names the line.
     """
-    records: list[dict[str, Any]] = []
+    records: list[StepRecord] = []
     try:
         with _open(Path(path), "rt") as file:
             for line in file:
-                record = json.loads(line)
-                record["step"], record["batch"], record["kv"]
+                record = StepRecord.from_dict(json.loads(line))
+                if records and record.step <= records[-1].step:
+                    follows = f"step {record.step} follows step {records[-1].step}"
+                    raise InputError(f"{follows}: the file holds several runs")
                 records.append(record)
     except EOFError:  # of gzip
         pass
-    except (gzip.BadGzipFile, zlib.error) as error:
+    except (InputError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}, line {len(records) + 1}: {error}") from None
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError) as error:
-        message = f"{path}, line {len(records) + 1}: not a trace record ({error!r})"
-        raise InputError(message) from None
-    return records
-
-
-def read_run(path: str | Path) -> list[StepRecord]:
-    """The records of a trace file that holds one run.
-
-    Raises:
-        InputError: the file holds no steps, several runs, or a line that is no record of this
-            project; the message names the line.
-    """
-    records: list[StepRecord] = []
-    for number, data in enumerate(read_jsonl(path), start=1):
-        try:
-            record = StepRecord.from_dict(data)
-        except (KeyError, TypeError) as error:
-            message = f"{path}, line {number}: not a record of an engine's step ({error!r})"
-            raise InputError(message) from None
-        if records and record.step <= records[-1].step:
-            raise InputError(
-                f"{path}, line {number}: step {record.step} follows step {records[-1].step}: "
-                "the file holds several runs"
-            )
-        records.append(record)
+        where = f"{path}, line {len(records) + 1}"
+        raise InputError(f"{where}: not a record of an engine's step ({error!r})") from None
     if not records:
         raise InputError(f"{path}, line 1: the file is empty, the trace has no steps")
     return records

@@ -28,8 +28,8 @@ Decode = Callable[[list[int]], str]
 def page_line(record: StepRecord, tables: dict[str, list[int]], **more: Any) -> str:
     """A record for the page, and `step_events`: what happened in the step, in its order.
 
-    Block tables would be most of it. A row whose block table begins with the one that the page knows has `new_blocks`, those that
-    follow it, in place of `blocks`; `readRecord` in reader.js puts them together.
+    Block tables would be most of it: a row whose table begins with the one that the page knows has
+    `new_blocks`, those that follow, in place of `blocks`. `readRecord` in reader.js joins them.
 
     Args:
         tables: block tables that the page knows, by request; they are brought up to date.
