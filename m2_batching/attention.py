@@ -35,7 +35,7 @@ class AttentionMetadata:
 
     cache: RegionCache
     token_regions: torch.Tensor
-    """Slot of each token, `[num_tokens]`."""
+    """Region of each token, `[num_tokens]`."""
     token_positions: torch.Tensor
     """Position of each token in its request, `[num_tokens]`."""
     decode_regions: torch.Tensor

@@ -25,6 +25,7 @@ import numpy as np
 from milestone_llm.frontend.outputs import RequestOutput
 from milestone_llm.lab import cli
 from milestone_llm.lab.bench.workloads import WorkItem
+from milestone_llm.lab.plots.picture import write_picture
 from milestone_llm.lab.trace.text import plural
 
 from .stress_traffic import Traffic
@@ -32,7 +33,7 @@ from .stress_traffic import Traffic
 PICTURE = "stress.png"
 GPU = "MB in tensors on a GPU"
 SAMPLED = (
-    *("seconds", "ms a step", "requests running", "requests waiting"),
+    *("ms a step", "requests running", "requests waiting"),
     *("KV blocks in use", "KV blocks free, cached", "MB of the process", GPU),
 )
 """Noted after each step."""
@@ -76,7 +77,7 @@ def stress(args: argparse.Namespace) -> bool:
     run = Stress(engine, args)
     run.serve()
     show.facts(run.lines())
-    run.draw(args.out / PICTURE)
+    write_picture(args.out / PICTURE, "picture", run.figure)
     show.written("\npicture", args.out / PICTURE)
     if args.explore:
         write_page([Run.of("stress", engine)], args.explore)
@@ -130,8 +131,7 @@ class Stress:
         scheduler, usage = self.engine.scheduler, self.engine.scheduler.kv_usage()
         counts = len(scheduler.running), len(scheduler.waiting), usage.used, usage.cached
         memory = resident_mb(), torch.cuda.memory_allocated() / 2**20
-        figures = (time.perf_counter() - self.start, step_ms, *counts, *memory)
-        for values, figure in zip(self.samples.values(), figures, strict=True):
+        for values, figure in zip(self.samples.values(), (step_ms, *counts, *memory), strict=True):
             values.append(figure)
 
     def add(self, item: WorkItem, output: RequestOutput) -> None:
@@ -193,20 +193,20 @@ class Stress:
             **({"BROKEN": self.broken} if self.broken else {}),
         }
 
-    def draw(self, path: Path) -> None:
-        """Draw the samples over time."""
+    def figure(self) -> Any:
+        """The samples over steps; the time of a step on a logarithmic scale."""
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(9.5, 11), layout="constrained")
-        seconds, *others = self.samples.items()
-        shown = [(name, values) for name, values in others if any(values)]
+        figure = Figure(figsize=(9.5, 10), layout="constrained")
+        shown = {name: values for name, values in self.samples.items() if any(values)}
         panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
-        for axes, (name, values) in zip(panels, shown, strict=True):
-            axes.plot(seconds[1], values, linewidth=1)
+        for axes, (name, values) in zip(panels, shown.items(), strict=True):
+            axes.plot(values, linewidth=0.8, color="#00529f", drawstyle="steps-post")
+            axes.set_yscale("log" if name == "ms a step" else "linear")
             axes.set_title(name, loc="left")
             axes.grid(color="#e4e4e4", linewidth=0.6)
-        axes.set_xlabel("seconds")
-        figure.savefig(path, dpi=130)
+        axes.set_xlabel("step")
+        return figure
 
 
 def percentiles(values: Sequence[float]) -> str:

@@ -80,7 +80,7 @@ class EngineCore:
             return []
         plan = self.plan()
         assert self.in_flight or not plan.is_empty, "there are requests, but the plan is empty"
-        # A step that cannot run ahead of the tokens before it is launched when they are known.
+        # One step may stay in flight, unless this one has to know its tokens before it starts.
         num_ahead = 1 if self.is_pipelined and plan.can_run_ahead else 0
         outputs = self.settle_until(num_ahead)
         if not plan.is_empty:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
 
+from milestone_llm.core.engine_core import ModelRunner
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.core.scheduler import BaseScheduler
@@ -77,7 +78,7 @@ class BaseEngine:
         return self.core.scheduler
 
     @property
-    def runner(self) -> Any:
+    def runner(self) -> ModelRunner:
         """What carries the plans out."""
         return self.core.runner
 

@@ -78,8 +78,8 @@ def test_it_runs_over_m5_as_well(stress: Any) -> None:
 
 
 def test_a_seed_gives_the_same_traffic_again(stress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = "m4_prefix_chunked.tools.stress.Stress.draw"  # takes longer than the run
-    monkeypatch.setattr(draw, lambda run, path: path.write_bytes(PNG))
+    draw = "m4_prefix_chunked.tools.stress.write_picture"  # takes longer than the run
+    monkeypatch.setattr(draw, lambda path, what, figure: path.write_bytes(PNG))
 
     def counts(*arguments: str) -> list[str]:
         _, report = stress("--requests", "12", *arguments)
