@@ -17,7 +17,7 @@ class EngineConfig(m2_batching.config.EngineConfig):
     kv_cache_tokens: int | None = None
     """KV memory in tokens, rounded down to whole blocks. None: as much as regions would have taken,
     `max_num_seqs * max_model_len` (M4 and later keep up to 16 times that on CUDA, for prefixes of
-    earlier requests), but no more than is free on CUDA, and on a CPU 1 GiB or one request."""
+    earlier requests), but no more than is free on CUDA, and on a CPU 4 GiB or one request."""
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory that may be in use in all, model included, where `kv_cache_tokens`
     is None."""

@@ -22,7 +22,7 @@ from .config import EngineConfig
 SWAP_SPACE_BYTES = 4 * 2**30
 """Host memory for swapped KV at most, where nothing is configured: on CUDA it is pinned."""
 
-CPU_KV_BYTES = 2**30
+CPU_KV_BYTES = 4 * 2**30
 """KV memory on a CPU at most, where nothing is configured, or as much as one request needs."""
 
 AnyConfig = TypeVar("AnyConfig", bound=EngineConfig)
