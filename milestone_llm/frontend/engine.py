@@ -257,8 +257,7 @@ class BaseEngine:
         states = list(self.output_processor.states.values())
         self.core.restart([each for state in states for each in state.request.completions])
         for request in self.output_processor.catch_up():
-            if not request.is_finished:
-                self.core.finish_request(request, "stop")
+            self.core.finish_request(request, "stop")
         self.core.close_steps()
 
     # -- before and after --------------------------------------------------------------------

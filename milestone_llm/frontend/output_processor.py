@@ -42,17 +42,24 @@ class CompletionState:
         if tokenizer is not None and makes_text:
             self._detokenizer = Detokenizer(tokenizer, list(request.sampling_params.stop))
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the text has come to a stop string."""
+        return self._detokenizer is not None and self._detokenizer.is_stopped
+
     def take(self, output: EngineCoreOutput, now: float) -> None:
         """Take in new tokens, up to the one that completes a stop string."""
         for place, token_id in enumerate(output.new_token_ids):
+            if self.is_stopped:
+                break
             self.token_times.append(now)
             self.logprobs += output.new_logprobs[place : place + 1]
             if self._detokenizer is not None:
                 self._detokenizer.append(token_id, self._may_stop(len(self.token_ids)))
             self.token_ids.append(token_id)
-            if self._is_stopped():
-                return
-        if output.finish_reason is not None:
+        if self.is_stopped:
+            self.finish("stop")
+        elif output.finish_reason is not None:
             self.finish(output.finish_reason)
 
     def finish(self, reason: str) -> None:
@@ -69,8 +76,8 @@ class CompletionState:
             self._detokenizer = self._detokenizer.fresh_copy()
             for place, token_id in enumerate(self.token_ids):
                 self._detokenizer.append(token_id, self._may_stop(place))
-        if self.finish_reason is None and self._is_stopped():
-            return EngineCoreOutput(request.request_id)
+        if self.is_stopped:  # what the core has beyond is not wanted
+            return EngineCoreOutput(request.request_id, finish_reason=request.finish_reason)
         return EngineCoreOutput(
             request.request_id,
             request.output_token_ids[num_taken:],
@@ -100,13 +107,6 @@ class CompletionState:
 
     def _may_stop(self, num_tokens_before: int) -> bool:
         return num_tokens_before >= self.request.sampling_params.min_tokens
-
-    def _is_stopped(self) -> bool:
-        """Whether a stop string has appeared; then this completion is finished."""
-        if self._detokenizer is None or not self._detokenizer.is_stopped:
-            return False
-        self.finish("stop")
-        return True
 
 
 class RequestState:
@@ -179,9 +179,9 @@ class OutputProcessor:
         """Bring the requests up to date with what the core gave; outputs go to their queues.
 
         Returns:
-            Those whose text has come to a stop string. The core does not know of it.
+            Those whose text has come to a stop string, each once. The core does not know of it.
         """
-        now, stopped, changed = time.perf_counter(), [], {}
+        now, stopped, changed = time.perf_counter(), dict[str, Request](), dict[str, RequestState]()
         for output in outputs:
             state, completion = self._completions.get(output.request_id, (None, None))
             if state is None or completion is None:  # it has ended meanwhile
@@ -191,11 +191,11 @@ class OutputProcessor:
                 completion.take(output, now)
                 if completion.finish_reason is not None:
                     self._on_end(output.request_id, completion.finish_reason)
-            if completion.finish_reason == "stop" and output.finish_reason is None:
-                stopped.append(completion.request)
+            if completion.finish_reason == "stop" and not completion.request.is_finished:
+                stopped[output.request_id] = completion.request
         for state in changed.values():
             self._pass_on(state)
-        return stopped
+        return list(stopped.values())
 
     def abort(self, state: RequestState) -> RequestOutput:
         """The core has ended all completions of a request that were not done."""
@@ -218,7 +218,8 @@ class OutputProcessor:
             for completion in state.completions:
                 output = completion.missing()
                 self._completions[output.request_id] = (state, completion)
-                if output.new_token_ids or output.finish_reason or completion.finish_reason:
+                is_over = output.finish_reason or completion.finish_reason or completion.is_stopped
+                if output.new_token_ids or is_over:
                     outputs.append(output)
         return self.process(outputs)
 

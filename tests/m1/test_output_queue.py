@@ -195,3 +195,56 @@ def test_threads_that_add_at_once_get_different_ids_and_places(monkeypatch):
         thread.join()
     assert sorted(names) == [f"r{number}" for number in range(8)]
     assert sorted(request.arrival for request in engine.requests.values()) == list(range(8))
+
+
+# --- stop strings, of which the core does not know ----------------------------------------------
+
+
+def stopping_request(name: str) -> Request:
+    """It wants to end with the word of token 7."""
+    return Request(name, [3, 4], SamplingParams(max_tokens=9, ignore_eos=True, stop="w7"))
+
+
+def test_a_request_that_a_stop_string_ends_is_told_once_however_far_the_core_has_come():
+    """Two steps may be settled before their outputs are processed."""
+    for is_over_in_core in (False, True):
+        ends: list[tuple[str, str]] = []
+        processor = OutputProcessor(word_tokenizer(), lambda *end, ends=ends: ends.append(end))
+        queue = OutputQueue()
+        request = stopping_request("a")
+        processor.add(request, queue)
+        request.token_ids += [5, 7, 8]
+        if is_over_in_core:
+            request.finish("length")
+        outputs = [EngineCoreOutput("a", [5, 7]), EngineCoreOutput("a", [8], [], None)]
+        outputs[-1].finish_reason = request.finish_reason
+        assert processor.process(outputs) == ([] if is_over_in_core else [request])
+        (output,) = queue.take()
+        assert (output.token_ids, output.text.strip(), output.finish_reason) == (
+            [5, 7],
+            "w5",
+            "stop",
+        )
+        assert ends == [("a", "stop")]
+        assert processor.states == {}
+
+
+def test_a_stop_string_found_before_an_interruption_ends_the_request_after_it():
+    ends: list[tuple[str, str]] = []
+    processor = OutputProcessor(word_tokenizer(), lambda *end: ends.append(end))
+    request, queue = stopping_request("a"), OutputQueue()
+    processor.add(request, queue)
+    request.token_ids += [5, 7]
+    (completion,) = processor.states["a"].completions
+    finish, completion.finish = completion.finish, interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        processor.process([EngineCoreOutput("a", [5, 7])])
+    completion.finish = finish  # type: ignore[method-assign]
+    assert processor.catch_up() == [request]
+    assert [output.token_ids for output in queue.take()] == [[5, 7]]
+    assert ends == [("a", "stop")]
+
+
+def interrupted(reason: str) -> None:
+    """Ctrl-C at this very moment."""
+    raise KeyboardInterrupt
