@@ -64,4 +64,4 @@ class LLMEngine(BaseEngine):
             False, with nothing done, while blocks are in use, on the device or by swapped requests
             in host memory: finish or abort the requests first.
         """
-        return self._reset_prefix_cache()
+        return self._exclusive.run(self._reset_prefix_cache)

@@ -4,9 +4,10 @@
     python tests/storm.py --seed 7 --milestone m4_prefix_chunked      one case again
 
 Requests come, are aborted and end; ids are used again; there are priorities, salts, several
-completions, stop tokens, swapping, cache resets, `generate` in the middle, and faults in the
-scheduler, the forward, the collection of its tokens and the trace. After it, every request must
-have had the tokens that it would have had alone, and no KV memory may be lost.
+completions, stop tokens, swapping, cache resets, `generate` and `stream` in the middle, faults in
+the scheduler, the forward, the collection of its tokens and the trace, and Ctrl-C at any line of
+all this. After it, every request must have had the tokens that it would have had alone, and no KV
+memory may be lost.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import itertools
 import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from engine_helpers import assert_empty, tiny_model
+from interrupter import Interrupter
 from m1_single import RequestOutput, SamplingParams
 from milestone_llm import MILESTONES
 from milestone_llm.models.tiny_models import VOCAB_SIZE
@@ -48,6 +52,7 @@ class Storm:
         self.engine = package.LLMEngine(model, check_invariants=True, **self.fields)
         self.runner = ReadBackRunner(self.fields.get("block_size"))
         self.engine.core.runner = self.runner
+        self.engine.core.is_pipelined = milestone >= "m5" and self.rng.random() < 0.7
         self.expected: dict[str, tuple[list[int], SamplingParams]] = {}
         self.stems = [self._prompt(12) for _ in range(3)]
 
@@ -59,10 +64,14 @@ class Storm:
             action = self.rng.random()
             if action < 0.06 and self.expected:
                 self._abort()
-            elif action < 0.08:
+            elif action < 0.07:
                 self._generate()
+            elif action < 0.08:
+                self._stream()
             elif action < 0.10 and hasattr(self.engine, "reset_prefix_cache"):
-                self.counts["resets"] += self.engine.reset_prefix_cache()
+                is_reset = self.engine.reset_prefix_cache()
+                assert is_reset in (True, False)
+                self.counts["resets"] += is_reset
             elif action < 0.13:
                 self._break_something()
             self._step()
@@ -120,8 +129,13 @@ class Storm:
     def _add(self) -> None:
         prompt, params = self._request()
         name = f"id{self.rng.randrange(40)}"
+        is_new = name not in self.expected
         try:
-            self.engine.add_request(prompt, params, name, priority=self.rng.randrange(3))
+            with self._sometimes_interrupted():
+                self.engine.add_request(prompt, params, name, priority=self.rng.randrange(3))
+        except KeyboardInterrupt:
+            if not (is_new and name in self.engine.requests):
+                return
         except ValueError as error:
             reasons = ("belongs to an unfinished request", "a step computes at most")
             if not any(reason in str(error) for reason in reasons):
@@ -133,7 +147,13 @@ class Storm:
 
     def _abort(self) -> None:
         name = self.rng.choice(sorted(self.expected))
-        output = self.engine.abort(name)
+        try:
+            with self._sometimes_interrupted():
+                output = self.engine.abort(name)
+        except KeyboardInterrupt:
+            if not self.engine.is_taken(name):  # ended, and its output was on its way to nobody
+                del self.expected[name]
+            return
         if output is not None:  # else it has finished, and its output comes with the next step
             prompt, params = self.expected.pop(name)
             self._check(output, prompt, params)
@@ -149,6 +169,34 @@ class Storm:
             for output, (prompt, params) in zip(outputs, work, strict=True):
                 self._check(output, prompt, params)
             self.counts["generated"] += len(work)
+
+    def _stream(self) -> None:
+        """Begin to read a stream, and close it or throw it away."""
+        prompt, params = self._request()
+        limit = self.fields["max_num_batched_tokens"]
+        if not self.fields.get("enable_chunked_prefill") and len(prompt) > limit:
+            return
+        with contextlib.suppress(FaultError, KeyboardInterrupt):
+            outputs = self.engine.stream([prompt], params)
+            for output in itertools.islice(outputs, self.rng.randrange(4)):
+                self._check(output, prompt, params)
+            if self.rng.random() < 0.5:
+                with self._sometimes_interrupted():
+                    outputs.close()
+        self.counts["streams"] += 1
+
+    @contextlib.contextmanager
+    def _sometimes_interrupted(self) -> Iterator[None]:
+        """Once in eight times, Ctrl-C at some line of the engine."""
+        if self.rng.random() < 0.125:
+            interrupter = Interrupter(self.rng.randrange(1, 300))
+            try:
+                with interrupter:
+                    yield
+            finally:
+                self.counts["interrupted"] += bool(interrupter.where)
+        else:
+            yield
 
     def _break_something(self) -> None:
         """Let something raise in the next step that comes by."""
@@ -188,7 +236,7 @@ class Storm:
             limit = self.fields["max_model_len"]
             tokens, reason = right_output(prompt, params, limit, completion.index)
             assert completion.token_ids == tokens[: len(completion.token_ids)], output.request_id
-            if completion.finish_reason not in ("abort", "error"):
+            if completion.finish_reason not in (None, "abort", "error"):
                 assert (completion.token_ids, completion.finish_reason) == (tokens, reason)
             self.counts[str(completion.finish_reason)] += 1
 

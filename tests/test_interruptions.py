@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
+import pytest
+
 from engine_helpers import (
+    PACKAGES,
     assert_empty,
     every_milestone,
     make_engine,
@@ -18,45 +18,13 @@ from engine_helpers import (
     tiny_model,
     word_tokenizer,
 )
+from interrupter import Interrupter
 from m1_single import RequestOutput, SamplingParams
 from read_back import ReadBackRunner, right_output
 
-ROOT = Path(__file__).parents[1]
 STRIDE = 1 if os.environ.get("STORM") else 193
 """Every how manieth line is interrupted; a prime, so that all lines of a loop come up."""
-OUTSIDE = ("sampling.py", "tracer.py", "records.py", "outputs.py")
 PROMPTS = [[5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 11], [12, 13], [5, 6, 7, 8, 9, 10, 20, 21, 22]]
-
-
-class Interrupter:
-    """Raises `KeyboardInterrupt` at the n-th line that the engine's own files run."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-        self.num_lines = 0
-        self.where = ""
-
-    def __enter__(self) -> Interrupter:
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        sys.settrace(None)
-
-    def _call(self, frame: FrameType, event: str, argument: object) -> Any:
-        path = frame.f_code.co_filename
-        is_ours = path.startswith(str(ROOT)) and "/tests/" not in path and ".venv" not in path
-        return self._line if is_ours and not path.endswith(OUTSIDE) else None
-
-    def _line(self, frame: FrameType, event: str, argument: object) -> Any:
-        path = frame.f_code.co_filename
-        if event == "line":
-            self.num_lines += 1
-            if self.num_lines == self.at:
-                self.where = f"{frame.f_code.co_name} in {Path(path).name}:{frame.f_lineno}"
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return self._line
 
 
 def engine_of(package: Any) -> Any:
@@ -100,6 +68,11 @@ def outcome(outputs: Iterable[RequestOutput]) -> dict[str, tuple[list[int], str]
 def num_lines_of(work: Callable[[], object]) -> int:
     """Lines that some work runs, the second time: what is done once is done."""
     work()
+    return num_lines_of_once(work)
+
+
+def num_lines_of_once(work: Callable[[], object]) -> int:
+    """Lines that some work runs."""
     with Interrupter(at=-1) as counting:
         work()
     return counting.num_lines
@@ -149,3 +122,117 @@ def test_after_an_interrupted_generate_the_same_prompts_give_the_same_tokens(pac
             work()
         assert_empty(engine)
         assert work() == list(EXPECTED.values())
+
+
+# --- requests come and go ------------------------------------------------------------------------
+
+SHORT_STRIDE = 1 if os.environ.get("STORM") else 5
+"""Every how manieth line of what is short."""
+
+
+@every_milestone
+def test_a_request_whose_adding_is_interrupted_has_come_whole_or_not_at_all(package):
+    engine = engine_of(package)
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    right = right_output(PROMPTS[0], params, max_model_len=24)  # 24 tokens are the limit
+
+    def work() -> None:
+        engine.add_request(PROMPTS[0], params, request_id="a")
+
+    def add_and_finish() -> int:
+        num_lines = num_lines_of_once(work)
+        run_to_end(engine)
+        return num_lines
+
+    add_and_finish()
+    for at in range(1, add_and_finish(), SHORT_STRIDE):
+        with contextlib.suppress(KeyboardInterrupt), Interrupter(at) as interrupter:
+            work()
+        came = outcome(run_to_end(engine).values())
+        assert came in ({}, {"a": right}), interrupter.where
+        assert_empty(engine)
+        work()  # its id is free
+        assert outcome(run_to_end(engine).values()) == {"a": right}, interrupter.where
+
+
+@every_milestone
+def test_a_stream_whose_closing_is_interrupted_leaves_nothing_behind(package):
+    engine = engine_of(package)
+
+    def streaming() -> Any:
+        outputs = engine.stream(PROMPTS, params_of(3))
+        next(outputs)
+        return outputs
+
+    num_lines = num_lines_of_once(streaming().close)
+    for at in range(1, num_lines, SHORT_STRIDE):
+        outputs = streaming()
+        with contextlib.suppress(KeyboardInterrupt), Interrupter(at) as interrupter:
+            outputs.close()
+        engine.step()
+        assert not engine.has_unfinished_requests(), interrupter.where
+        assert engine.take_outputs() == []
+        assert not engine.is_taken(f"r{engine.input_processor.num_arrivals - 1}")
+        assert_empty(engine)
+
+
+@every_milestone
+def test_the_output_of_an_interrupted_abort_comes_with_the_next_step(package):
+    engine = engine_of(package)
+
+    def submit_and_step() -> None:
+        submit(engine)
+        engine.step()
+
+    submit_and_step()
+    num_lines = num_lines_of_once(lambda: engine.abort("q0"))
+    run_to_end(engine)
+    for at in range(1, num_lines, SHORT_STRIDE):
+        submit_and_step()
+        returned = None
+        with contextlib.suppress(KeyboardInterrupt), Interrupter(at) as interrupter:
+            returned = engine.abort("q0")
+        delivered = outcome(run_to_end(engine).values())
+        if returned is None and not interrupter.where.startswith(("discard", "_abort", "run ")):
+            assert delivered.keys() == EXPECTED.keys(), interrupter.where
+        for name, (token_ids, reason) in delivered.items():
+            assert token_ids == EXPECTED[name][0][: len(token_ids)], interrupter.where
+            assert (token_ids, reason) == EXPECTED[name] or (name, reason) == ("q0", "abort")
+        assert_empty(engine)
+
+
+@every_milestone
+def test_an_abort_does_not_raise_what_the_step_in_flight_raised(package):
+    engine = engine_of(package)
+    engine.core.is_pipelined = True
+    engine.add_request(PROMPTS[0], params_of(3), request_id="a")
+    engine.step()
+    assert engine.core.in_flight
+    engine.runner.raise_at["wait"] = RuntimeError("the device is gone")
+    output = engine.abort("a")
+    assert (output.request_id, output.finish_reason) == ("a", "abort")
+    assert not engine.core.in_flight
+    assert not engine.has_unfinished_requests()
+    submit(engine)
+    assert outcome(run_to_end(engine).values()) == EXPECTED
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize("package", PACKAGES[3:])
+@pytest.mark.parametrize("where", ["launch", "wait"])
+@pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])
+def test_the_prefix_cache_can_be_reset_after_a_step_that_did_not_end(package, where, error):
+    engine = engine_of(package)
+    engine.core.is_pipelined = package.__name__ >= "m5"
+    submit(engine)
+    engine.step()
+    engine.runner.raise_at[where] = error
+    with pytest.raises(type(error)):
+        run_to_end(engine)
+    run_to_end(engine)
+    assert engine.reset_prefix_cache() is True
+    submit(engine)
+    engine.step()
+    assert engine.reset_prefix_cache() is False
+    run_to_end(engine)
+    assert engine.reset_prefix_cache() is True

@@ -8,7 +8,8 @@ caller that added it: a call of `generate` or `stream`, or `step`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -69,7 +70,9 @@ class BaseEngine:
         self.output_processor = OutputProcessor(self.tokenizer, core.note_end)
         self._step_queue = OutputQueue()
         """Outputs of requests that `add_request` brought."""
-        self._to_abort: list[str] = []
+        self._readers: list[OutputQueue] = []
+        """Those of calls of `generate` and `stream` that are under way."""
+        self._intake = Exclusive()
         self._exclusive = Exclusive(self._restart)
 
     @property
@@ -119,10 +122,8 @@ class BaseEngine:
         Raises:
             InputError: bad input; nothing has been queued then.
         """
-        with self.input_processor.lock:
-            requests = self.input_processor.make_all(prompts, sampling_params, chat)
         states: list[RequestState] = []
-        for _ in self._run(requests, OutputQueue(wants_all=False), states):
+        for _ in self._start(prompts, sampling_params, chat, OutputQueue(wants_all=False), states):
             pass
         return [state.snapshot() for state in states]
 
@@ -137,22 +138,30 @@ class BaseEngine:
 
         Closing the iterator early aborts the unfinished requests.
         """
-        with self.input_processor.lock:
-            requests = self.input_processor.make_all(prompts, sampling_params, chat)
-        outputs = self._run(requests, OutputQueue(), [])
-        next(outputs)  # a generator that was never entered would not abort on `close`
-        return cast(Iterator[RequestOutput], outputs)
+        return self._start(prompts, sampling_params, chat, OutputQueue(), [])
 
-    def _run(
-        self, requests: list[Request], queue: OutputQueue, states: list[RequestState]
-    ) -> Iterator[RequestOutput | None]:
-        """Step until these requests are done, and yield their outputs.
-
-        The first thing yielded is None, before any step.
+    def _start(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        chat: bool,
+        queue: OutputQueue,
+        states: list[RequestState],
+    ) -> Iterator[RequestOutput]:
+        """Queue requests, and return what steps until they are done and yields their outputs.
 
         Args:
             states: theirs are appended here.
         """
+        make_all = partial(self.input_processor.make_all, prompts, sampling_params, chat)
+        outputs = self._run(self._intake.run(make_all), queue, states)
+        queue.reader = weakref.ref(outputs)
+        next(outputs)  # a generator that was never entered has nothing to close
+        return cast(Iterator[RequestOutput], outputs)
+
+    def _run(
+        self, requests: list[Request], queue: OutputQueue, states: list[RequestState]
+    ) -> Generator[RequestOutput | None, None, None]:
         try:
             states += self._exclusive.run(partial(self._add, requests, queue))
             yield None
@@ -161,9 +170,9 @@ class BaseEngine:
                 yield from queue.take()
             yield from queue.take()  # of a step that another caller made
         finally:  # Ctrl-C, an error, a closed iterator: leave nothing behind
-            for request in requests:
-                if request.request_id in queue.unfinished:
-                    self.abort(request.request_id)
+            queue.is_closed = True
+            if not self._exclusive.is_inside():  # thrown away in mid-step, the next one sees to it
+                self._exclusive.run(self._drop_unread)
 
     # -- online use --------------------------------------------------------------------------
 
@@ -185,8 +194,8 @@ class BaseEngine:
             InputError: bad input; no other request is affected.
         """
         params = sampling_params or SamplingParams()
-        with self.input_processor.lock:
-            request = self.input_processor.make(prompt, params, request_id, priority, chat)
+        make = partial(self.input_processor.make, prompt, params, request_id, priority, chat)
+        request = self._intake.run(make)
         self._exclusive.run(partial(self._add, [request], self._step_queue))
         return request.request_id
 
@@ -211,9 +220,6 @@ class BaseEngine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request in whatever state it is; None if it is not (or no longer) known."""
-        if self._exclusive.is_inside():  # a forgotten iterator of `stream` ends in mid-step
-            self._to_abort.append(request_id)
-            return None
         return self._exclusive.run(partial(self._abort, request_id))
 
     def has_unfinished_requests(self) -> bool:
@@ -227,16 +233,18 @@ class BaseEngine:
     # -- one thread at a time ----------------------------------------------------------------
 
     def _add(self, requests: list[Request], queue: OutputQueue) -> list[RequestState]:
+        self._drop_unread()
         for request in requests:  # another thread may have been faster with the same id
             check_request_id(request.request_id, self.is_taken)
+        if queue.reader is not None:
+            self._readers.append(queue)
         for request in requests:
             self.output_processor.add(request, queue)
             self.core.add_request(request)
         return [self.output_processor.states[request.request_id] for request in requests]
 
     def _step(self) -> None:
-        while self._to_abort:
-            self._abort(self._to_abort.pop())
+        self._drop_unread()
         for request in self.output_processor.process(self.core.step()):
             self.core.finish_request(request, "stop")
         self.core.close_steps()
@@ -250,7 +258,15 @@ class BaseEngine:
                 self.core.finish_request(completion, "abort")
         output = self.output_processor.abort(state)
         self.core.close_steps()
+        state.queue.discard(request_id)  # up to here, `step` would deliver it
         return output
+
+    def _drop_unread(self) -> None:
+        """End the requests that nobody waits for any more."""
+        for queue in [queue for queue in self._readers if queue.is_abandoned()]:
+            for request_id in list(queue.unfinished):
+                self._abort(request_id)
+            self._readers.remove(queue)
 
     def _restart(self) -> None:
         """After whatever was raised: go on with the requests as they are."""

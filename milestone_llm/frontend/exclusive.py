@@ -6,7 +6,6 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -20,7 +19,7 @@ class Exclusive:
             that was left half done.
     """
 
-    def __init__(self, restart: Callable[[], None]) -> None:
+    def __init__(self, restart: Callable[[], object] = lambda: None) -> None:
         self._restart = restart
         self._lock = threading.RLock()
         self._is_torn = False  # True during a change, and after an interruption until the restart
@@ -53,7 +52,7 @@ class Exclusive:
 
     def is_inside(self) -> bool:
         """Whether this thread is within a change already: read off its stack."""
-        frame: FrameType | None = sys._getframe(2)
+        frame = sys._getframe(1).f_back
         while frame is not None:
             if frame.f_code is Exclusive.run.__code__ and frame.f_locals["self"] is self:
                 return True

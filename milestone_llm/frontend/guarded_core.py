@@ -80,6 +80,15 @@ class GuardedCore(EngineCore):
         if self.watchers:
             self._arrived.append(request.request_id)
 
+    def finish_request(self, request: Request, reason: str) -> None:
+        """End a request, in whatever state it is, for a reason that is not in its tokens."""
+        self.scheduler.finish(request, reason)
+        if not self.scheduler.has_unfinished_requests():
+            try:
+                self.settle_until(0)
+            except Exception:  # what is in flight is for nobody, and so is its failure
+                self.restart([])
+
     def note_end(self, request_id: str, reason: str) -> None:
         """A completion has ended."""
         self.counts["finished"] += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class InputProcessor:
-    """Makes requests of prompts.
+    """Makes requests of prompts. One thread at a time: each request gets a number of its own.
 
     Args:
         seed: seeds the requests that bring no seed of their own.
@@ -53,8 +52,6 @@ class InputProcessor:
         self.is_taken = is_taken
         self.validate = validate
         self.num_arrivals = 0
-        self.lock = threading.Lock()
-        """Held while requests are made: each gets a number of its own."""
 
     def make_all(
         self,
@@ -78,7 +75,7 @@ class InputProcessor:
                 self.make(prompt, params, None, 0, chat)
                 for prompt, params in zip(many, sampling_params, strict=True)
             ]
-        except InputError:
+        except BaseException:
             self.num_arrivals = num_arrivals  # later requests get the seeds they would have had
             raise
 

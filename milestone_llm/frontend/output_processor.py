@@ -203,8 +203,7 @@ class OutputProcessor:
             if completion.finish_reason is None:
                 completion.finish("abort")
                 self._on_end(completion.request.request_id, "abort")
-        state.metrics.finish_time = time.perf_counter()
-        self._forget(state)
+        self._pass_on(state)
         return state.snapshot()
 
     def catch_up(self) -> list[Request]:
@@ -213,14 +212,17 @@ class OutputProcessor:
         Returns:
             As `process`.
         """
+        self._completions = {
+            completion.request.request_id: (state, completion)
+            for state in self.states.values()
+            for completion in state.completions
+        }
         outputs = []
-        for state in list(self.states.values()):
-            for completion in state.completions:
-                output = completion.missing()
-                self._completions[output.request_id] = (state, completion)
-                is_over = output.finish_reason or completion.finish_reason or completion.is_stopped
-                if output.new_token_ids or is_over:
-                    outputs.append(output)
+        for _, completion in self._completions.values():
+            output = completion.missing()
+            is_over = output.finish_reason or completion.finish_reason or completion.is_stopped
+            if output.new_token_ids or is_over:
+                outputs.append(output)
         return self.process(outputs)
 
     def _pass_on(self, state: RequestState) -> None:
@@ -235,5 +237,5 @@ class OutputProcessor:
     def _forget(self, state: RequestState) -> None:
         for completion in state.completions:
             self._completions.pop(completion.request.request_id, None)
-        self.states.pop(state.request.request_id, None)
         state.queue.unfinished.discard(state.request.request_id)
+        self.states.pop(state.request.request_id, None)  # from here on it is no more

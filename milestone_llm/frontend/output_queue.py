@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import weakref
+from collections.abc import Generator
+
 from .outputs import RequestOutput
 
 
@@ -19,7 +23,17 @@ class OutputQueue:
         self.wants_all = wants_all
         self.unfinished: set[str] = set()
         """Ids of the reader's requests that are not done."""
+        self.reader: weakref.ref[Generator[RequestOutput | None, None, None]] | None = None
+        """The generator that reads it; None: whoever calls `step`."""
+        self.is_closed = False
         self._outputs: dict[str, RequestOutput] = {}
+
+    def is_abandoned(self) -> bool:
+        """Whether its reader has come to its end in any way, be it an interrupt as it closed."""
+        if self.reader is None or self.is_closed:
+            return self.is_closed
+        generator = self.reader()
+        return generator is None or inspect.getgeneratorstate(generator) == inspect.GEN_CLOSED
 
     def put(self, output: RequestOutput) -> None:
         """Keep an output until it is taken; it replaces an older one of the same request."""
@@ -34,6 +48,10 @@ class OutputQueue:
             if output is not None:  # else another thread has it
                 taken.append(output)
         return taken
+
+    def discard(self, request_id: str) -> None:
+        """Forget a request's output, if one is here."""
+        self._outputs.pop(request_id, None)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._outputs
