@@ -15,6 +15,13 @@ SECONDS := 60
 WORKERS ?= $(if $(shell command -v nvidia-smi),0,2)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
+# Programs take as many threads as help; THREADS=2 takes two.
+THREADS ?=
+export OMP_NUM_THREADS := $(THREADS)
+ifeq ($(THREADS),)
+unexport OMP_NUM_THREADS
+endif
+
 PAGES := runs/pages
 
 .PHONY: help setup demo serve pages test storm lint clean

@@ -8,13 +8,25 @@ import torch
 from transformers import PreTrainedModel
 
 from milestone_llm.models.kv_shape import KVShape
+from milestone_llm.models.machine import check_memory
 
 
 class RegionCache:
-    """Keys and values of all layers, written token by token, read region by region."""
+    """Keys and values of all layers, written token by token, read region by region.
+
+    Raises:
+        InputError: they would not fit into memory.
+    """
 
     def __init__(self, model: PreTrainedModel, num_regions: int, max_model_len: int) -> None:
         shape = KVShape.of(model)
+        check_memory(
+            num_regions * max_model_len * shape.bytes_per_token,
+            model.device,
+            f"KV memory of max_num_seqs={num_regions} regions of max_model_len={max_model_len} "
+            f"tokens ({shape.bytes_per_token} bytes each)",
+            "lower one of them",
+        )
         size = (num_regions, shape.num_kv_heads, max_model_len, shape.head_dim)
         # Zeros, not `empty`: a masked position still enters as 0 * value, and 0 * NaN is NaN.
         self.keys, self.values = (

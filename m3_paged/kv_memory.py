@@ -15,15 +15,21 @@ from milestone_llm.core.plan import ScheduledRequest, StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.models.kv_shape import KVShape
+from milestone_llm.models.machine import check_memory, host_memory
 
 from .block_cache import BlockCache
 from .config import EngineConfig
 
 SWAP_SPACE_BYTES = 4 * 2**30
-"""Host memory for swapped KV at most, where nothing is configured: on CUDA it is pinned."""
+"""Host memory for swapped KV at most, where nothing is configured: on CUDA it is pinned. And at
+most a quarter of what there is."""
 
 CPU_KV_BYTES = 4 * 2**30
-"""KV memory on a CPU at most, where nothing is configured, or as much as one request needs."""
+"""KV memory on a CPU at most, where nothing is configured, or as much as one request needs. And at
+most half of what there is."""
+
+BYTES_OF_A_BLOCK = 256
+"""Of host memory, for the books that are kept of it."""
 
 AnyConfig = TypeVar("AnyConfig", bound=EngineConfig)
 RunOnce = Callable[[BlockCache, StepPlan], object]
@@ -48,7 +54,8 @@ def fit_kv_memory(
         memory holds no request of that length.
 
     Raises:
-        InputError: not even one request of the configured `max_model_len` would fit.
+        InputError: not even one request of the configured `max_model_len` would fit, or what is
+            configured is more than there is.
     """
     size = config.block_size
     if config.kv_cache_tokens is not None:
@@ -62,16 +69,39 @@ def fit_kv_memory(
         if model.device.type == "cuda":
             num_useful *= useful_kv
         num_blocks = min(num_tokens // size, num_useful)
+    _check_kv_memory(model, config, num_blocks)
     if config.max_model_len is None and num_blocks:
-        max_model_len = min(max_model_len, num_blocks * size)
+        max_model_len = config.checked_length(min(max_model_len, num_blocks * size))
     return num_blocks, max_model_len
+
+
+def _check_kv_memory(model: PreTrainedModel, config: EngineConfig, num_blocks: int) -> None:
+    """Refuse blocks, swap space and their books if memory does not hold them.
+
+    Raises:
+        InputError: it does not.
+    """
+    bytes_per_token, host = KVShape.of(model).bytes_per_token, torch.device("cpu")
+    each, size = f"tokens ({bytes_per_token} bytes each)", config.block_size
+    what = f"KV memory of {num_blocks} blocks of block_size={size} {each}"
+    advice = "lower kv_cache_tokens, block_size or max_model_len"
+    kv_bytes = num_blocks * size * bytes_per_token
+    check_memory(kv_bytes, model.device, what, advice)
+    swap_tokens = (config.swap_space_tokens or 0) if config.preemption == "swap" else 0
+    what = f"swap_space_tokens={swap_tokens} {each}"
+    on_host = swap_tokens * bytes_per_token + (kv_bytes if model.device.type == "cpu" else 0)
+    if swap_tokens:
+        check_memory(on_host, host, f"KV memory with {what}", "lower swap_space_tokens")
+    books = BYTES_OF_A_BLOCK * (num_blocks + swap_tokens // size)
+    what = f"KV memory with the books of {num_blocks + swap_tokens // size} blocks"
+    check_memory(on_host + books, host, what, "raise block_size or lower kv_cache_tokens")
 
 
 def _num_free_tokens(
     model: PreTrainedModel, config: EngineConfig, max_model_len: int, run_once: RunOnce
 ) -> int:
     if model.device.type != "cuda":
-        return CPU_KV_BYTES // KVShape.of(model).bytes_per_token
+        return min(CPU_KV_BYTES, host_memory() // 2) // KVShape.of(model).bytes_per_token
     with torch.cuda.device(model.device):
         return _free_tokens_after_profiling(model, config, max_model_len, run_once)
 
@@ -80,7 +110,7 @@ def with_swap_space(config: AnyConfig, model: PreTrainedModel, num_blocks: int) 
     """The configuration with its swap space settled: as much as the device's KV, at most 4 GiB."""
     if config.preemption != "swap" or config.swap_space_tokens is not None:
         return config
-    limit = SWAP_SPACE_BYTES // KVShape.of(model).bytes_per_token
+    limit = min(SWAP_SPACE_BYTES, host_memory() // 4) // KVShape.of(model).bytes_per_token
     return replace(config, swap_space_tokens=min(num_blocks * config.block_size, limit))
 
 
@@ -96,8 +126,10 @@ def _free_tokens_after_profiling(
         run_once: computes a plan over a cache, as the engine's runner will.
 
     Raises:
-        InputError: not even one request of `max_model_len` would fit.
+        InputError: not even one request of `max_model_len` would fit, or a step does not.
     """
+    most = min(config.max_num_batched_tokens, config.max_num_seqs * max_model_len)
+    _check_kv_memory(model, config, -(-most // config.block_size))
     gc.collect()  # engines that nobody uses any more, whose parts know each other
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

@@ -117,14 +117,14 @@ class RunningServer:
         return status, answer
 
     def metrics(self) -> dict[str, float]:
-        """Values by name (and labels other than the model's), without the prefix."""
+        """Values by name (and labels but model's and engine's), without the prefix."""
         status, page = self.fetch("GET", "/metrics")
         assert status == 200
         values = {}
         for line in page.splitlines():
             if not line.startswith("#"):
                 name, value = line.removeprefix("milestone_llm:").rsplit(" ", 1)
-                name = re.sub(r',?model_name="[^"]*"', "", name).replace("{,", "{")
+                name = re.sub(r',?(model_name|engine)="[^"]*"', "", name).replace("{,", "{")
                 values[name.removesuffix("{}")] = float(value)
         return values
 
@@ -155,7 +155,7 @@ def http_request(method: str, path: str, body: Any = None, **headers: str) -> by
     content = (
         body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     )
-    fields = {"Host": "test", "Connection": "close", "Content-Type": "application/json"}
+    fields = {"Host": "localhost", "Connection": "close", "Content-Type": "application/json"}
     fields |= {"Content-Length": str(len(content))} if method == "POST" else {}
     fields |= {name.replace("_", "-"): value for name, value in headers.items()}
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
@@ -232,6 +232,7 @@ def serve(
     *options: str,
     step_seconds: float = 0.0,
     write_seconds: float | None = None,
+    engine_seconds: dict[str, float] | None = None,
     debugged: Path | None = None,
     patience: float = PATIENCE,
 ) -> Iterator[RunningServer]:
@@ -243,6 +244,7 @@ def serve(
         step_seconds: how much longer a step takes than it has to. A server for which this is given
             also fails in every step with a prompt that begins with `POISON`.
         write_seconds: instead of the server's `WRITE_SECONDS`; its sockets' buffers are then small.
+        engine_seconds: instead of constants of `engine_process`, by their names.
         debugged: a pipe to read a debugger's commands from; a breakpoint is then at the top of the
             scheduler's `schedule`.
         patience: seconds in which it has to be there.
@@ -252,6 +254,7 @@ def serve(
     process = _processes().Process(
         target=_serve,
         args=(milestone, [*arguments, *options], log, step_seconds, write_seconds, debugged),
+        kwargs={"engine_seconds": engine_seconds or {}},
     )
     process.start()
     try:
@@ -269,13 +272,16 @@ def _serve(
     step_seconds: float,
     write_seconds: float | None,
     debugged: Path | None,
+    engine_seconds: dict[str, float],
 ) -> None:
     sys.stdout = sys.stderr = log.open("w", buffering=1)
     # The engine's process, too, is forked from one that has imported everything.
     engine_process.CONTEXT = multiprocessing.get_context("fork")
+    for name, seconds in engine_seconds.items():
+        setattr(engine_process, name, seconds)
     if write_seconds is not None:
         http_connection.WRITE_SECONDS = write_seconds
-        command._bind = functools.partial(_bind_with_small_buffers, command._bind)
+        command._listen = functools.partial(_with_small_buffers, command._listen)
     if debugged is not None:
         _stop_when_scheduling(importlib.import_module(f"{milestone}.engine"), debugged)
     if step_seconds:
@@ -284,10 +290,10 @@ def _serve(
     sys.exit(importlib.import_module(f"{milestone}.serve").main(arguments))
 
 
-def _bind_with_small_buffers(
-    bind: Callable[[str, int], socket.socket], host: str, port: int
+def _with_small_buffers(
+    listen: Callable[[str, int], socket.socket], host: str, port: int
 ) -> socket.socket:
-    listener = bind(host, port)
+    listener = listen(host, port)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # its connections inherit it
     return listener
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -15,10 +20,20 @@ QUIET, BUSY = (10.0, 12.0), (50.0, 10.0)
 """Milliseconds with all threads, and with one."""
 
 
+def run_python(program: str) -> str:
+    """What a program prints in a process of its own, where nobody has chosen how threads wait."""
+    chosen = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    environment = {name: value for name, value in os.environ.items() if name not in chosen}
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    return subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """How it is, and how often somebody has looked."""
-    machine = SimpleNamespace(times=QUIET, num_looks=0)
+    machine = SimpleNamespace(times=QUIET, num_looks=0, num_threads=2)
 
     def product_times() -> tuple[float, float]:
         machine.num_looks += 1
@@ -26,7 +41,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     monkeypatch.setattr(threads, "product_times", product_times)
     monkeypatch.setattr(threads, "SECONDS_BETWEEN_LOOKS", 0.0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: machine.num_threads)
+    take = partial(setattr, machine, "num_threads")
+    monkeypatch.setattr(torch, "set_num_threads", take)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     return machine
 
 
@@ -34,29 +52,41 @@ def test_a_machine_that_is_busy_from_the_start_is_noticed_at_once(machine):
     machine.times, said = BUSY, []
     watch = ThreadWatch("cpu", said.append)
     assert "5.0 times" in said[0]
-    assert "--threads 1" in said[0]
+    assert "Going on with one (--threads N takes N)." in said[0]
+    assert machine.num_threads == 1
+    assert watch.slowness == BUSY[1] / threads.QUIET_MILLISECONDS
     for seconds in (0.1, *[1.0] * 10):
         watch.note_step(seconds, 1)
     assert len(said) == 1  # once is enough
 
 
-def test_steps_far_slower_than_others_like_them_make_it_look_again(machine):
-    said: list[str] = []
+def test_who_has_chosen_a_number_of_threads_keeps_it(machine, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    machine.times, said = BUSY, []
     watch = ThreadWatch("cpu", said.append)
+    assert (machine.num_threads, len(said)) == (2, 1)
+    assert "Take --threads 1." in said[0]
+    assert watch.slowness == BUSY[0] / threads.QUIET_MILLISECONDS
+
+
+@pytest.mark.parametrize("may_change", [False, True])
+def test_steps_far_slower_than_others_like_them_make_it_look_again(machine, may_change):
+    said: list[str] = []
+    watch = ThreadWatch("cpu", said.append, may_change=may_change)
     machine.times = BUSY
     for seconds in (0.1, 0.2, *[0.1 * FAR_SLOWER * 1.01] * (IN_A_ROW - 1)):
         watch.note_step(seconds, 8)
     assert (machine.num_looks, said) == (1, [])
     watch.note_step(0.1 * FAR_SLOWER * 1.01, 8)
     assert (machine.num_looks, len(said)) == (2, 1)
+    assert machine.num_threads == (1 if may_change else 2)
 
 
 def test_steps_that_are_slow_for_another_reason_are_not_blamed_on_threads(machine):
-    said: list[str] = []
-    watch = ThreadWatch("cpu", said.append)
+    watch = ThreadWatch("cpu", pytest.fail)
     for seconds in (0.1, *[2.0] * IN_A_ROW):
         watch.note_step(seconds, 8)
-    assert (machine.num_looks, said) == (2, [])
+    assert machine.num_looks == 2
 
 
 def test_larger_steps_may_take_longer_and_one_slow_step_is_nothing(machine):
@@ -66,14 +96,38 @@ def test_larger_steps_may_take_longer_and_one_slow_step_is_nothing(machine):
     assert machine.num_looks == 1
 
 
-@pytest.mark.parametrize(("device", "num_threads"), [("cuda", 2), ("cpu", 1)])
-def test_nobody_looks_where_no_threads_compute(machine, monkeypatch, device, num_threads):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+def test_nobody_looks_where_no_threads_compute(machine):
     machine.times = BUSY
-    watch = ThreadWatch(device, pytest.fail)
+    watch = ThreadWatch("cuda", pytest.fail)
     for seconds in (0.1, *[2.0] * IN_A_ROW):
         watch.note_step(seconds, 1)
-    assert machine.num_looks == 0
+    assert (machine.num_looks, watch.slowness) == (0, None)
+
+
+def test_one_thread_waits_for_nobody(machine):
+    machine.times, machine.num_threads = BUSY, 1
+    ThreadWatch("cpu", pytest.fail)
+
+
+@pytest.mark.parametrize("policy", [None, "active"])
+def test_threads_that_wait_are_told_to_sleep_unless_somebody_has_chosen(monkeypatch, policy):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if policy:
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    threads.let_waiting_threads_sleep()
+    assert os.environ.pop("GOMP_SPINCOUNT", None) == (None if policy else str(threads.NUM_SPINS))
+
+
+def test_programs_tell_threads_to_sleep_before_torch_is_there():
+    found = run_python("""
+        import os, sys
+        from milestone_llm.lab.cli import model_libraries
+        assert "torch" not in sys.modules
+        with model_libraries(None):
+            print(os.environ["GOMP_SPINCOUNT"])
+    """)
+    assert found == str(threads.NUM_SPINS)
 
 
 def test_measuring_leaves_torch_its_threads():

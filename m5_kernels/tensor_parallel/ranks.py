@@ -22,6 +22,7 @@ import multiprocessing.util
 import os
 import pickle
 import signal
+import socket
 import sys
 import weakref
 from collections.abc import Callable, Mapping
@@ -101,7 +102,8 @@ class Ranks:
         self._is_ours = not dist.is_initialized()
         if self._is_ours:
             backend = "cpu:gloo,cuda:nccl" if has_cuda else "gloo"
-            dist.init_process_group(backend, device_id=self.device if has_cuda else None)
+            device = self.device if has_cuda else None
+            dist.init_process_group(backend, device_id=device, **_meeting_point())
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.shard = Shard(self.rank, self.size)
         # A group of its own: a server may have nothing to say for days.
@@ -263,3 +265,18 @@ class Ranks:
 
 def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _meeting_point() -> dict[str, Any]:
+    """Where the ranks find each other: at `MASTER_ADDR` alone.
+
+    The store that torch would start listens at all addresses of the machine, and whoever writes to
+    it takes part. Empty under torchrun, whose own store is used.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return {}
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    descriptor = socket.create_server((host, port), backlog=size).detach() if rank == 0 else None
+    store = dist.TCPStore(host, port, size, rank == 0, master_listen_fd=descriptor)
+    return {"store": store, "rank": rank, "world_size": size}

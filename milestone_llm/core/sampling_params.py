@@ -47,8 +47,7 @@ class SamplingParams:
     logprobs: int | None = None
     """Give log-probabilities of the sampled token and of this many most likely ones."""
     prompt_logprobs: int | None = None
-    """The same of each prompt token after the first; such a prompt is computed in full, whatever
-    the prefix cache holds."""
+    """Those of each prompt token after the first; the prompt is computed in full, cached or not."""
     cache_salt: str = ""
     """Requests with different salts never share KV through the prefix cache (from M4 on)."""
     n: int = 1
@@ -63,7 +62,7 @@ class SamplingParams:
         for name, (is_good, wanted) in _RULES.items():
             value = getattr(self, name)
             if not is_good(value):
-                raise InputError(f"{name} must be {wanted}, got {value!r}")
+                raise InputError(f"{name} must be {wanted}, got {value!r:.200}")
         if self.min_tokens > self.max_tokens:
             wanted = f"in [0, max_tokens={self.max_tokens}]"
             raise InputError(f"min_tokens must be {wanted}, got {self.min_tokens}")
@@ -72,6 +71,11 @@ class SamplingParams:
         # Less than any token has means the likeliest; fp32 knows no number that is much smaller.
         object.__setattr__(self, "top_p", max(self.top_p, 1e-30))
 
+    def __repr__(self) -> str:
+        default = vars(SamplingParams())
+        given = (f"{name}={own!r}" for name, own in vars(self).items() if own != default[name])
+        return f"SamplingParams({', '.join(given)})"
+
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
@@ -79,6 +83,10 @@ def _is_number(value: object) -> bool:
 
 def _whole(least: int, end: float = float("inf")) -> Callable[[Any], bool]:
     return lambda value: is_whole_number(value) and least <= value < end
+
+
+def _list(most: int, is_good: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and len(value) <= most and all(map(is_good, value))
 
 
 def _or_none(is_good: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -92,17 +100,14 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # for a NaN every comp
     "top_p": (lambda v: _is_number(v) and 0 < v <= 1, "a number in (0, 1]"),
     "min_p": (lambda v: _is_number(v) and 0 <= v <= 1, "a number in [0, 1]"),
     "repetition_penalty": (lambda v: _is_number(v) and 0 < v < float("inf"), "a number above 0"),
-    "seed": (_or_none(_whole(0, 2**64)), "a whole number in [0, 2**64) or None"),
+    "seed": (_or_none(_whole(-(2**63), 2**63)), "a whole number in [-(2**63), 2**63) or None"),
     "max_tokens": (_whole(1), "a whole number, at least 1"),
     "min_tokens": (_whole(0), "a whole number in [0, max_tokens]"),
     "stop": (
-        lambda v: isinstance(v, list) and all(isinstance(text, str) and text for text in v),
-        "a list of strings, none of them empty",
+        _list(64, lambda v: isinstance(v, str) and 0 < len(v) <= 256),
+        "a list of at most 64 strings, each of 1 to 256 characters",
     ),
-    "stop_token_ids": (
-        lambda v: isinstance(v, list) and all(is_whole_number(token) for token in v),
-        "a list of whole numbers",
-    ),
+    "stop_token_ids": (_list(1024, is_whole_number), "a list of at most 1,024 whole numbers"),
     "ignore_eos": (lambda v: isinstance(v, bool), "True or False"),
     "logprobs": (_or_none(_whole(0)), "a whole number, 0 or more, or None"),
     "prompt_logprobs": (_or_none(_whole(0)), "a whole number, 0 or more, or None"),

@@ -56,6 +56,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
+        if self.max_model_len is not None:
+            self.checked_length(self.max_model_len)
 
     @classmethod
     def from_fields(cls: type[Config], **given: Any) -> Config:
@@ -107,10 +109,24 @@ class EngineConfig:
             InputError: the configured length exceeds what the model can take.
         """
         if self.max_model_len is None:
-            return min(model_max_len or self.max_num_batched_tokens, self.max_num_batched_tokens)
+            length = min(model_max_len or self.max_num_batched_tokens, self.max_num_batched_tokens)
+            return self.checked_length(length)
         if model_max_len is not None and self.max_model_len > model_max_len:
             raise InputError(
                 f"max_model_len is {self.max_model_len}, but the model has positions for only "
                 f"{model_max_len} tokens"
             )
         return self.max_model_len
+
+    def checked_length(self, max_model_len: int) -> int:
+        """A `max_model_len` that was given, or follows from other limits.
+
+        Raises:
+            InputError: no request would fit.
+        """
+        if max_model_len < 2:
+            what = f"max_model_len must be at least 2, got {max_model_len}"
+            if self.max_model_len is None:
+                what = f"the other limits leave {max_model_len} tokens for a request: raise them"
+            raise InputError(f"{what} (one token of prompt and one of output)")
+        return max_model_len

@@ -164,10 +164,12 @@ class Detokenizer:
         """Characters at the end of `text` that may be the beginning of a stop string."""
         held_back = 0
         for stop in self.stop:
-            for length in range(min(len(stop) - 1, len(text)), held_back, -1):
-                if text.endswith(stop[:length]):
-                    held_back = length
-                    break
+            end = text[-(len(stop) - 1) :] if len(stop) > 1 else ""
+            start = end.find(stop[0])  # only there may one begin: few places to look at
+            while start >= 0 and not stop.startswith(end[start:]):
+                start = end.find(stop[0], start + 1)
+            if start >= 0:
+                held_back = max(held_back, len(end) - start)
         return held_back
 
 

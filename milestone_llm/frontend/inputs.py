@@ -24,8 +24,14 @@ def as_list(prompts: Prompts) -> Sequence[Prompt]:
     return [given] if is_one else given  # what is no prompt at all is told so when it is encoded
 
 
-def encode_prompt(tokenizer: Any, prompt: Any, chat: bool) -> list[int]:
+def encode_prompt(
+    tokenizer: Any, prompt: Any, chat: bool, add_special_tokens: bool = True
+) -> list[int]:
     """Token ids of a prompt of any kind.
+
+    Args:
+        chat: whether a text is a user's message of a chat.
+        add_special_tokens: to any other text (BOS, say). A chat has those of its template.
 
     Raises:
         InputError: it is no prompt, or text for an engine without a tokenizer.
@@ -41,7 +47,7 @@ def encode_prompt(tokenizer: Any, prompt: Any, chat: bool) -> list[int]:
             return [operator.index(token) for token in prompt]
     except (TypeError, KeyError) as error:
         raise InputError(
-            f"a prompt is text, a list of token ids or a list of messages, got {prompt!r}"
+            f"a prompt is text, a list of token ids or a list of messages, got {prompt!r:.200}"
         ) from error
     if tokenizer is None:
         raise InputError("the engine has no tokenizer: give the prompt as token ids")
@@ -49,7 +55,7 @@ def encode_prompt(tokenizer: Any, prompt: Any, chat: bool) -> list[int]:
     for text in texts:
         _check_text("the prompt", str(text))
     if is_text and not chat:
-        return list(tokenizer(prompt)["input_ids"])
+        return list(tokenizer(prompt, add_special_tokens=add_special_tokens)["input_ids"])
     messages = [{"role": "user", "content": prompt}] if is_text else prompt
     return render_chat(tokenizer, messages)
 
@@ -108,7 +114,7 @@ def check_params(
             "the vocabulary are stop tokens: there is nothing to sample"
         )
     if params.stop and tokenizer is None:
-        raise InputError(f"stop={params.stop!r} needs a tokenizer, and the engine has none")
+        raise InputError(f"stop={params.stop!r:.200} needs a tokenizer, and the engine has none")
 
 
 def check_priority(priority: Any) -> None:

@@ -12,6 +12,7 @@ import gc
 import io
 import json
 import math
+import os
 import pdb
 import signal
 import sys
@@ -27,10 +28,17 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from milestone_llm.core.errors import InputError
 
+from .threads import let_waiting_threads_sleep
+
 console = Console(highlight=False, emoji=False)
 """Results go here: standard output."""
 log_console = Console(stderr=True, highlight=False, emoji=False)
 """Progress and complaints go here."""
+
+
+def warn(text: str) -> None:
+    """Tell who sits at the terminal."""
+    log_console.print(text, style="yellow", markup=False)
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -235,14 +243,20 @@ def model_libraries(num_threads: int | None) -> Iterator[None]:
     """Import torch and transformers, and keep them quiet within.
 
     Args:
-        num_threads: CPU threads; None leaves them to torch.
+        num_threads: CPU threads, no more than cores; None leaves them to torch.
     """
+    let_waiting_threads_sleep()
     from milestone_llm.models.pretrained import quiet_transformers
 
     if num_threads:
+        os.environ["OMP_NUM_THREADS"] = str(num_threads)  # chosen, and to be kept
         import torch
 
-        torch.set_num_threads(num_threads)
+        from milestone_llm.models.machine import usable_cores
+
+        if num_threads > (cores := usable_cores()):
+            log_console.print(f"--threads {num_threads}: there are {cores} cores, and so threads.")
+        torch.set_num_threads(min(num_threads, cores))
     with quiet_transformers(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         yield

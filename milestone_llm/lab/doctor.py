@@ -64,9 +64,9 @@ def _software(advice: list[str]) -> Rows:
 def _machine(advice: list[str]) -> Rows:
     import torch
 
-    num_cores = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else num_cores
-    num_threads = torch.get_num_threads()
+    from milestone_llm.models.machine import usable_cores
+
+    usable, num_threads = usable_cores(), torch.get_num_threads()
     cores = f"{usable} core{'s' * (usable > 1)}"
     text = f"{usable} usable, torch takes {num_threads} thread{'s' * (num_threads > 1)}"
     if hasattr(os, "getloadavg"):
@@ -82,7 +82,7 @@ def _machine(advice: list[str]) -> Rows:
         times = f"ten in {many:.1f} ms with {num_threads} threads, in {one:.1f} ms with one"
         yield "small products", times
         if threads_wait := in_the_way(many, one):
-            advice.append(threads_wait)
+            advice.append(f"{threads_wait} Take --threads 1.")
     if (memory := _free_memory()) is not None:
         yield "memory", f"{memory[0]:.1f} of {memory[1]:.1f} GiB free"
         if memory[0] < 2:

@@ -1,31 +1,41 @@
 """Whether torch's CPU threads help each other. On a busy machine they wait for each other instead.
 
 A product of matrices is done when the last thread is. Where another program has one of the cores,
-each of the hundreds of products in a step waits for its turn, and a step takes ten times as long.
-A load average need not show it (it ends at the container's wall), so it is measured. Nothing here
-imports torch before it is needed.
+each of the hundreds of products in a step waits for its turn, and threads that wait keep the other
+cores busy with waiting. So they are told to sleep soon, and where they are in the way even then,
+one goes on alone. A load average need not show it (it ends at the container's wall), so it is
+measured. Nothing here imports torch before it is needed.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable
-
-from .cli import log_console
 
 NUM_PRODUCTS = 10
 NUM_ROUNDS = 15
 SECONDS = 0.25
 """After that, the rounds that have been are enough."""
-TOO_SLOW = 2.0
+TOO_SLOW = 1.5
 """All threads against one: their time for the same products, from which on they are in the way."""
 FAR_SLOWER = 4.0
 """A step against the fastest one like it."""
 IN_A_ROW = 3
 """So many steps, since any program may stop for a moment."""
 SECONDS_BETWEEN_LOOKS = 10.0
+NUM_SPINS = 10_000
+"""How often a thread looks before it sleeps; GNU's OpenMP has 300,000, some milliseconds."""
+QUIET_MILLISECONDS = 1.0
+"""Ten products, on the two cores on which the programs' times were taken."""
+
+
+def let_waiting_threads_sleep() -> None:
+    """To be called before torch is imported. Whoever has chosen how threads wait is obeyed."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", str(NUM_SPINS))
 
 
 def product_times() -> tuple[float, float]:
@@ -55,34 +65,38 @@ def product_times() -> tuple[float, float]:
 
 
 def in_the_way(many: float, one: float) -> str:
-    """What to do about threads that take so much longer than one; empty if they do not."""
+    """What is wrong with threads that take so much longer than one; empty if nothing is."""
     if many < TOO_SLOW * one:
         return ""
     return (
         f"torch's threads take {many / one:.1f} times as long as one for small products: they wait "
-        "for each other, as they do where other programs use the cores. Take --threads 1."
+        "for each other, as they do where other programs use the cores."
     )
 
 
-def say(text: str) -> None:
-    """Tell who sits at the terminal."""
-    log_console.print(text, style="yellow", markup=False)
-
-
 class ThreadWatch:
-    """Says once that threads are in the way: at the start, or when steps become far slower.
+    """Goes on with one thread where more are in the way: at the start, or when steps become slow.
+
+    Who has chosen a number (`--threads`, `OMP_NUM_THREADS`) keeps it, and is told.
 
     Args:
         device_type: of the model; nothing is watched where it is not "cpu".
-        say: called with what to do.
+        say: called, once, with what was found and done.
+        may_change: whether the number may change after the start; a comparison would not be fair.
     """
 
-    def __init__(self, device_type: str, say: Callable[[str], object] = say) -> None:
+    def __init__(
+        self, device_type: str, say: Callable[[str], object], *, may_change: bool = True
+    ) -> None:
         self._say = say
+        self._may_change = True
         self._is_over = device_type != "cpu"
         self._fastest: dict[int, float] = {}
         self._num_slow = 0
+        self.slowness: float | None = None
+        """Times that a small product takes here, against quiet cores; None: not measured."""
         self._look()
+        self._may_change = may_change
 
     def note_step(self, seconds: float, num_outputs: int) -> None:
         """After each step: its time, and how many requests got a token, for like goes with like."""
@@ -90,17 +104,22 @@ class ThreadWatch:
         fastest = self._fastest[kind] = min(seconds, self._fastest.get(kind, math.inf))
         self._num_slow = self._num_slow + 1 if seconds > FAR_SLOWER * fastest else 0
         is_due = time.perf_counter() > self._looked + SECONDS_BETWEEN_LOOKS
-        if self._num_slow >= IN_A_ROW and is_due and not self._is_over:
+        if self._num_slow >= IN_A_ROW and is_due:
             self._look()
 
     def _look(self) -> None:
+        self._looked = time.perf_counter()
+        if self._is_over:
+            return
         import torch
 
-        if (
-            not self._is_over
-            and torch.get_num_threads() > 1
-            and (text := in_the_way(*product_times()))
-        ):
-            self._say(text)
-            self._is_over = True
-        self._looked = time.perf_counter()
+        many, one = product_times()
+        text = in_the_way(many, one) if torch.get_num_threads() > 1 else ""
+        if text and self._may_change and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1)
+            self._say(f"{text} Going on with one (--threads N takes N).")
+            many = one
+        elif text:
+            self._say(f"{text} Take --threads 1.")
+        self._is_over = bool(text)
+        self.slowness = many / QUIET_MILLISECONDS

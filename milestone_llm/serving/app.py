@@ -14,9 +14,21 @@ from starlette.exceptions import HTTPException
 
 from milestone_llm.core.sampling_params import SamplingParams
 
-from .errors import ApiError, answer_bad_fields, answer_bug, answer_http_error
+from .errors import (
+    ApiError,
+    answer_bad_fields,
+    answer_bug,
+    answer_http_error,
+    answer_no_memory,
+)
 from .live_page import URL as TRACE_URL
-from .protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from .request_json import counting_route
 from .response_bodies import Json
 from .responses import ApiResponse
 from .service import Service
@@ -27,7 +39,9 @@ def build_app(service: Service) -> FastAPI:
     app = FastAPI(title="milestone-llm", docs_url="/docs", redoc_url=None)
     app.add_exception_handler(HTTPException, answer_http_error)
     app.add_exception_handler(RequestValidationError, answer_bad_fields)
+    app.add_exception_handler(MemoryError, answer_no_memory)
     app.add_exception_handler(Exception, answer_bug)
+    app.router.route_class = counting_route(service.json_limits)
     engine = service.engine
 
     @app.post("/v1/completions")
@@ -38,7 +52,10 @@ def build_app(service: Service) -> FastAPI:
         params = completion_params(body, http.state.cache_salt)
         request = engine.open_request(len(prompts) * n)
         try:
-            token_ids = [await service.encode_prompt(prompt, "prompt") for prompt in prompts]
+            adds_special = body.add_special_tokens is not False
+            token_ids = [
+                await service.encode_prompt(prompt, "prompt", adds_special) for prompt in prompts
+            ]
             request_id = f"cmpl-{uuid.uuid4().hex}"
             echoed = [""] * request.num_choices
             if body.echo:
@@ -60,15 +77,14 @@ def build_app(service: Service) -> FastAPI:
     async def chat_completions(body: ChatRequest, http: Request) -> Response:
         arrival_time = time.perf_counter()
         service.check_model(body.model)
-        messages, num_logprobs = body.as_texts(), body.num_logprobs
+        num_logprobs = body.num_logprobs
         request = engine.open_request(body.n or 1)
         try:
-            token_ids = await service.encode_prompt(messages, "messages")
+            token_ids = await service.encode_prompt(body.messages, "messages")
             max_tokens = body.max_completion_tokens or body.max_tokens
             if max_tokens is None:
                 max_tokens = max(1, service.max_model_len - len(token_ids))
-            salt = http.state.cache_salt
-            params = body.sampling_params(max_tokens, num_logprobs, cache_salt=salt)
+            params = body.sampling_params(max_tokens, num_logprobs, http.state.cache_salt)
             request_id = f"chatcmpl-{uuid.uuid4().hex}"
             service.start(request, request_id, [token_ids], [params], body, arrival_time)
         except BaseException:
@@ -101,10 +117,8 @@ def build_app(service: Service) -> FastAPI:
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Json:
         service.check_model(body.model)
-        if (body.prompt is None) == (not body.messages):
-            raise ApiError(400, "give either prompt or messages", param="prompt")
-        messages = [each.as_text(index) for index, each in enumerate(body.messages or [])]
-        tokens = await service.encode(messages or body.prompt, "prompt")
+        adds_special = body.add_special_tokens is not False
+        tokens = await service.encode(*body.only_prompt(), adds_special)
         return {"tokens": tokens, "count": len(tokens), "max_model_len": service.max_model_len}
 
     @app.post("/detokenize")
@@ -116,23 +130,23 @@ def build_app(service: Service) -> FastAPI:
 
         @app.get("/")
         async def explorer() -> Response:
-            return HTMLResponse(page.html)
+            return HTMLResponse(page.html, headers=page.headers)
 
         @app.get(TRACE_URL)
         async def trace() -> Response:
             lines = page.lines(page.subscribe())
-            return StreamingResponse(lines, media_type="application/x-ndjson")
+            return StreamingResponse(lines, 200, page.headers, "application/x-ndjson")
 
     return app
 
 
-def completion_params(body: CompletionRequest, cache_salt: str) -> SamplingParams:
+def completion_params(body: CompletionRequest, key_salt: str) -> SamplingParams:
     """What the engine is asked for by a completion request.
 
     Raises:
         ApiError: a value is out of range.
     """
-    others: dict[str, Any] = {"cache_salt": cache_salt}
+    others: dict[str, Any] = {}
     max_tokens = 16 if body.max_tokens is None else body.max_tokens
     if max_tokens == 0:
         if not body.echo:
@@ -141,4 +155,4 @@ def completion_params(body: CompletionRequest, cache_salt: str) -> SamplingParam
         max_tokens = 1
     if body.echo and body.logprobs is not None:
         others["prompt_logprobs"] = body.logprobs
-    return body.sampling_params(max_tokens, body.logprobs, **others)
+    return body.sampling_params(max_tokens, body.logprobs, key_salt, **others)

@@ -37,7 +37,7 @@ from milestone_llm.lab.cli import (
 )
 from milestone_llm.lab.plots.picture import check_suffix
 
-from .bench_report import has_collapsed, machine, report
+from .bench_report import has_collapsed, report
 from .bench_server import door_of, running_server
 
 if TYPE_CHECKING:
@@ -88,9 +88,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("server", nargs="*", metavar="-- OPTION", help="options of the servers' command line")
     args = parser.parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
-    command = shlex.join(["python", "-m", "milestone_llm.serving.bench", *words])
     body = measure if args.overhead is None else compare
-    return run_command(lambda args: body(args, command), args, check)
+
+    def recorded(args: argparse.Namespace) -> None:
+        from milestone_llm.lab.bench.record import made_by
+
+        body(args, made_by(["python", "-m", "milestone_llm.serving.bench", *words]))
+
+    return run_command(recorded, args, check)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -115,7 +120,7 @@ def check(args: argparse.Namespace) -> None:
         raise InputError("--token-ms goes with --step-ms")
 
 
-def measure(args: argparse.Namespace, command: str) -> None:
+def measure(args: argparse.Namespace, record: dict[str, str]) -> None:
     """Measure, print, and write what the options ask for.
 
     Raises:
@@ -123,8 +128,9 @@ def measure(args: argparse.Namespace, command: str) -> None:
     """
     from milestone_llm.lab.bench.report import print_rows
 
-    data: dict[str, Any] = {"command": command, **_setting(args), "points": []}
-    print_rows(console, data["about"].items(), gap=2)
+    data: dict[str, Any] = {**record, **_setting(args), "points": []}
+    about = {**data["about"], "machine": record["machine"], "versions": record["versions"]}
+    print_rows(console, about.items(), gap=2)
     try:
         for name in [args.url] if args.url else args.milestones:
             with _running(args, name) as url:
@@ -135,14 +141,13 @@ def measure(args: argparse.Namespace, command: str) -> None:
             report(data, args.json, args.markdown, args.output)
 
 
-def compare(args: argparse.Namespace, command: str) -> None:
+def compare(args: argparse.Namespace, record: dict[str, str]) -> None:
     """What HTTP costs, for each milestone; printed, and written where --json says."""
     from .overhead import overhead_of, workload
 
     items, reports = workload(args), []
     for name in args.milestones:
-        about = {"command": command, "server": name, "machine": machine()}
-        reports.append({**about, **overhead_of(name, args, items)})
+        reports.append({**record, "server": name, **overhead_of(name, args, items)})
         console.print_json(json.dumps(reports[-1]))
     if args.json:
         args.json.write_text(json.dumps(reports, indent=2) + "\n", encoding="utf-8")
@@ -158,7 +163,7 @@ def _setting(args: argparse.Namespace) -> dict[str, Any]:
         "good": f"first token within {args.ttft_limit:g} ms, the others every "
         f"{args.itl_limit:g} ms on average",
         "server": args.url or _command_of(args),
-        "machine": f"{_device(args)}{machine()}",
+        "device": _device(args),
     }
     limits = {"ttft_limit": args.ttft_limit, "itl_limit": args.itl_limit}
     return {"about": about, **limits, "seed": args.seed}
@@ -172,11 +177,11 @@ def _command_of(args: argparse.Namespace) -> str:
 def _device(args: argparse.Namespace) -> str:
     """Where servers that are started here compute, as far as that is said by their options."""
     if args.url:
-        return "server elsewhere; here "
+        return "that of a server elsewhere"
     import torch
 
     has_gpu = torch.cuda.is_available() and "cpu" not in args.server
-    return f"{torch.cuda.get_device_name() if has_gpu else 'cpu'}, "
+    return torch.cuda.get_device_name() if has_gpu else "cpu"
 
 
 @contextmanager
@@ -204,6 +209,7 @@ def _points(args: argparse.Namespace, url: str) -> Iterator[dict[str, Any]]:
         number += 1
         outcomes = asyncio.run(send_all(url, items))
         point = {"rate": rate, **figures(outcomes, *_limits(args))}
+        point["goodput"] = rate * point["good_share"]  # over the time in which requests come
         reasons = [each.error for each in outcomes if not each.is_complete and each.status != 429]
         log_console.print(
             f"{rate:g} a second: {point['completed']} completed, {point['refused']} refused, "

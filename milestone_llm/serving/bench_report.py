@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +25,6 @@ TABLES = {
         for what in ("p50", "p95", "p99", "max")
     },
 }
-
-
-def machine() -> str:
-    """Cores, load and versions, in words: what a figure depends on."""
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
-    load = f"{os.getloadavg()[0]:.1f}"
-    return (
-        f"{os.cpu_count()} CPU cores, load {load} before the first run; "
-        f"Python {platform.python_version()}, {versions}"
-    )
 
 
 def report(
@@ -108,6 +95,7 @@ def _remarks(data: dict[str, Any]) -> list[str]:
 
 
 def _markdown(data: dict[str, Any]) -> str:
+    from milestone_llm.lab.bench.record import front_matter
     from milestone_llm.lab.bench.report import markdown_table, titled
 
     parts = ["\n".join(f"- {name}: {text}" for name, text in data["about"].items())]
@@ -115,4 +103,4 @@ def _markdown(data: dict[str, Any]) -> str:
         for title, headings, rows in titled(_as_report(points), _titled(name)):
             parts += [f"**{title}**", markdown_table(headings, rows)]
     parts.append("\n".join(f"- {remark}" for remark in _remarks(data)))
-    return "\n\n".join(parts) + "\n"
+    return front_matter(data) + "\n\n".join(parts) + "\n"

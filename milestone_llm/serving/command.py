@@ -10,6 +10,8 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import os
+import resource
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -32,6 +34,12 @@ from milestone_llm.lab.cli import (
 from .engine_client import EngineClient, EngineDeadError
 from .engine_process import EngineProcess
 from .engine_spec import EngineSpec
+
+BACKLOG = 2048
+"""Clients that may connect while the model is loaded; they wait for it."""
+MAX_CONNECTIONS = 1024
+RESERVED_FILES = 128
+"""Descriptors that are not for connections: traces, pipes, libraries, those about to be closed."""
 
 if TYPE_CHECKING:
     from milestone_llm.frontend.engine import BaseEngine
@@ -94,11 +102,21 @@ def serve_parser(
     add_options(parser, "model")
     add("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 lets others in")
     add("--port", type=int, default=8000, help="0: one that is free")
+    about = "names of the server that clients may use, beside localhost; without them, any name is "
+    about += "taken where there is a key or the address is not this machine's own"
+    add("--allowed-hosts", nargs="+", default=[], metavar="NAME", help=about)
     about = "ask for one of these keys; a prompt cached for one key is not found by another"
     add("--api-key", nargs="+", type=_key, default=[], metavar="KEY", help=about)
     about = "requests that may wait for a row; more are answered 429"
     add("--max-queued", type=positive, default=256, metavar="N", help=about)
     add("--max-body-bytes", type=positive, default=8 * 2**20, metavar="N", help="of a request")
+    about = "of all requests together, but for the first 64 KiB of each; more are answered 503"
+    add("--max-bodies-bytes", type=positive, default=128 * 2**20, metavar="N", help=about)
+    about = f"clients at one time; {MAX_CONNECTIONS:,}, or fewer if `ulimit -n` is low"
+    add("--max-connections", type=positive, metavar="N", help=about)
+    about = "for how long a client may take over the headers of a request, and over its body"
+    times, names = [10.0, 30.0], ("HEAD", "BODY")
+    add("--request-seconds", nargs=2, type=at_least_0, default=times, metavar=names, help=about)
     about = "for how long requests under way may go on after SIGTERM or Ctrl-C"
     add("--drain-seconds", type=at_least_0, default=30.0, metavar="S", help=about)
     about = "show steps as they happen at /; every client with a key sees all steps there"
@@ -129,8 +147,8 @@ def serve_parser(
 
 def _key(text: str) -> str:
     """An argparse type: what a client can send in a header."""
-    if not (text.strip() and text.isascii()):
-        raise argparse.ArgumentTypeError("a key is not empty, and ASCII")
+    if not (text.isascii() and text.isprintable()) or " " in text or not text:
+        raise argparse.ArgumentTypeError("a key is printable ASCII without spaces, and not empty")
     return text
 
 
@@ -148,7 +166,8 @@ def _field_docstrings(config: type[Any]) -> dict[str, str]:
 
 def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(_bind(args.host, args.port))  # before a model is loaded
+        max_connections = _max_connections(args.max_connections)
+        listener = stack.enter_context(_listen(args.host, args.port))  # before a model is loaded
         engine: EngineClient
         if args.replicas or args.ray_address or args.autoscaling:
             engine = stack.enter_context(_replicas(spec, args))
@@ -162,17 +181,23 @@ def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
             from . import server  # noqa: F401  meanwhile the model is loaded
 
             process.wait_until_ready()
+        from .connection import ConnectionLimits
+        from .middleware import is_loopback
         from .server import Limits, Server
 
         freeze_garbage()
+        host, port = listener.getsockname()[:2]
         limits = Limits(
+            ConnectionLimits(max_connections, *args.request_seconds),
             api_keys=args.api_key,
+            allowed_hosts=args.allowed_hosts,
+            takes_any_host=bool(args.api_key) or not is_loopback(host),
             max_queued=args.max_queued,
             max_body_bytes=args.max_body_bytes,
+            max_bodies_bytes=args.max_bodies_bytes,
             drain_seconds=args.drain_seconds,
             has_page=args.page and not args.replicas,
         )
-        host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
         def on_ready() -> None:
@@ -208,17 +233,39 @@ def _replicas(spec: EngineSpec, args: argparse.Namespace) -> Replicas:
     )
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """A socket at this address that does not listen yet: who comes too early is turned away.
+def _max_connections(wanted: int | None) -> int:
+    """How many clients may be connected at one time.
+
+    Raises:
+        InputError: this process may not have as many files open.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return wanted or MAX_CONNECTIONS
+    free = limit - len(os.listdir("/dev/fd")) - RESERVED_FILES
+    if free < (wanted or 1):
+        raise InputError(
+            f"{wanted or 1} connections need {RESERVED_FILES} open files more than that, and "
+            f"`ulimit -n` {limit} leaves room for {max(0, free)}: raise it, or ask for fewer"
+        )
+    return wanted or min(free, MAX_CONNECTIONS)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens at this address: nobody else can, and who comes early waits.
 
     Raises:
         InputError: the address is taken, or is none of this machine's.
     """
+    if not host.strip():
+        raise InputError("--host is empty: 127.0.0.1 is for this machine alone, 0.0.0.0 for all")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio looks at the protocol before it switches Nagle's algorithm off.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         listener.close()
         raise InputError(f"cannot listen at {host}:{port}: {error}") from None

@@ -1,46 +1,199 @@
-"""One client's connection: uvicorn's, with an end for clients that ask but do not read."""
+"""One client's connection: uvicorn's, with an end for clients that do not finish or do not read."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+import itertools
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from .errors import ApiError
 
 WRITE_SECONDS = 60.0
 """For how long a client may leave unread what it was sent; then its connection is closed."""
+MAX_HEAD_BYTES = 2**16
+"""Of a request's first line and headers; also of what stands between and after parts of a body."""
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """What each client has to keep to, before anybody asks it for a key."""
+
+    max_connections: int
+    """Of all clients together."""
+    head_seconds: float
+    """From the beginning of a connection, or the end of an answer, to the end of the headers."""
+    body_seconds: float
+    """From there to the end of the body."""
+
+
+class Part(Enum):
+    """What of a request is being received."""
+
+    NOTHING = auto()
+    HEAD = auto()
+    BODY = auto()
 
 
 class HttpConnection(HttpToolsProtocol):
-    """Hangs up on a client that takes nothing for `WRITE_SECONDS`.
+    """Hangs up on a client that does not finish its request in time, or takes nothing.
 
     What it was sent waits in the kernel's buffer, and if that is full, here. An answer waits with
     what follows (its tokens are kept, and no more than it may have), and ends with the connection.
+
+    Requests come one at a time: one that comes before the answer to the last is not read, and the
+    connection ends with that answer.
     """
 
-    _hanging_up: asyncio.TimerHandle | None = None
+    def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._limits = limits
+        self._part = Part.NOTHING
+        self._num_pending_bytes = 0
+        """Received since the parser last passed something on."""
+        self._asking: asyncio.TimerHandle | None = None
+        """Runs while a request is waited for or received."""
+        self._hanging_up: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count whatever the kernel does not take as unread."""
+        """Count whatever the kernel does not take as unread. Where all places are taken, the client
+        that should have asked first makes room.
+        """
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)
+        if len(self.connections) > self._limits.max_connections:
+            text = f"all {self._limits.max_connections} connections are in use"
+            error = ApiError(503, text, headers={"Retry-After": "1"})
+            others = (cast(HttpConnection, each) for each in self.connections)
+            asking = {each: each._asking.when() for each in others if each._asking is not None}
+            if not asking:
+                self._refuse(error)
+                return
+            min(asking, key=asking.__getitem__)._give_up(error)
+        self._ask_within(self._limits.head_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has gone."""
+        self._stop_asking()
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    # -- a request is received ---------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and refuse what is not getting anywhere."""
+        self._num_pending_bytes += len(data)
+        super().data_received(data)
+        if self._num_pending_bytes > MAX_HEAD_BYTES:
+            self._refuse(_head_too_large())
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        if self._is_answering:
+            raise ValueError(
+                "a request before the answer to the last"
+            )  # to the parser, which stops
+        super().on_message_begin()
+        self._part = Part.HEAD
+
+    def on_headers_complete(self) -> None:
+        """The application may begin."""
+        if len(self.url) + sum(map(len, itertools.chain(*self.headers))) > MAX_HEAD_BYTES:
+            self._refuse(_head_too_large())
+            raise ValueError("too large a head")
+        super().on_headers_complete()
+        self._part, self._num_pending_bytes = Part.BODY, 0
+        self._ask_within(self._limits.body_seconds)
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        super().on_body(body)
+        self._num_pending_bytes = 0
+
+    def on_message_complete(self) -> None:
+        """All of it is there."""
+        super().on_message_complete()
+        self._part, self._num_pending_bytes = Part.NOTHING, 0
+        self._stop_asking()
+        if self.cycle.response_complete:
+            self._ask_within(self._limits.head_seconds)
+
+    def on_response_complete(self) -> None:
+        """Another request may come, when this one has been received."""
+        super().on_response_complete()
+        if self._part is Part.NOTHING:
+            self._ask_within(self._limits.head_seconds)
+
+    def send_400_response(self, msg: str) -> None:
+        """For uvicorn, when the parser cannot go on."""
+        if self._is_answering:
+            self.cycle.keep_alive = False
+        else:
+            self._refuse(ApiError(400, "the request is no valid HTTP"))
+
+    @property
+    def _is_answering(self) -> bool:
+        """Whether a request that has been received waits for its answer, or for more of it."""
+        is_open = self.cycle is not None and not self.cycle.response_complete
+        return is_open and self._part is Part.NOTHING
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def _ask_within(self, seconds: float) -> None:
+        self._stop_asking()
+        self._asking = self.loop.call_later(seconds, self._time_out, seconds)
+
+    def _stop_asking(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
+
+    def _time_out(self, seconds: float) -> None:
+        part = "body" if self._part is Part.BODY else "head"
+        self._give_up(ApiError(408, f"the {part} of the request took longer than {seconds:g} s"))
+
+    def _give_up(self, error: ApiError) -> None:
+        """End a connection on which a request was waited for. Who has begun one is told why."""
+        self._stop_asking()
+        if self._part is Part.NOTHING:
+            self.transport.close()
+        else:
+            self._refuse(error)
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer with an error, unless an answer has begun, and hang up."""
+        if self.transport.is_closing():
+            return
+        if self.transport.get_write_buffer_size():  # it has not read what came before, either
+            self.transport.abort()
+            return
+        is_answered = self._part is Part.BODY and self.cycle.response_started
+        if not (is_answered or self._is_answering):
+            response = error.response()
+            lines = [STATUS_LINE[response.status_code], b"connection: close\r\n"]
+            lines += [b"%s: %s\r\n" % header for header in response.raw_headers]
+            self.transport.write(b"".join([*lines, b"\r\n", bytes(response.body)]))
+        self.transport.close()
+
+    # -- an answer is not read ---------------------------------------------------------------
 
     def pause_writing(self) -> None:
         """The client is behind."""
         super().pause_writing()
-        transport = cast(asyncio.WriteTransport, self.transport)
-        self._hanging_up = self.loop.call_later(WRITE_SECONDS, transport.abort)
+        self._hanging_up = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         """It has read everything."""
         self._stop_waiting()
         super().resume_writing()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """It has gone."""
-        self._stop_waiting()
-        super().connection_lost(exc)
-
     def _stop_waiting(self) -> None:
         if self._hanging_up is not None:
             self._hanging_up.cancel()
+
+
+def _head_too_large() -> ApiError:
+    return ApiError(431, f"the head of the request is larger than {MAX_HEAD_BYTES} bytes")

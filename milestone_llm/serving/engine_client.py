@@ -33,6 +33,8 @@ class EngineInfo:
     max_model_len: int
     max_num_seqs: int
     """Most rows of a step, of all engines together."""
+    max_num_batched_tokens: int
+    """Most tokens of a step of one engine."""
     num_kv_blocks: int
     """Of one engine."""
     tokenizer: Any
@@ -102,8 +104,10 @@ class EngineClient(Protocol):
     """Engines, as HTTP sees them. `run` is the main thread's; the rest is HTTP's."""
 
     info: EngineInfo
-    problem: str | None
-    """Why nothing can be computed at present, though it may be later."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be computed at present, though it may be later."""
 
     def run(self, deliver: Callable[[list[RequestDelta]], None]) -> None:
         """Serve until `stop`.

@@ -1,10 +1,11 @@
 """The loop around the engine: commands in, a step, what it brought out.
 
     others' threads                                the engine's thread, the main one of its process
-    add_requests, abort, report  -- commands -->   between two steps
-    deliver(list)                <-- deltas ----   at most once a step, for all requests together
+    add_requests, abort, report  -- orders --->    between two steps
+    deliver(list)                <-- deltas ---    at most once a step, for all requests together
 
-Only the engine's thread touches the engine, so that no thread waits for a lock while it steps.
+Only the engine's thread touches the engine, so that no thread waits for a lock while it steps. And
+only that thread speaks: whatever leaves the loop leaves it there.
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
-from queue import SimpleQueue
 
 import torch
 
@@ -34,6 +33,7 @@ from .engine_client import (
     StepSink,
 )
 from .engine_metrics import EngineMetrics
+from .orders import OrderingClient, Orders
 
 log = logging.getLogger(__name__)
 
@@ -83,135 +83,151 @@ class _RequestState:
         return delta
 
 
-class EngineLoop:
+class EngineLoop(OrderingClient):
     """Runs an engine for others: an `EngineClient` whose methods may be called from any thread."""
 
     def __init__(self, engine: BaseEngine) -> None:
+        super().__init__()
         self.info = EngineInfo(
             engine.model_name,
             engine.max_model_len,
             engine.config.max_num_seqs,
+            engine.config.max_num_batched_tokens,
             engine.scheduler.kv_usage().total,
             engine.tokenizer,
         )
         self.problem: str | None = None
         self._engine = engine
         self._metrics = EngineMetrics()
-        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._deliver: Callable[[list[RequestDelta]], None]
+        self._on_report: Callable[[list[EngineReport]], None]
+        self._on_step: StepSink
         self._is_wanted = True
         self._next_send = 0.0
         """Time (`perf_counter`) before which nothing is sent, unless the engine idles."""
         self._states: dict[str, _RequestState] = {}
         self._unsent: dict[str, RequestOutput] = {}
         self._num_failures = 0
-        self._is_stopped = False
         self._page_tracer: Tracer | None = None
         self._threads = ThreadWatch(engine.model.device.type, log.warning)
 
     # -- from any thread ---------------------------------------------------------------------
 
-    def add_requests(self, requests: list[EngineRequest]) -> None:
-        """Queue requests. If the engine refuses one, its delta says so."""
-        for request in requests:
-            self._commands.put(partial(self._add, request))
-
-    def abort(self, request_id: str) -> None:
-        """End a request, wherever it is; before the next step it has no memory any more."""
-        self._commands.put(partial(self._abort, request_id))
+    def put(self, orders: Orders) -> None:
+        """Pass on orders that came together from another process."""
+        if orders.wants_more:
+            self.want_more()
+        self.orders.put(orders)
 
     def want_more(self) -> None:
-        """Send tokens with the next step."""
+        """Send tokens with the next step, or with the one under way."""
         self._is_wanted = True
-
-    def report(self) -> Future[list[EngineReport]]:
-        """The figures as they are between two steps."""
-        answer: Future[list[EngineReport]] = Future()
-        self._commands.put(partial(self._report, answer))
-        return answer
-
-    def watch(self, sink: StepSink | None) -> None:
-        """Give each step's record to `sink`, in the engine's thread; None: to nobody any more."""
-        self._commands.put(partial(self._watch, sink))
-
-    def stop(self) -> None:
-        """Let `run` return after the step under way."""
-        self._commands.put(self._stop)
 
     # -- in the engine's thread --------------------------------------------------------------
 
-    def run(self, deliver: Callable[[list[RequestDelta]], None]) -> None:
+    def run(
+        self,
+        deliver: Callable[[list[RequestDelta]], None],
+        on_report: Callable[[list[EngineReport]], None] | None = None,
+        on_step: StepSink | None = None,
+    ) -> None:
         """Serve until `stop`.
 
         Args:
             deliver: called in this thread with what steps have brought, at most once a step, and
                 not again before `want_more` unless the engine is idle or refuses a request.
+            on_report, on_step: called in this thread, instead of those who asked or watch here.
 
         Raises:
             EngineDeadError: the device failed, or `MAX_FAILURES` steps in a row did.
         """
         self._deliver = deliver
-        while not self._is_stopped:
+        self._on_report = on_report or self.take_report
+        self._on_step = on_step or self.take_step
+        is_last = False
+        while not is_last:
             is_idle = not self._engine.has_unfinished_requests()
             if is_idle:  # nobody else wants the interpreter
                 self._send()
-            if is_idle or not self._commands.empty():
-                self._commands.get()()
-            else:
-                self._step()
+            orders = self.orders.take(waits=is_idle)
+            self._carry_out(orders)
+            is_last = orders.is_last
+            if not is_last and self._engine.has_unfinished_requests():
+                self._try(self._step)
         for request_id in list(self._states):
-            self._abort(request_id)
+            self._try(partial(self._abort, request_id))
 
-    def _stop(self) -> None:
-        self._is_stopped = True
+    def _carry_out(self, orders: Orders) -> None:
+        for request_id in orders.aborts:
+            self._try(partial(self._abort, request_id))
+        for request in orders.requests.values():
+            self._try(partial(self._add, request))
+        if orders.is_watched is not None:
+            self._watch(orders.is_watched)
+        if orders.wants_report:
+            self._try(self._report)
 
-    def _report(self, answer: Future[list[EngineReport]]) -> None:
-        if not answer.set_running_or_notify_cancel():  # nobody waits for it any more
-            return
+    def _try(self, work: Callable[[], None]) -> None:
+        """Let the engine do something. Whatever it is, three failures in a row are the end.
+
+        Raises:
+            EngineDeadError: they were.
+        """
+        try:
+            work()
+        except Exception as error:
+            self._num_failures += 1
+            log.exception("The engine failed; the requests of the step have ended")
+            self._take(self._engine.take_outputs())
+            self._send()
+            # What a device reports once, it reports for ever.
+            if isinstance(error, torch.AcceleratorError) or self._num_failures >= MAX_FAILURES:
+                raise EngineDeadError(f"the engine is dead: {error!r}") from error
+
+    def _report(self) -> None:
         preempted = sum(bool(each.num_preemptions) for each in self._engine.scheduler.waiting)
         stats = {**self._engine.stats(), "waiting_preempted": preempted}
-        answer.set_result([EngineReport(stats, self._metrics)])
+        self._on_report([EngineReport(stats, self._metrics)])
 
-    def _watch(self, sink: StepSink | None) -> None:
+    def _watch(self, is_watched: bool) -> None:
         watchers = self._engine.core.watchers
         if self._page_tracer is not None:
             watchers.remove(self._page_tracer)
             self._page_tracer = None
-        if sink is not None:
-            self._page_tracer = Tracer([sink], keeps_records=False)
+        if is_watched:
+            self._page_tracer = Tracer([self._on_step], keeps_records=False)
             watchers.append(self._page_tracer)
 
     def _add(self, request: EngineRequest) -> None:
+        name = request.request_id
         try:
             self._engine.add_request(
-                request.prompt_token_ids, request.params, request.request_id, request.priority
+                request.prompt_token_ids, request.params, name, request.priority
             )
         except InputError as error:
-            self._deliver([RequestDelta(request.request_id, refusal=str(error))])
+            self._deliver([RequestDelta(name, refusal=str(error))])
+        except Exception as error:
+            text = f"the engine failed: {type(error).__name__}"
+            self._deliver([RequestDelta(name, refusal=text, status=500)])
+            raise
         else:
-            self._states[request.request_id] = _RequestState(request)
+            self._states[name] = _RequestState(request)
 
     def _abort(self, request_id: str) -> None:
+        try:
+            output = self._engine.abort(request_id)
+        except Exception:
+            self.abort(request_id)  # once more, after the next step
+            raise
         state = self._states.pop(request_id, None)
         self._unsent.pop(request_id, None)
-        output = self._engine.abort(request_id)
         if state is not None and output is not None:
             self._metrics.note_end(output, state.request.arrival_time)
 
     def _step(self) -> None:
         counts = dict(self._engine.counts)
         start = time.perf_counter()
-        try:
-            outputs = self._engine.step()
-        except Exception as error:
-            self._num_failures += 1
-            log.exception("A step failed; the requests in it have ended")
-            self._take(self._engine.take_outputs())
-            self._send()
-            # What a device reports once, it reports for ever.
-            if isinstance(error, torch.AcceleratorError) or self._num_failures >= MAX_FAILURES:
-                raise EngineDeadError(f"the engine is dead: {error!r}") from error
-            return
+        outputs = self._engine.step()
         seconds = time.perf_counter() - start
         if self._engine.counts["steps"] > counts["steps"]:
             self._num_failures = 0

@@ -1,11 +1,14 @@
 """An engine in a process of its own, so that HTTP's Python and the engine's do not share a lock.
 
-    HTTP's process                                        the engine's process
-    EngineProcess  add_requests, abort, ...  -- pipe -->  a thread: EngineLoop.add_requests, ...
-                   run: deliver              <-- pipe --  EngineLoop.run, in the main thread
+    HTTP's process                                           the engine's process
+    EngineProcess  add_requests, abort, ...
+                     -> orders -> a thread   -- pipe -->     a thread: EngineLoop.put
+                   run: deliver              <-- pipe --     EngineLoop.run, in the main thread
+                   problem                   <- a number --  a thread: when it last lived
 
-The engine's process is started before anything heavy is loaded: HTTP's never imports torch. Neither
-outlives the other.
+One thread writes in each direction, so that messages come whole; and it is not HTTP's, which must
+not wait for an engine that stands still. The engine's process is started before anything heavy is
+loaded: HTTP's never imports torch. Neither outlives the other.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from functools import partial
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -25,15 +28,9 @@ from typing import TYPE_CHECKING, Any
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.cli import model_libraries
 
-from .engine_client import (
-    EngineDeadError,
-    EngineInfo,
-    EngineReport,
-    EngineRequest,
-    RequestDelta,
-    StepSink,
-)
+from .engine_client import EngineDeadError, EngineInfo, RequestDelta
 from .engine_spec import EngineSpec
+from .orders import OrderingClient
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -44,27 +41,32 @@ CONTEXT: BaseContext = multiprocessing.get_context("spawn")
 """A fresh interpreter: CUDA does not survive a fork."""
 STOP_SECONDS = 10.0
 """For how long the step under way may go on when the server has ended; then it is cut off."""
+BEAT_SECONDS = 1.0
+"""How often the engine's process says that it lives. All that it needs for it is the interpreter:
+a long step is no silence."""
+SILENCE_SECONDS = 10.0
+"""After so long without a sign of life, `/health` says that the engine stands still."""
 
 
-class EngineProcess:
+class EngineProcess(OrderingClient):
     """An `EngineClient`, and the owner of the process. To be left with `with`."""
 
     info: EngineInfo
     """There once `wait_until_ready` has returned."""
 
     def __init__(self, spec: EngineSpec) -> None:
+        super().__init__()
         self._pipe, inner = CONTEXT.Pipe()
+        self._last_beat = CONTEXT.Value("d", time.monotonic(), lock=False)
         self._process = CONTEXT.Process(  # type: ignore[attr-defined]
-            target=run_engine, args=(spec, inner), name="engine"
+            target=run_engine, args=(spec, inner, self._last_beat), name="engine"
         )
         with _ctrl_c_ignored():  # the child inherits it; the one to end it is this process
             self._process.start()
         inner.close()
-        self.problem: str | None = None
-        self._answers: dict[int, Future[list[EngineReport]]] = {}
-        self._num_questions = 0
-        self._sink: StepSink | None = None
         self._is_stopping = False
+        self._writer = threading.Thread(target=self._send_orders, name="orders", daemon=True)
+        self._writer.start()
 
     def wait_until_ready(self) -> None:
         """Wait for the model.
@@ -85,41 +87,36 @@ class EngineProcess:
 
     # -- for HTTP ----------------------------------------------------------------------------
 
-    def add_requests(self, requests: list[EngineRequest]) -> None:
-        """Queue requests. If the engine refuses one, its delta says so."""
-        self._command("add_requests", requests)
-
-    def abort(self, request_id: str) -> None:
-        """End a request, wherever it is; before the next step it has no memory any more."""
-        self._command("abort", request_id)
-
-    def want_more(self) -> None:
-        """Send tokens with the next step."""
-        self._command("want_more")
-
-    def report(self) -> Future[list[EngineReport]]:
-        """The figures as they are between two steps."""
-        self._num_questions += 1
-        answer = self._answers[self._num_questions] = Future()
-        self._command("report", self._num_questions)
-        return answer
-
-    def watch(self, sink: StepSink | None) -> None:
-        """Give each step's record to `sink`, in the thread of `run`; None: to nobody any more."""
-        self._sink = sink
-        self._command("watch", sink is not None)
+    @property
+    def problem(self) -> str | None:
+        """That the engine's process gives no sign of life. It may be stopped, or swapped out."""
+        silence = time.monotonic() - self._last_beat.value
+        if silence < SILENCE_SECONDS:
+            return None
+        return f"the engine has given no sign of life for {silence:.0f} s"
 
     def stop(self) -> None:
         """Let `run` return after the step under way, or after `STOP_SECONDS`."""
         self._is_stopping = True
-        self._command("stop")
+        super().stop()
         timer = threading.Timer(STOP_SECONDS, self._process.kill)
         timer.daemon = True
         timer.start()
 
-    def _command(self, *command: Any) -> None:
-        with contextlib.suppress(OSError):  # the process has ended: `run` will say so
-            self._pipe.send(command)
+    # -- in a thread of its own --------------------------------------------------------------
+
+    def _send_orders(self) -> None:
+        """Send what is ordered, until the last order. Waits where the engine does not read."""
+        is_last = False
+        try:
+            with contextlib.suppress(OSError):  # the process has ended: `run` will say so
+                while not is_last:
+                    orders = self.orders.take()
+                    self._pipe.send(orders)
+                    is_last = orders.is_last
+        except BaseException:  # nobody would be served any more, and nobody told
+            self._process.kill()
+            raise
 
     # -- in the main thread ------------------------------------------------------------------
 
@@ -139,14 +136,10 @@ class EngineProcess:
                 break
             if kind == "deltas":
                 deliver(*content)
-            elif kind == "step":
-                if (sink := self._sink) is not None:
-                    sink(*content)
             elif kind == "report":
-                number, report = content
-                answer = self._answers.pop(number)
-                if answer.set_running_or_notify_cancel():  # else nobody waits for it any more
-                    answer.set_result(report)
+                self.take_report(*content)
+            elif kind == "step":
+                self.take_step(*content)
             else:
                 raise EngineDeadError(*content)
         if not self._is_stopping:
@@ -168,8 +161,10 @@ class EngineProcess:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._pipe.close()
+        super().stop()
         self._end(STOP_SECONDS if error is None else 0.0)
+        self._writer.join(STOP_SECONDS)  # nobody reads any more: its last order ends it
+        self._pipe.close()
 
     def _end(self, seconds: float = STOP_SECONDS) -> None:
         """Wait for the process to end, and then no longer."""
@@ -181,11 +176,15 @@ class EngineProcess:
 # --- in the engine's process ----------------------------------------------------------------------
 
 
-def run_engine(spec: EngineSpec, pipe: Connection) -> None:
-    """What the engine's process does, from its beginning to its end."""
+def run_engine(spec: EngineSpec, pipe: Connection, last_beat: Any) -> None:
+    """What the engine's process does, from its beginning to its end.
+
+    Args:
+        last_beat: shared with HTTP's process: `time.monotonic()` of the last sign of life.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):  # HTTP's process says when to end, and how
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_live, args=(last_beat,), daemon=True).start()
     with model_libraries(spec.num_threads):
         from .engine_loop import EngineLoop
 
@@ -193,14 +192,19 @@ def run_engine(spec: EngineSpec, pipe: Connection) -> None:
             loop = EngineLoop(spec.build())
         except InputError as error:
             _send(pipe, "refusal", str(error))
-            return
-        _send(pipe, "info", loop.info)
-        threading.Thread(target=_receive_commands, args=(loop, pipe), daemon=True).start()
-        try:
-            loop.run(partial(_send, pipe, "deltas"))
-        except EngineDeadError as error:
-            _send(pipe, "death", str(error))
-            raise SystemExit(1) from None
+        else:
+            _run_loop(loop, pipe)
+
+
+def _run_loop(loop: EngineLoop, pipe: Connection) -> None:
+    send = partial(_send, pipe)
+    send("info", loop.info)
+    threading.Thread(target=_receive_orders, args=(loop, pipe), daemon=True).start()
+    try:
+        loop.run(partial(send, "deltas"), partial(send, "report"), partial(send, "step"))
+    except EngineDeadError as error:
+        send("death", str(error))
+        raise SystemExit(1) from None
 
 
 @contextlib.contextmanager
@@ -213,32 +217,26 @@ def _ctrl_c_ignored() -> Iterator[None]:
 
 
 def _send(pipe: Connection, kind: str, *content: Any) -> None:
-    """Tell HTTP's process something. Always in the engine's thread."""
+    """Tell HTTP's process something. Called in the engine's thread alone."""
     with contextlib.suppress(OSError):  # it has ended, and this one is about to
         pipe.send((kind, *content))
 
 
-def _end_with_parent() -> None:
-    """End this process at once when HTTP's has ended without a word."""
+def _live(last_beat: Any) -> None:
+    """Say that this process lives, and end it at once when HTTP's has ended without a word."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    parent.join()
+    while parent.is_alive():
+        last_beat.value = time.monotonic()
+        parent.join(BEAT_SECONDS)
     os._exit(1)
 
 
-def _receive_commands(loop: EngineLoop, pipe: Connection) -> None:
-    """Pass commands on, for as long as they come."""
-
-    def send_report(number: int, answer: Future[list[EngineReport]]) -> None:
-        _send(pipe, "report", number, answer.result())
-
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            kind, *content = pipe.recv()
-            if kind == "report":
-                loop.report().add_done_callback(partial(send_report, *content))
-            elif kind == "watch":
-                loop.watch(partial(_send, pipe, "step") if content[0] else None)
-            else:  # of the same name: add_requests, abort, want_more, stop
-                getattr(loop, kind)(*content)
-    loop.stop()
+def _receive_orders(loop: EngineLoop, pipe: Connection) -> None:
+    """Pass orders on, for as long as they come. Nothing is said here: the engine's thread does."""
+    try:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                loop.put(pipe.recv())
+    finally:
+        loop.stop()

@@ -19,6 +19,8 @@ _KINDS = {
     "stop": "text or a list of texts",
 }
 """Fields that may be of several types."""
+MAX_CHARACTERS = 500
+"""Of a message. What it quotes comes from a client, who may have sent megabytes of it."""
 
 
 class ApiError(HTTPException):
@@ -37,6 +39,8 @@ class ApiError(HTTPException):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
+        if len(message) > MAX_CHARACTERS:
+            message = f"{message[:MAX_CHARACTERS]}..."
         super().__init__(status_code, message, headers)
         self.param = param
         self.code = code
@@ -56,6 +60,8 @@ class ApiError(HTTPException):
 async def answer_http_error(request: Request, error: Exception) -> JSONResponse:
     """For FastAPI: our own errors, and those of the framework (404, no JSON)."""
     assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, MemoryError):  # while the body was parsed
+        return await answer_no_memory(request, error)
     if not isinstance(error, ApiError):
         error = ApiError(error.status_code, str(error.detail), headers=dict(error.headers or {}))
     return error.response()
@@ -75,6 +81,12 @@ async def answer_bad_fields(request: Request, error: Exception) -> JSONResponse:
     if not path:
         return ApiError(400, f"the body: {message} (is Content-Type application/json?)").response()
     return ApiError(400, f"{'.'.join(path)}: {message}", param=path[0]).response()
+
+
+async def answer_no_memory(request: Request, error: Exception) -> JSONResponse:
+    """For FastAPI: the system gives no more memory. What the request had of it is free now."""
+    text = "there is no memory left for this request. Try again later."
+    return ApiError(503, text, headers={"Retry-After": "1"}).response()
 
 
 async def answer_bug(request: Request, error: Exception) -> JSONResponse:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from milestone_llm.lab.trace.explore import explorer_html
+from milestone_llm.lab.trace.explore import LiveSource, explorer_html
 from milestone_llm.lab.trace.live import LiveTrace, Subscription
 
 from .async_engine import AsyncEngine
 from .errors import ApiError
+from .threads import started_threads
 
 URL = "/trace"
 MAX_READERS = 8
@@ -29,12 +30,22 @@ class LivePage:
     """
 
     def __init__(self, engine: AsyncEngine, tokenizer: Any) -> None:
-        self.html = explorer_html(live=URL)
+        info = engine.client.info
+        source = LiveSource(URL, info.model_name, info.max_num_batched_tokens)
+        self.html = explorer_html(live=source)
+        (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="(.*?)"', self.html)
+        self.headers = {
+            "Content-Security-Policy": f"{policy}; frame-ancestors 'none'",
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": "no-store",
+        }
+        """Of the page and its steps: what the page says itself, and that nobody may frame it, which
+        only a header can say."""
         self._engine = engine
         self._tokenizer = tokenizer
         self._lock = threading.Lock()  # a tokenizer is not made for several threads
         self._live = LiveTrace(decode=self._decode if tokenizer is not None else None)
-        self._threads = ThreadPoolExecutor(MAX_READERS, "page")
+        self._threads = started_threads(MAX_READERS, "page")
 
     def subscribe(self) -> Subscription:
         """One more reader.

@@ -1,4 +1,8 @@
-"""Metrics in Prometheus's format. Names, units and labels are vLLM's, with another prefix."""
+"""Metrics in Prometheus's format: names, units and labels of vLLM's, with another prefix.
+
+vLLM's are those of vllm/v1/metrics/loggers.py. `OURS_ALONE` has no counterpart there, and the
+bounds of histograms are our own.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from .engine_client import EngineReport
 from .engine_metrics import HISTOGRAMS, EngineMetrics
 
 PREFIX = "milestone_llm:"
-
+OURS_ALONE = {"step_time_seconds", "step_batch_size", "admission_rejections"}
 
 Labels = Mapping[str, str]
 
@@ -44,8 +48,7 @@ class Metrics(Collector):
         """For prometheus-client."""
         families: dict[str, Metric] = {}
         for report in self._reports:
-            name = {"replica": report.replica} if report.replica else {}
-            for family in _of_engine(report, {**self._labels, **name}):
+            for family in _of_engine(report, {**self._labels, "engine": report.replica or "0"}):
                 known = families.setdefault(family.name, family)
                 if known is not family:
                     known.samples += family.samples

@@ -1,20 +1,19 @@
-"""Requests that are refused unread: without a key, one too many, or with too large a body."""
+"""Requests that are refused unread: for another host, without a key, one too many, too large."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
+import ipaddress
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .async_engine import AsyncEngine
+from .body_limits import BodyLimits, RequestBody
 from .errors import ApiError
-
-BODY_SECONDS = 30.0
-"""A body that is not there after this time is not waited for."""
 
 OPEN_PATHS = ("/health", "/")
 """Paths that need no key. The page itself tells nothing; what it shows, it asks for with a key."""
@@ -43,67 +42,91 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
-class AdmissionMiddleware:
-    """In front of the application. What it lets in carries its salt in the request's state.
+class AllowedHosts:
+    """The names by which clients may ask for the server.
+
+    The page of a stranger in a browser on this machine may have its own name lead here (DNS
+    rebinding), and would then read what it is answered. Its requests carry that name as their Host.
 
     Args:
-        max_body_bytes: of one request.
+        names: beside those of this machine's loopback.
+        takes_all: if there are no names.
     """
 
+    def __init__(self, names: Sequence[str], takes_all: bool) -> None:
+        self._names = {name.lower() for name in names}
+        self._takes_all = takes_all and not names
+
+    def check(self, host: str) -> None:
+        """Refuse a request for another server than this one.
+
+        Args:
+            host: the header, a name with or without a port.
+
+        Raises:
+            ApiError: it is no name of this server's.
+        """
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+        except ValueError:
+            name = ""
+        if not (self._takes_all or name in self._names or is_loopback(name)):
+            text = f"this server is not called {host[:100]!r}: name it with --allowed-hosts"
+            raise ApiError(421, text, code="host_not_allowed")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address leads to the machine itself, wherever it is used."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+class AdmissionMiddleware:
+    """In front of the application. What it lets in carries its salt in the request's state."""
+
     def __init__(
-        self, app: ASGIApp, engine: AsyncEngine, keys: ApiKeys, max_body_bytes: int
+        self,
+        app: ASGIApp,
+        engine: AsyncEngine,
+        keys: ApiKeys,
+        hosts: AllowedHosts,
+        bodies: BodyLimits,
     ) -> None:
         self._app = app
         self._engine = engine
         self._keys = keys
-        self._max_body_bytes = max_body_bytes
+        self._hosts = hosts
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request or pass it on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        try:
-            self._check(scope)
-        except ApiError as error:
-            response = error.response()
-            if scope["method"] == "POST":  # its body lies unread on the connection
-                response.headers["Connection"] = "close"
-            await response(scope, receive, send)
-            return
-        await self._app(scope, self._limited(receive), send)
+        with RequestBody(self._bodies, scope, receive, send) as body:
+            try:
+                self._check(scope)
+            except ApiError as error:
+                response = error.response()
+                if not body.is_complete:
+                    response.headers["Connection"] = "close"
+                await response(scope, body.receive, body.send)
+            else:
+                await self._app(scope, body.receive, body.send)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
+        self._hosts.check(headers.get("host", ""))
         salt = self._keys.salt_of(headers.get("authorization"))
         if salt is None and scope["path"] not in OPEN_PATHS:
             text = "the API key is missing or wrong: send it as `Authorization: Bearer KEY`"
             raise ApiError(401, text, code="invalid_api_key")
         scope.setdefault("state", {})["cache_salt"] = salt
         length = headers.get("content-length", "")
-        if length.isdigit() and int(length) > self._max_body_bytes:
-            raise self._too_large()
+        if length.isdigit():
+            self._bodies.check(int(length))
         if scope["method"] == "POST" and scope["path"].startswith("/v1/"):
             self._engine.check_room()
-
-    def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body is larger than {self._max_body_bytes} bytes")
-
-    def _limited(self, receive: Receive) -> Receive:
-        num_bytes, is_complete = 0, False
-
-        async def limited() -> Message:
-            nonlocal num_bytes, is_complete
-            if is_complete:  # what comes now is the end of the connection
-                return await receive()
-            try:
-                message = await asyncio.wait_for(receive(), BODY_SECONDS)
-            except asyncio.TimeoutError:
-                raise ApiError(408, f"no body came within {BODY_SECONDS:.0f} s") from None
-            num_bytes += len(message.get("body", b""))
-            is_complete = not message.get("more_body", False)
-            if num_bytes > self._max_body_bytes:
-                raise self._too_large()
-            return message
-
-        return limited

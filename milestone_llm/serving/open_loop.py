@@ -138,7 +138,6 @@ def figures(
         "failed": len(outcomes) - len(done) - num_refused,
         "good": len(good),
         "good_share": len(good) / len(outcomes),
-        "goodput": len(good) / seconds,
         "completed_s": len(done) / seconds,
         "tok_s": sum(each.num_tokens for each in done) / seconds,
         "most_inside": _most_inside(done),

@@ -1,14 +1,15 @@
 """Bodies of requests: the fields of OpenAI's API that are known here, and vLLM's beyond them.
 
-Fields that nobody knows are ignored, as OpenAI does. Fields that OpenAI or vLLM has and this server
-has not are refused by name, unless their value asks for nothing: an answer that silently lacks its
-tools would be worse than none.
+Fields that nobody knows are ignored, as vLLM does. So are OpenAI's that ask nothing of the model
+(`user`, `metadata`, `service_tier`). Fields that OpenAI or vLLM has and this server has not are
+refused by name, unless their value asks for nothing: an answer that silently lacks its tools would
+be worse than none.
 """
 
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -21,6 +22,7 @@ MAX_LOGPROBS = 20
 """Most log-probabilities a token, as vLLM's: all of the vocabulary's would be megabytes a token."""
 _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),  # of chats: the template has them
     "allowed_token_ids": ([],),
     "audio": (),
     "bad_words": ([],),
@@ -28,32 +30,66 @@ _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
+    "documents": ([],),
+    "ec_transfer_params": ({},),
+    "echo": (False,),  # of chats
     "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
     "guided_choice": (),
+    "guided_decoding_backend": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "include_reasoning": (True,),
     "include_stop_str_in_output": (False,),
+    "kv_transfer_params": ({},),
+    "length_penalty": (1,),
     "logit_bias": ({},),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
+    "moderation": (),
     "prediction": (),
     "presence_penalty": (0,),
+    "prompt_embeds": ([],),
     "prompt_logprobs": (),
+    "reasoning_effort": ("none",),
+    "repetition_detection": (),
+    "request_id": (),
     "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "return_token_strs": (False,),
+    "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
     "store": (False,),
     "structured_outputs": ({},),
     "suffix": ("",),
+    "thinking_token_budget": (-1,),
     "tool_choice": ("none", "auto"),  # without tools
     "tools": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
     "web_search_options": (),
 }
-"""Known fields that are not supported, and the values besides null with which they do nothing."""
+"""Known fields that are not supported, and the values besides null with which they do nothing. A
+body that has a field of this name supports it."""
+
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Name = Annotated[str, Field(max_length=1024)]
+TokenIds = Annotated[list[Whole], Field(fail_fast=True)]
+
+
+def unsupported(name: str) -> ApiError:
+    """The answer to who asks for what this server has not."""
+    return ApiError(400, f"{name} is not supported by this server", param=name)
 
 
 class Body(BaseModel):
@@ -61,8 +97,17 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    model: str | None = None
+    model: Name | None = None
     """None: the one that is served."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, data: Any) -> Any:
+        for name, nothing in _ASKS_FOR_NOTHING.items():
+            value = data.get(name) if isinstance(data, dict) else None
+            if value is not None and value not in nothing and name not in cls.model_fields:
+                raise unsupported(name)
+        return data
 
 
 class StreamOptions(BaseModel):
@@ -75,33 +120,26 @@ class StreamOptions(BaseModel):
 class Sampling(Body):
     """What completions and chats have in common. None: as if the field were not there."""
 
-    n: int | None = Field(None, ge=1)
+    n: Whole | None = Field(None, ge=1)
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = Field(None, ge=0)
-    min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    seed: Whole | None = None
+    max_tokens: Whole | None = Field(None, ge=0)
+    min_tokens: Whole | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
-    priority: int | None = None
+    cache_salt: Name | None = Field(None, min_length=1)
+    """Only requests with the same share KV through the prefix cache."""
+    user: Name | None = None
+    priority: Whole | None = None
     deadline: float | None = Field(None, gt=0)
     """Seconds after which the answer is of no use any more: a 504 comes instead."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unsupported(cls, data: Any) -> Any:
-        for name, nothing in _ASKS_FOR_NOTHING.items():
-            value = data.get(name) if isinstance(data, dict) else None
-            if value is not None and value not in nothing:
-                raise ApiError(400, f"{name} is not supported by this server", param=name)
-        return data
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> Sampling:
@@ -111,12 +149,13 @@ class Sampling(Body):
         return self
 
     def sampling_params(
-        self, max_tokens: int, logprobs: int | None, **others: Any
+        self, max_tokens: int, logprobs: int | None, key_salt: str, **others: Any
     ) -> SamplingParams:
         """What the engine is asked for.
 
         Args:
             logprobs: likeliest tokens to name beside each token of the output; None: none.
+            key_salt: of the client's key. No salt of its own takes a client to another key's.
 
         Raises:
             ApiError: a value is out of range; the message states the value and the range.
@@ -124,6 +163,7 @@ class Sampling(Body):
         known = {field.name for field in fields(SamplingParams)}
         given = {name: value for name, value in self if name in known and value is not None}
         given |= {"max_tokens": max_tokens, "logprobs": logprobs, **others}
+        given["cache_salt"] = key_salt + (self.cache_salt or "")
         try:
             return SamplingParams(**given)
         except InputError as error:
@@ -138,9 +178,16 @@ class Sampling(Body):
 class CompletionRequest(Sampling):
     """Body of `POST /v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: (
+        str
+        | Annotated[list[str], Field(fail_fast=True)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(fail_fast=True)]
+    )
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
+    add_special_tokens: bool | None = None
+    """To texts; None: yes."""
 
     def prompts(self) -> list[str] | list[list[int]]:
         """One prompt or several, as several.
@@ -160,7 +207,7 @@ class CompletionRequest(Sampling):
 class Part(BaseModel):
     """A part of a message's content. There is text, and nothing else."""
 
-    type: str
+    type: Name
     text: str | None = None
 
 
@@ -169,8 +216,15 @@ class Message(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    role: str
-    content: str | list[Part] | None = None
+    role: Name
+    content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
+
+    @property
+    def num_characters(self) -> int:
+        """Of all that a chat template could show."""
+        content = self.content
+        texts = [part.text for part in content] if isinstance(content, list) else content
+        return _num_characters([self.role, texts, self.model_extra])
 
     def as_text(self, index: int) -> dict[str, Any]:
         """The message for a chat template, its content one text.
@@ -178,7 +232,7 @@ class Message(BaseModel):
         Raises:
             ApiError: a part is an image or anything else but text.
         """
-        message = self.model_dump(exclude={"content"})
+        message = {"role": self.role, **(self.model_extra or {})}
         if isinstance(self.content, list):
             for part in self.content:
                 if part.type != "text":
@@ -189,22 +243,21 @@ class Message(BaseModel):
         return {**message, "content": self.content or ""}
 
 
-class Chat(Body):
-    """Messages of a chat."""
-
-    messages: list[Message] = Field(min_length=1)
-
-    def as_texts(self) -> list[dict[str, Any]]:
-        """The messages for a chat template."""
-        return [message.as_text(index) for index, message in enumerate(self.messages)]
+def _num_characters(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    return sum(map(_num_characters, value)) if isinstance(value, list) else 1
 
 
-class ChatRequest(Sampling, Chat):
+class ChatRequest(Sampling):
     """Body of `POST /v1/chat/completions`."""
 
+    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: Whole | None = Field(None, ge=1)
 
     @property
     def num_logprobs(self) -> int | None:
@@ -219,10 +272,26 @@ class TokenizeRequest(Body):
     """Body of `POST /tokenize`: a prompt, or messages as a chat would send them."""
 
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
+    add_special_tokens: bool | None = None
+    """To a prompt; None: yes. A chat has those of its template."""
+
+    def only_prompt(self) -> tuple[str | list[Message], str]:
+        """What is given of the two, and its name.
+
+        Raises:
+            ApiError: both are, or none.
+        """
+        if self.prompt is not None and not self.messages:
+            return self.prompt, "prompt"
+        if not self.messages or self.prompt is not None:
+            raise ApiError(400, "give either prompt or messages", param="prompt")
+        if self.add_special_tokens:
+            raise unsupported("add_special_tokens")
+        return self.messages, "messages"
 
 
 class DetokenizeRequest(Body):
     """Body of `POST /detokenize`."""
 
-    tokens: list[int]
+    tokens: TokenIds

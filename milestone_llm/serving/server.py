@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import socket
@@ -16,15 +17,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from .app import build_app
 from .async_engine import AsyncEngine
-from .connection import HttpConnection
+from .body_limits import BodyLimits
+from .connection import ConnectionLimits, HttpConnection
 from .engine_client import EngineClient, EngineDeadError
 from .metrics import Metrics
-from .middleware import AdmissionMiddleware, ApiKeys
+from .middleware import AdmissionMiddleware, AllowedHosts, ApiKeys
 from .service import Service
 
 log = logging.getLogger(__name__)
@@ -33,6 +36,11 @@ DEATH_SECONDS = 1.0
 """For how long `/health` still says of a dead engine that it is dead."""
 CLOSING_SECONDS = 2
 """For how long a client may take to read the end of its answer when the server ends."""
+ACCEPTED_AT_ONCE = 8
+"""Connections that the event loop takes before it looks at others: each has a descriptor before it
+is counted."""
+BACKLOG = 2048
+"""Clients that the kernel lets wait for that."""
 SWITCH_SECONDS = 0.0005
 """For how long the main thread waits for HTTP's, at most, when it has something."""
 
@@ -41,10 +49,17 @@ SWITCH_SECONDS = 0.0005
 class Limits:
     """What the server lets in, and how it ends."""
 
+    connections: ConnectionLimits
     api_keys: Sequence[str] = ()
+    allowed_hosts: Sequence[str] = ()
+    """Names of the server that a client may use, beside those of this machine's loopback."""
+    takes_any_host: bool = False
+    """If none is given."""
     max_queued: int = 256
     """Completions that may wait beyond the rows of a step."""
     max_body_bytes: int = 8 * 2**20
+    max_bodies_bytes: int = 128 * 2**20
+    """Of all requests together."""
     drain_seconds: float = 30.0
     """For how long requests under way may go on after SIGTERM."""
     has_page: bool = True
@@ -67,11 +82,16 @@ class Server:
         self._engine = AsyncEngine(client, Metrics(info.model_name), max_choices)
         app = build_app(Service(self._engine, limits.has_page))
         keys = ApiKeys(limits.api_keys)
+        hosts = AllowedHosts(limits.allowed_hosts, limits.takes_any_host)
+        bodies = BodyLimits(limits.max_body_bytes, limits.max_bodies_bytes)
+        connection: Any = functools.partial(HttpConnection, limits=limits.connections)
         self._http = uvicorn.Server(
             uvicorn.Config(
-                AdmissionMiddleware(app, self._engine, keys, limits.max_body_bytes),
-                http=HttpConnection,
-                log_level="warning",
+                AdmissionMiddleware(app, self._engine, keys, hosts, bodies),
+                http=connection,
+                ws="none",
+                backlog=ACCEPTED_AT_ONCE,
+                log_level="error",  # what clients do wrong, they are told
                 access_log=False,
                 lifespan="off",
                 timeout_graceful_shutdown=CLOSING_SECONDS,
@@ -81,7 +101,7 @@ class Server:
         self._ending: asyncio.Task[None] | None = None
 
     def run(self, listener: socket.socket, on_ready: Callable[[], None]) -> bool:
-        """Serve on a bound socket, from the main thread.
+        """Serve on a listening socket, from the main thread.
 
         Args:
             on_ready: called when the first request may come.
@@ -120,6 +140,8 @@ class Server:
         serving = asyncio.ensure_future(self._http.serve(sockets=[listener]))
         while not (self._http.started or serving.done()):
             await asyncio.sleep(0.001)
+        if self._http.started:
+            listener.listen(BACKLOG)  # asyncio's own number is that of connections taken at once
         self._has_started.set()
         await serving
 

@@ -6,8 +6,7 @@ import asyncio
 import copy
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TypeAlias, cast
 
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.sampling_params import SamplingParams
@@ -17,8 +16,12 @@ from .async_engine import ApiRequest, AsyncEngine
 from .engine_client import EngineReport, EngineRequest
 from .errors import ApiError
 from .live_page import LivePage
-from .protocol import Sampling
+from .protocol import Message, Sampling
+from .request_json import JsonLimits
 from .response_bodies import Json, ResponseBodies, token_decoder, token_speller
+from .threads import started_threads
+
+Prompt: TypeAlias = str | list[int] | list[Message]
 
 REPORT_SECONDS = 1.0
 """An engine that takes longer over a step, or stands in a debugger, is not waited for."""
@@ -36,9 +39,14 @@ class Service:
         # A copy: the engine's thread may decode with this one. One thread: a tokenizer is not made
         # for several.
         self._tokenizer = copy.deepcopy(info.tokenizer)
-        self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
+        self._tokenizing = started_threads(1, "tokenizer")
         words = self._tokenizer.get_vocab() if self._tokenizer else {}
-        self._longest_token = max(map(len, words), default=1)
+        self._max_characters = self.max_model_len * max(map(len, words), default=1)
+        # Of a token, there is hardly more than a message with one part of content: two objects, a
+        # list, eight texts. Prompts of token ids have a value a token.
+        num_parts = 16 * self.max_model_len + engine.max_choices
+        num_values = num_parts + self.max_model_len * engine.max_choices
+        self.json_limits = JsonLimits(num_parts, num_values)
         self.decode_token = token_decoder(self._tokenizer)
         self.spell_token = token_speller(self._tokenizer)
         self.page = LivePage(engine, copy.deepcopy(info.tokenizer)) if has_page else None
@@ -59,45 +67,56 @@ class Service:
             text = f"there is no model {name!r}; this server has {self.model!r}"
             raise ApiError(404, text, param="model", code="model_not_found")
 
-    async def encode(self, prompt: Any, param: str) -> list[int]:
+    async def encode(self, prompt: Prompt, param: str, adds_special: bool = True) -> list[int]:
         """Token ids of a text, of messages, or of token ids.
 
         Args:
             param: the field of the request that has it.
+            adds_special: whether to add special tokens to a text.
 
         Raises:
             ApiError: it is no prompt for this model.
         """
+        if isinstance(prompt, list) and not isinstance(next(iter(prompt), None), Message):
+            return cast(list[int], prompt)
+        text = cast(str | list[Message], prompt)
+        self._check_length(text, param)
         run = asyncio.get_running_loop().run_in_executor
-        token_ids: list[int] = prompt
-        if isinstance(prompt, str) or any(isinstance(part, dict) for part in prompt):
-            self._check_length(prompt, param)
-            try:
-                token_ids = await run(
-                    self._tokenizing, encode_prompt, self._tokenizer, prompt, False
-                )
-            except InputError as error:
-                raise ApiError(400, str(error), param=param) from None
-        return token_ids
+        try:
+            return await run(self._tokenizing, self._encode, text, adds_special)
+        except InputError as error:
+            raise ApiError(400, str(error), param=param) from None
 
-    async def encode_prompt(self, prompt: Any, param: str) -> list[int]:
+    def _encode(self, prompt: str | list[Message], adds_special: bool) -> list[int]:
+        if isinstance(prompt, str):
+            return encode_prompt(self._tokenizer, prompt, False, adds_special)
+        messages = [each.as_text(index) for index, each in enumerate(prompt)]
+        return encode_prompt(self._tokenizer, messages, False)
+
+    async def encode_prompt(
+        self, prompt: Prompt, param: str, adds_special: bool = True
+    ) -> list[int]:
         """As `encode`, for a prompt that is to be computed.
 
         Raises:
             ApiError: it is no prompt for this model, or as long as no request may be.
         """
-        token_ids = await self.encode(prompt, param)
+        token_ids = await self.encode(prompt, param, adds_special)
         if not token_ids:
             raise ApiError(400, "the prompt is empty: it needs at least 1 token", param=param)
         if len(token_ids) >= self.max_model_len:
             raise self._too_long(f"{len(token_ids)} tokens", param)
         return token_ids
 
-    def _check_length(self, prompt: str | list[dict[str, Any]], param: str) -> None:
-        """Refuse a text that no tokenizing makes short enough; others would wait for that."""
-        texts = [prompt] if isinstance(prompt, str) else [each["content"] for each in prompt]
-        num_characters = sum(map(len, texts))
-        if num_characters > self.max_model_len * self._longest_token:
+    def _check_length(self, prompt: str | list[Message], param: str) -> None:
+        """Refuse what no tokenizing makes short enough; others would wait for that."""
+        if isinstance(prompt, str):
+            num_characters = len(prompt)
+        elif len(prompt) >= self.max_model_len:
+            raise self._too_long(f"{len(prompt):,} messages", param)
+        else:
+            num_characters = sum(message.num_characters for message in prompt)
+        if num_characters > self._max_characters:
             raise self._too_long(f"{num_characters:,} characters", param)
 
     def _too_long(self, length: str, param: str) -> ApiError:
@@ -113,6 +132,9 @@ class Service:
         """
         if self._tokenizer is None:
             raise ApiError(400, "this model has no tokenizer: there is no text")
+        if len(token_ids) > self.max_model_len:
+            error = f"tokens holds {len(token_ids)} tokens, and a text of this model at most "
+            raise ApiError(400, f"{error}{self.max_model_len}", param="tokens")
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < len(self._tokenizer):
             ends = f"got {min(token_ids)} to {max(token_ids)}"
             error = f"token ids are 0 to {len(self._tokenizer) - 1}, {ends}"

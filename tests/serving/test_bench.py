@@ -40,7 +40,7 @@ def test_figures_of_known_times():
     )
     assert got["itl_p50"] == pytest.approx(20)
     assert got["seconds"] == pytest.approx(1.12)
-    assert (got["good"], got["goodput"]) == (8, pytest.approx(8 / 1.12))
+    assert got["good"] == 8
     assert got["tok_s"] == pytest.approx(22 / 1.12)
     assert got["most_inside"] == 11
 
@@ -157,6 +157,12 @@ def test_a_sweep_ends_where_the_server_refuses_and_is_drawn(tmp_path, capsys):
     assert "collapses at 60 a second: 33% are good" in capsys.readouterr().out
     assert picture.stat().st_size > 10_000
     assert "| 60/s | 12 | 4 | 8 | 0 |" in table.read_text()
+
+
+def test_never_more_is_good_in_a_second_than_is_offered(tmp_path):
+    with FakeServer(num_answered=4 + 8) as server:  # all of the first rate, none of the second
+        _, record = swept(server, tmp_path, "--rate", "40", "20", "--seed", "3")
+    assert [point["goodput"] for point in record["points"]] == [40, 0]
 
 
 def test_without_a_sweep_the_given_rates_are_measured_and_no_others(tmp_path):

@@ -1,5 +1,6 @@
 """How a server ends: by a signal, by its engine's death, before it began."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import pytest
 import m1_single.serve
 from milestone_llm.serving.command import serve_command
 from serving_helpers import (
+    PATIENCE,
     POISON,
     is_running,
     raise_value_error,
@@ -99,6 +101,34 @@ def test_the_end_of_the_engines_process_is_told_to_everybody(model_folder, tmp_p
         assert read_answer(waiting)[0] == 503
         server.process.join()
         assert server.process.exitcode == 1
+
+
+def test_an_engine_that_stands_still_does_not_stop_http(model_folder, tmp_path):
+    """Stopped, or in a hang that holds the interpreter: it reads nothing and says nothing."""
+    seconds = {"SILENCE_SECONDS": 3.0, "STOP_SECONDS": 0.2}
+    options = ("--drain-seconds", "0.1", "--max-num-seqs", "1", "--max-model-len", "1024")
+    with (
+        serve(M4, model_folder, tmp_path / "log", *options, engine_seconds=seconds) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        assert health(server)[0] == 200
+        engine = server.engine_pid()
+        os.kill(engine, signal.SIGSTOP)
+        body = {"prompt": [5] * 900, "max_tokens": 2}  # of 200, a pipe holds a part
+        calls = [stack.enter_context(server.send("/v1/completions", body)) for _ in range(200)]
+        _, body = wait_for(lambda: (found := health(server))[0] == 503 and found)
+        assert "the engine has given no sign of life for" in body["error"]["message"]
+        os.kill(engine, signal.SIGCONT)
+        assert {read_answer(call)[0] for call in calls} == {200}, "who waited is served"
+        wait_for(lambda: health(server)[0] == 200)
+        os.kill(engine, signal.SIGSTOP)
+        waiting = stack.enter_context(server.send("/v1/completions", {"prompt": "b"}))
+        wait_for(lambda: health(server)[0] == 503)
+        server.process.terminate()
+        assert read_answer(waiting)[0] == 503
+        server.process.join(PATIENCE)
+        assert server.process.exitcode == 0
+        assert not is_running(engine)
 
 
 def test_the_engines_process_does_not_outlive_the_server(model_folder, tmp_path):

@@ -1,9 +1,11 @@
 """What crosses between HTTP's process and the engine's, and what HTTP's process does without."""
 
+import multiprocessing
 import pickle
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -11,7 +13,8 @@ from m3_paged import SamplingParams
 from milestone_llm.serving import engine_process
 from milestone_llm.serving.engine_client import EngineRequest
 from milestone_llm.serving.engine_loop import EngineLoop
-from serving_helpers import byte_tokenizer
+from milestone_llm.serving.orders import Orders
+from serving_helpers import PATIENCE, byte_tokenizer
 
 
 def test_https_process_loads_no_torch(tmp_path):
@@ -66,3 +69,43 @@ def test_prompt_logprobs_travel_once(oracle):
     first, *later = [delta.prompt_logprobs for delta in pickle.loads(pickle.dumps(batches))]
     assert len(first) == 3
     assert later == [None] * 3
+
+
+def test_all_that_the_engine_says_is_said_in_its_own_thread(oracle):
+    """Two threads that write into one pipe tear each other's messages."""
+    speakers = set()
+
+    class Pipe:
+        """The engine's end; notes who speaks."""
+
+        def __init__(self, inner):
+            self.recv = inner.recv
+            self._send = inner.send
+
+        def send(self, message):
+            speakers.add((message[0], threading.current_thread()))
+            self._send(message)
+
+    outer, inner = multiprocessing.Pipe()
+    kinds = {"info", "deltas", "report", "step"}
+
+    def ask():
+        params = SamplingParams(max_tokens=30, ignore_eos=True)
+        request = EngineRequest("r", [3, 4, 5], params, is_streamed=True)
+        outer.send(Orders(requests={"r": request}, is_watched=True))
+        for _ in range(20):
+            outer.send(Orders(wants_more=True, wants_report=True))
+        missing = set(kinds)
+        while missing and outer.poll(PATIENCE):
+            missing.discard(outer.recv()[0])
+        outer.send(Orders(is_watched=False, is_last=True))
+        while outer.poll(PATIENCE) and outer.recv() is not None:
+            pass
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    engine_process._run_loop(EngineLoop(oracle), Pipe(inner))
+    inner.send(None)
+    asker.join()
+    assert {kind for kind, _ in speakers} == kinds
+    assert {thread for _, thread in speakers} == {threading.current_thread()}

@@ -1,14 +1,23 @@
 """Crowds, strangers, bodies beyond the limit, deadlines."""
 
+import asyncio
 import contextlib
+import resource
+import socket
+import threading
+from types import SimpleNamespace
 
 import openai
 import pytest
 
 import m4_prefix_chunked.serve
 from m4_prefix_chunked import EngineConfig
+from milestone_llm.core.errors import InputError
+from milestone_llm.serving import command
+from milestone_llm.serving.app import build_app
 from milestone_llm.serving.command import serve_parser
-from serving_helpers import http_request, read_answer, serve, wait_for
+from milestone_llm.serving.service import Service
+from serving_helpers import byte_tokenizer, http_request, read_answer, serve, wait_for
 
 LONG = {"prompt": "a", "max_tokens": 900, "ignore_eos": True}
 
@@ -108,13 +117,114 @@ def test_keys(model_folder, tmp_path):
         assert cached == [0, 0, 48, 48]
 
 
-@pytest.mark.parametrize("key", ["", " ", "é"])
+@pytest.mark.parametrize("key", ["", " ", "é", "two words", "a\tb", "a\n"])
 def test_a_key_that_no_client_could_send_is_refused(key, capsys):
     with pytest.raises(SystemExit):
         m4_prefix_chunked.serve.main(["--api-key", key])
-    assert "a key is not empty, and ASCII" in capsys.readouterr().err
+    assert "a key is printable ASCII without spaces" in capsys.readouterr().err
 
 
 def test_it_is_open_to_this_machine_only_unless_told_otherwise():
     args = serve_parser("m4_prefix_chunked", None, EngineConfig).parse_args([])
     assert args.host == "127.0.0.1"
+
+
+# --- the socket ----------------------------------------------------------------------------------
+
+
+def test_small_answers_are_not_held_back():
+    """Nagle's algorithm would wait for what a client acknowledges late: 40 ms for each answer."""
+
+    async def is_sent_at_once():
+        found = asyncio.get_running_loop().create_future()
+
+        class Connection(asyncio.Protocol):
+            def connection_made(self, transport):
+                accepted = transport.get_extra_info("socket")
+                found.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+                transport.close()
+
+        listener = command._listen("127.0.0.1", 0)
+        server = await asyncio.get_running_loop().create_server(Connection, sock=listener)
+        async with server:
+            with socket.create_connection(listener.getsockname()):
+                return await found
+
+    assert asyncio.run(is_sent_at_once())
+
+
+def test_a_second_server_at_a_port_ends_before_it_loads_a_model(capsys):
+    with command._listen("127.0.0.1", 0) as first:
+        port = str(first.getsockname()[1])
+        assert m4_prefix_chunked.serve.main(["--model", "/no/such/model", "--port", port]) == 2
+    assert f"cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["", " "])
+def test_an_empty_host_is_not_taken_for_all_hosts(host, capsys):
+    assert m4_prefix_chunked.serve.main(["--host", host, "--port", "0", "--model", "/no"]) == 2
+    assert "--host is empty" in capsys.readouterr().err
+
+
+def test_there_are_no_more_connections_than_files_may_be_open(monkeypatch):
+    def limit(number):
+        monkeypatch.setattr(resource, "getrlimit", lambda kind: (number, number))
+
+    limit(400)
+    assert 100 < command._max_connections(None) < 400 - command.RESERVED_FILES
+    assert command._max_connections(50) == 50
+    with pytest.raises(InputError, match=r"300 connections .* `ulimit -n` 400"):
+        command._max_connections(300)
+    limit(100)
+    with pytest.raises(InputError, match="raise it"):
+        command._max_connections(None)
+    limit(resource.RLIM_INFINITY)
+    assert command._max_connections(None) == command.MAX_CONNECTIONS
+
+
+# --- no more threads, no more memory -------------------------------------------------------------
+
+
+@pytest.fixture
+def service():
+    """What the endpoints work with, without an engine."""
+    info = SimpleNamespace(model_name="m", max_model_len=64, tokenizer=byte_tokenizer())
+    engine = SimpleNamespace(client=SimpleNamespace(info=info), max_choices=4)
+    return Service(engine, has_page=False)
+
+
+def no_thread(self):
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_request_needs_no_new_thread(service, monkeypatch):
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    assert len(asyncio.run(service.encode("abc", "prompt"))) == 3
+
+
+def test_a_server_that_gets_no_threads_says_so_at_the_start(service, monkeypatch):
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(InputError, match=r"1 threads \(tokenizer\).*ulimit -u"):
+        Service(service.engine, has_page=False)
+
+
+@pytest.mark.parametrize("place", ["encode", "check_model"])
+def test_a_request_for_which_there_is_no_memory_is_told_so(service, monkeypatch, place):
+    def no_memory(*args):
+        raise MemoryError
+
+    monkeypatch.setattr(service, place, no_memory)
+    body = b'{"prompt": "a"}'
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": body}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/tokenize", "query_string": b""}
+    scope |= {"headers": [(b"content-type", b"application/json")], "state": {}}
+    asyncio.run(build_app(service)(scope, receive, send))
+    assert sent[0]["status"] == 503
+    assert (b"retry-after", b"1") in sent[0]["headers"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from serving_helpers import serve, wait_for
+from serving_helpers import http_request, read_answer, serve, wait_for
 
 PROMPT = "hello"
 
@@ -13,7 +13,7 @@ def watch(server, **headers):
     """A connection that has asked for the steps, past the head of the answer, and what came."""
     connection = server.connect()
     fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    connection.sendall(f"GET /trace HTTP/1.1\r\nHost: test\r\n{fields}\r\n".encode())
+    connection.sendall(f"GET /trace HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n".encode())
     return connection
 
 
@@ -84,3 +84,18 @@ def test_too_many_readers_are_turned_away_and_their_places_come_free(m4) -> None
         connection.close()
     connection, _ = wait_for(lambda: (found := status_of_one_more())[1] == 200 and found)
     connection.close()
+
+
+def test_the_page_and_its_steps_come_with_the_policy_of_the_page(m4) -> None:
+    with m4.connect() as connection:
+        connection.sendall(http_request("GET", "/"))
+        _, headers, page = read_answer(connection)
+    policy = headers["content-security-policy"]
+    within, _, framing = policy.rpartition("; ")
+    assert f'content="{within}"' in page
+    assert framing == "frame-ancestors 'none'"
+    with watch(m4) as connection:
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += connection.recv(4096)
+    assert f"content-security-policy: {policy}" in head.decode()

@@ -4,7 +4,7 @@ import pytest
 
 from milestone_llm.serving.engine_client import EngineReport
 from milestone_llm.serving.engine_metrics import EngineMetrics, Histogram
-from milestone_llm.serving.metrics import Metrics
+from milestone_llm.serving.metrics import OURS_ALONE, PREFIX, Metrics
 from serving_helpers import wait_for
 
 VLLM_NAMES = {
@@ -92,11 +92,28 @@ def test_with_several_engines_a_label_says_which():
         report.metrics.num_generation_tokens = 7
     page = metrics.page(reports).decode()
     for name, number in (("a", 0.0), ("b", 1.0)):
-        labels = f'{{model_name="tiny",replica="{name}"}}'
+        labels = f'{{engine="{name}",model_name="tiny"}}'
         assert f"milestone_llm:num_requests_running{labels} {number}\n" in page
         assert f"milestone_llm:generation_tokens_total{labels} 7.0\n" in page
     assert page.count("# TYPE milestone_llm:generation_tokens_total counter") == 1
     assert metrics.page(None).decode() == page, "as they were when they last answered"
+
+
+def test_every_metric_is_vllms_in_name_and_labels_or_is_said_to_be_ours_alone():
+    """vLLM's as in vllm/v1/metrics/loggers.py; it labels all with `model_name` and `engine`."""
+    metrics = Metrics("tiny")
+    metrics.refused["max_queued"] = 1
+    more = {"request_success": {"finished_reason"}, "num_requests_waiting_by_reason": {"reason"}}
+    theirs = {name.partition("{")[0].removesuffix("_total") for name in VLLM_NAMES}
+    theirs = {name.removesuffix("_count") for name in theirs} | {"request_success"}
+    names = set()
+    for family in metrics.collect():
+        name = family.name.removeprefix(PREFIX)
+        names.add(name.removesuffix("_total"))
+        for sample in family.samples if name not in OURS_ALONE else ():
+            assert set(sample.labels) - {"le"} == {"model_name", "engine"} | more.get(name, set())
+    assert names == {name.removesuffix("_total") for name in theirs} | OURS_ALONE
+    assert not theirs & OURS_ALONE
 
 
 def test_a_histogram_counts_up_to_and_including_each_bound():

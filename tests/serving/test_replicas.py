@@ -42,7 +42,7 @@ def complete(server, prompt, key=KEY, **body):
 def by_replica(server, name):
     """Values of a metric by replica."""
     page = server.fetch("GET", "/metrics", **KEY)[1]
-    found = re.findall(rf'^milestone_llm:{name}\{{.*replica="(\w+)".*\}} (\S+)$', page, flags=re.M)
+    found = re.findall(rf'^milestone_llm:{name}\{{.*engine="(\w+)".*\}} (\S+)$', page, flags=re.M)
     return {replica: float(value) for replica, value in found}
 
 

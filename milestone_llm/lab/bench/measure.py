@@ -17,7 +17,7 @@ import numpy as np
 
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.outputs import RequestOutput
-from milestone_llm.lab.cli import freeze_garbage, log_console
+from milestone_llm.lab.cli import freeze_garbage, log_console, warn
 from milestone_llm.lab.threads import ThreadWatch
 from milestone_llm.lab.trace.records import StepRecord
 from milestone_llm.lab.trace.tracer import Tracer
@@ -162,7 +162,8 @@ def measure(
     heated.
     """
     engines = [each for each in contestants.values() if isinstance(each, BaseEngine)]
-    watch = ThreadWatch(engines[0].model.device.type if engines else "")
+    device_type = engines[0].model.device.type if engines else ""
+    watch = ThreadWatch(device_type, warn, may_change=False)
 
     def run(name: str, work: Sequence[WorkItem], what: str) -> RunResult:
         each = contestants[name]

@@ -8,10 +8,8 @@ from pathlib import Path
 
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.cli import (
-    OPTIONS,
     Formatter,
     add_options,
-    log_console,
     positive,
     run_command,
     try_to_write,
@@ -57,7 +55,7 @@ def run_demo(
 
     Args:
         pictures: names of the files that it writes to `--out`.
-        seconds: how long it takes with its own options on two CPU cores.
+        seconds: how long it takes with its own options on two quiet CPU cores.
 
     Returns:
         The exit status.
@@ -72,7 +70,6 @@ def run_demo(
             paths.append(Path(args.trace))
         for path in paths:
             try_to_write(path)
-        if args.model == OPTIONS["model"]["default"]:
-            log_console.print(f"About {seconds} s on two CPU cores.", style="dim")
+        args.seconds = seconds
 
     return run_command(demo, args, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -22,7 +23,7 @@ from milestone_llm.lab.bench.workloads import (
     serve,
     token_bar,
 )
-from milestone_llm.lab.cli import console
+from milestone_llm.lab.cli import OPTIONS, console, log_console, warn
 from milestone_llm.lab.threads import ThreadWatch
 from milestone_llm.lab.trace.console import ConsoleSink
 from milestone_llm.lab.trace.records import StepRecord
@@ -78,8 +79,12 @@ class Work:
 
     @cached_property
     def thread_watch(self) -> ThreadWatch:
-        """Over all runs, so that it speaks once."""
-        return ThreadWatch(self.loaded.model.device.type)
+        """Over all runs, so that it speaks once; then how long they will take is known."""
+        watch = ThreadWatch(self.loaded.model.device.type, warn)
+        if watch.slowness and self.args.model == OPTIONS["model"]["default"]:
+            seconds = self.args.seconds * max(1.0, watch.slowness)
+            log_console.print(f"About {10 * math.ceil(seconds / 10)} s.", style="dim")
+        return watch
 
     @property
     def longest(self) -> int:
