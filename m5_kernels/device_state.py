@@ -21,6 +21,10 @@ from m5_kernels.kernels.step_metadata import RowState
 from milestone_llm.core.plan import MAX_DEVICE_STOP_IDS
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling import clamped_penalty
+from milestone_llm.models.machine import check_memory
+
+BYTES_OF_A_ROW = 512
+"""Beside its tokens and blocks: parameters, workspace, what the host knows of it."""
 
 
 class DeviceState:
@@ -130,6 +134,14 @@ class DeviceState:
                 self._step[place] = new
         self._num_places = len(step)
 
+    def step(self, num_rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of the first places of the step: rows, new tokens, and which sample."""
+        return (
+            self.step_rows[:num_rows],
+            self.step_new_tokens[:num_rows],
+            self.step_samples[:num_rows],
+        )
+
     def flush(self) -> None:
         """Send all changes: one transfer, one scatter."""
         if not self._places:
@@ -141,6 +153,18 @@ class DeviceState:
             pin_memory=self._arena.is_cuda,
         ).to(self._arena.device, non_blocking=True)
         self._arena[pairs[0]] = pairs[1].int()
+
+
+def check_rows(num_rows: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+    """Refuse so many rows if memory does not hold them: token ids and two block tables each.
+
+    Raises:
+        InputError: it does not.
+    """
+    width = max_model_len + 2 * 16 * ceil_div(max_model_len, 16 * block_size)
+    what = f"the state of max_num_seqs={num_rows} requests of max_model_len={max_model_len} tokens"
+    num_bytes = num_rows * (4 * width + BYTES_OF_A_ROW)
+    check_memory(num_bytes, device, what, "lower one of them")
 
 
 def _bits(number: float) -> int:

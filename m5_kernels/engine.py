@@ -29,6 +29,7 @@ from milestone_llm.models.support import check_flat
 from .config import EngineConfig
 from .decoder.config import is_fusible
 from .decoder.decoder import FusedDecoder
+from .device_state import check_rows
 from .hf_runner import HFRunner
 from .runner import FusedRunner
 from .tensor_parallel.model_part import load_part
@@ -72,6 +73,9 @@ class LLMEngine(BaseEngine):
             if is_fusible(loaded.model.config):
                 owns_model = not isinstance(model, PreTrainedModel)
                 decoder = FusedDecoder.from_hf(loaded.model, None, None, wanted_len, owns_model)
+
+        if decoder is not None:
+            check_rows(config.max_num_seqs, wanted_len, config.block_size, decoder.embedding.device)
 
         def runner_over(cache: BlockCache, max_model_len: int) -> FusedRunner | HFRunner:
             if decoder is None:  # Hugging Face's modules with our attention
@@ -123,7 +127,7 @@ class LLMEngine(BaseEngine):
     def reset_prefix_cache(self) -> bool:
         """Forget all cached KV. False, with nothing done, while blocks are in use."""
         self._agree("reset_prefix_cache")
-        return self._reset_prefix_cache()
+        return self._exclusive.run(self._reset_prefix_cache)
 
     def follow(self, call: str) -> None:
         """Do what this engine on rank 0 is doing."""

@@ -10,6 +10,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from m2_batching.runner import decode_rows_first, flat_forward
 from m3_paged.block_cache import BlockCache
 from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
+from milestone_llm.models.hf_model import with_attention
 
 from .decoder.attention import AttentionMetadata, attend
 from .kernels.rope_kv_write import write_kv
@@ -23,7 +24,7 @@ class HFRunner:
     """Turns a `StepPlan` into sampled tokens; only the attention function differs from M3's."""
 
     def __init__(self, model: PreTrainedModel, cache: BlockCache) -> None:
-        self.model = model
+        self.model = with_attention(model, NAME)
         self.cache = cache
 
     @torch.inference_mode()
@@ -34,7 +35,7 @@ class HFRunner:
         if not rows:
             return LaunchedStep(dict)
         with torch.cuda.device_of(self.cache.keys[0]):  # where Triton launches its kernels
-            sampled = flat_forward(self.model, rows, NAME, self._metadata(rows))
+            sampled = flat_forward(self.model, rows, self._metadata(rows))
         return LaunchedStep(lambda: sampled)
 
     def reset(self) -> None:
@@ -61,7 +62,10 @@ class HFRunner:
             block_table=tensor([row.blocks + [0] * (max_blocks - len(row.blocks)) for row in rows]),
             context_lens=tensor([row.end for row in rows]),
             query_start_loc=tensor(starts),
-            num_decode_seqs=num_decode,
+            decode_lens=tensor([row.end for row in rows[:num_decode]]),
+            first_chunk=tensor([num_decode]),
+            num_decodes=num_decode,
+            num_chunks=len(rows) - num_decode,
         )
         return self.cache.keys, self.cache.values, metadata
 

@@ -1,8 +1,9 @@
 """Runs steps on the fused decoder: launched without waiting, waited for when tokens are needed.
 
-A step of decode rows alone is the same work every time but for the numbers in memory, so on a GPU
-it is captured once per batch size as a CUDA graph, from metadata to appended token, and replayed:
-one launch instead of some three hundred. A step with prompts is launched kernel by kernel.
+A step is the same work as another of its shape but for the numbers in memory, so on a GPU it is
+captured once per shape as a CUDA graph, from metadata to appended token, and replayed: one launch
+instead of some three hundred. Only a step with so many tokens that Python is fast enough, and one
+of which the host wants more than tokens, is launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from milestone_llm.core.request import Request, RequestStatus
 from milestone_llm.core.sampling import sample as sample_on_host
 
 from .config import EngineConfig
-from .decode_graphs import DecodeGraphs
 from .decoder.attention import AttentionMetadata
 from .decoder.decoder import FusedDecoder
 from .device_state import DeviceState
 from .kernels.flash_decode import DecodeWorkspace
 from .kernels.step_metadata import StepMetadata, append_sampled, expand_step
 from .sampler import Needs, Sampler
+from .step_graphs import StepGraphs, StepShape
 
 PromptLogprobs = list[tuple[ScheduledRequest, range, torch.Tensor]]
 """A row, some of its prompt positions, and their columns (`logprob_columns`) in host memory."""
@@ -68,7 +69,9 @@ class FusedRunner:
         self.free_rows = list(range(config.max_num_seqs))[::-1]
         self._num_blocks_sent: dict[str, int] = {}
         has_graphs = device.type == "cuda" and not config.enforce_eager
-        self.graphs = DecodeGraphs(self.state.step_rows, self._decode) if has_graphs else None
+        self.graphs = (
+            StepGraphs(self.state.step_rows, num_tokens, self._compute) if has_graphs else None
+        )
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -83,30 +86,35 @@ class FusedRunner:
         if not rows:
             return LaunchedStep(dict)
         self._send(rows, copied={block for _, block in plan.copies})
+        num_chunks = sum(row.num_new_tokens > 1 for row in rows)
+        num_tokens = sum(row.num_new_tokens for row in rows)
+        shape = StepShape(num_tokens, len(rows), len(rows) - num_chunks, num_chunks)
         if not plan.can_run_ahead:  # all tokens before this step are known
-            sampled = self._sample_on_host(rows)
+            sampled = self._sample_on_host(rows, shape)
             return LaunchedStep(lambda: sampled)
         requests = [row.request if row.samples else None for row in rows]
         needs = Needs.of(request for request in requests if request is not None)
         of_prompts: PromptLogprobs = []
-        if rows[-1].num_new_tokens > 1 or not all(requests):
-            tokens, of_prompts = self._mixed(rows, needs)
-        elif self.graphs is not None:
-            tokens = self.graphs.replay(len(rows), needs)
+        if any(row.prompt_positions for row in rows):
+            hidden, metadata = self._hidden(shape)
+            of_prompts = self._prompt_logprobs(rows, hidden)
+            tokens = self._sample(hidden, metadata, shape, needs)
+        elif self.graphs is not None and (bucket := self.graphs.bucket_for(shape)) is not None:
+            tokens = self.graphs.replay(bucket, needs)
         else:
-            tokens = self._decode(len(rows), needs)
+            tokens = self._compute(shape, needs)
         return LaunchedStep(self._fetch(requests, tokens, of_prompts))
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
-        """Capture what most decode steps will replay; what penalties and logprobs need comes later.
+        """Capture what most steps will replay; what penalties and logprobs need comes later.
 
         Nothing may be under way.
         """
         if self.graphs is not None:
             with torch.cuda.device_of(self.decoder.embedding):
-                for needs in (Needs(), Needs(filters=True)):
-                    self.graphs.capture_all(needs)
+                self.graphs.capture_all(Needs(), with_chunks=True)
+                self.graphs.capture_all(Needs(filters=True), with_chunks=False)
 
     def reset(self) -> None:
         """Forget all requests, after an exception."""
@@ -150,59 +158,57 @@ class FusedRunner:
 
     # -- the work itself -----------------------------------------------------------------------
 
-    def _decode(self, num_rows: int, needs: Needs) -> torch.Tensor:
-        """One token for each of the first `num_rows` places; int32 `[num_rows]`. Capturable."""
-        step_rows = self.state.step_rows[:num_rows]
-        metadata = self._metadata(num_rows, num_rows)
-        expand_step(self.state.rows, step_rows, None, metadata)
-        hidden = self._forward(metadata, num_rows)
-        logits = self.decoder.logits(hidden)
+    def _compute(self, shape: StepShape, needs: Needs) -> torch.Tensor:
+        """A token for each row, int32 `[num_rows]`, of use where the row samples. Capturable."""
+        hidden, metadata = self._hidden(shape)
+        return self._sample(hidden, metadata, shape, needs)
+
+    def _hidden(self, shape: StepShape) -> tuple[torch.Tensor, StepMetadata]:
+        """Hidden states of all new tokens, `[num_tokens, hidden_size]`."""
+        state, metadata = self.state, self.metadata.part(shape.num_tokens, shape.num_rows)
+        step_rows, new_tokens, _ = state.step(shape.num_rows)
+        expand_step(state.rows, step_rows, new_tokens, metadata)
+        attention = AttentionMetadata(
+            metadata.positions,
+            metadata.slot_mapping,
+            metadata.block_table,
+            metadata.context_lens,
+            metadata.query_start_loc,
+            metadata.decode_lens,
+            metadata.first_chunk,
+            shape.num_decodes,
+            shape.num_chunks,
+            self.workspace,
+        )
+        return self.decoder.forward(metadata.input_ids, attention, self.kv_caches), metadata
+
+    def _sample(
+        self, hidden: torch.Tensor, metadata: StepMetadata, shape: StepShape, needs: Needs
+    ) -> torch.Tensor:
+        """Sample behind each row's last new token, and append that to the rows that sample."""
+        state = self.state
+        step_rows, new_tokens, samples = state.step(shape.num_rows)
+        logits = self.decoder.logits(_last_of_rows(hidden, metadata, shape))
         tokens = self.sampler.sample(logits, step_rows, metadata.output_positions, needs)
-        append_sampled(self.state.rows, step_rows, None, tokens)
+        append_sampled(state.rows, step_rows, new_tokens, samples, tokens)
         return tokens
 
-    def _mixed(
-        self, rows: list[ScheduledRequest], needs: Needs
-    ) -> tuple[torch.Tensor, PromptLogprobs]:
-        """A step with chunks of prompts; -1 for a row that samples nothing."""
-        state, num_rows = self.state, len(rows)
-        hidden, metadata, of_prompts = self._last_hidden(rows)
-        step_rows = state.step_rows[:num_rows]
-        logits = self.decoder.logits(hidden)
-        tokens = self.sampler.sample(logits, step_rows, metadata.output_positions, needs)
-        tokens = torch.where(state.step_samples[:num_rows] > 0, tokens, -1)
-        append_sampled(state.rows, step_rows, state.step_new_tokens[:num_rows], tokens)
-        return tokens, of_prompts
-
-    def _sample_on_host(self, rows: list[ScheduledRequest]) -> dict[str, SampledToken]:
+    def _sample_on_host(
+        self, rows: list[ScheduledRequest], shape: StepShape
+    ) -> dict[str, SampledToken]:
         """A step in which completions begin, several tokens from a row: the sampler of M1."""
-        num_rows = len(rows)
-        hidden, _, of_prompts = self._last_hidden(rows)
+        hidden, metadata = self._hidden(shape)
+        of_prompts = self._prompt_logprobs(rows, hidden)
         places = [place for place, row in enumerate(rows) for _ in row.sampling_requests]
         requests = [request for row in rows for request in row.sampling_requests]
-        sampled = sample_on_host(self.decoder.logits(hidden[places]), requests)
+        logits = self.decoder.logits(_last_of_rows(hidden, metadata, shape)[places])
+        sampled = sample_on_host(logits, requests)
         ids = [sampled[row.request.request_id].token_id if row.samples else -1 for row in rows]
         tokens = torch.tensor(ids, dtype=torch.int32).to(hidden.device)
-        new_tokens = self.state.step_new_tokens[:num_rows]
-        append_sampled(self.state.rows, self.state.step_rows[:num_rows], new_tokens, tokens)
+        append_sampled(self.state.rows, *self.state.step(shape.num_rows), tokens)
         for entry in of_prompts:  # sampling has waited for the device
             note_prompt_logprobs(*entry)
         return sampled
-
-    def _last_hidden(
-        self, rows: list[ScheduledRequest]
-    ) -> tuple[torch.Tensor, StepMetadata, PromptLogprobs]:
-        """Hidden states of each row's last new token, `[num_rows, hidden_size]`."""
-        num_rows = len(rows)
-        num_single = sum(row.num_new_tokens == 1 for row in rows)
-        metadata = self._metadata(sum(row.num_new_tokens for row in rows), num_rows)
-        state = self.state
-        expand_step(
-            state.rows, state.step_rows[:num_rows], state.step_new_tokens[:num_rows], metadata
-        )
-        hidden = self._forward(metadata, num_single)
-        of_prompts = self._prompt_logprobs(rows, hidden)
-        return hidden[metadata.query_start_loc[1:] - 1], metadata, of_prompts
 
     def _prompt_logprobs(
         self, rows: list[ScheduledRequest], hidden: torch.Tensor
@@ -222,31 +228,6 @@ class FusedRunner:
                 rows, lambda some: self.decoder.logits(hidden[index[some]])
             )
         ]
-
-    def _forward(self, metadata: StepMetadata, num_decode_seqs: int) -> torch.Tensor:
-        attention = AttentionMetadata(
-            metadata.positions,
-            metadata.slot_mapping,
-            metadata.block_table,
-            metadata.context_lens,
-            metadata.query_start_loc,
-            num_decode_seqs,
-            self.workspace,
-        )
-        return self.decoder.forward(metadata.input_ids, attention, self.kv_caches)
-
-    def _metadata(self, num_tokens: int, num_seqs: int) -> StepMetadata:
-        """Views of the step buffers, of the size that a step needs."""
-        full = self.metadata
-        return StepMetadata(
-            full.input_ids[:num_tokens],
-            full.positions[:num_tokens],
-            full.slot_mapping[:num_tokens],
-            full.context_lens[:num_seqs],
-            full.query_start_loc[: num_seqs + 1],
-            full.output_positions[:num_seqs],
-            full.block_table[:num_seqs],
-        )
 
     def _fetch(
         self,
@@ -287,6 +268,11 @@ class FusedRunner:
             }
 
         return read
+
+
+def _last_of_rows(hidden: torch.Tensor, metadata: StepMetadata, shape: StepShape) -> torch.Tensor:
+    """The hidden state of each row's last new token, `[num_rows, hidden_size]`."""
+    return hidden[metadata.query_start_loc[1:] - 1] if shape.num_chunks else hidden
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:

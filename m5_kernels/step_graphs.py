@@ -1,68 +1,111 @@
-"""CUDA graphs of whole decode steps, one per batch size ("bucket"), captured when first needed.
+"""CUDA graphs of whole steps, one per shape ("bucket"), captured when first needed.
 
 A replay launches the kernels as they were captured, with the same pointers and grid sizes, so
 everything that changes from step to step must be read from memory: rows of state, block tables,
-lengths. Rows beyond the batch are inactive (row -1): they read nothing and write nothing.
+lengths, where single tokens end and chunks begin. Rows beyond the batch are inactive (row -1), and
+tokens beyond the step have no slot: they read nothing and write nothing.
+
+    a step                 128 rows with one token, 3 chunks with 400 tokens
+    its bucket             256 rows, 640 tokens, at most 16 chunks
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .sampler import Needs
 
+MAX_TOKENS = 2048
+"""With more, the kernels take longer than Python needs to launch them: nothing is gained."""
+MAX_CHUNKS = 16
 
-class DecodeGraphs:
-    """Captures and replays `decode(num_rows, needs) -> tokens`.
+
+class StepShape(NamedTuple):
+    """What the launches of a step depend on. In a graph they are the most that it can take."""
+
+    num_tokens: int
+    num_rows: int
+    num_decodes: int
+    """Rows, the first ones, that may have one token."""
+    num_chunks: int
+    """Rows after them that may have more."""
+
+
+class StepGraphs:
+    """Captures and replays `compute(shape, needs) -> tokens`.
 
     Args:
         step_rows: the tensor from which the steps read the rows' requests, `[max_num_seqs]`.
+        max_tokens: most tokens of a step.
     """
 
     def __init__(
-        self, step_rows: torch.Tensor, decode: Callable[[int, Needs], torch.Tensor]
+        self,
+        step_rows: torch.Tensor,
+        max_tokens: int,
+        compute: Callable[[StepShape, Needs], torch.Tensor],
     ) -> None:
-        max_num_seqs = len(step_rows)
-        small = [size for size in (1, 2, 4, 8) if size < max_num_seqs]
-        self.buckets = [*small, *range(16, max_num_seqs, 16), max_num_seqs]
+        most = len(step_rows)
+        self.decode_rows = [n for n in (1, 2, 4, 8) if n < most] + [*range(16, most, 16), most]
+        self.mixed_rows = [n for n in (16, 64, 128, 256, 512) if n < most] + [most]
+        sizes = (*range(64, 512, 64), *range(512, 1024, 128), *range(1024, MAX_TOKENS + 1, 256))
+        self.mixed_tokens = [n for n in sizes if n <= max_tokens]
         self.step_rows = step_rows
-        self.decode = decode
-        self._graphs: dict[tuple[int, Needs], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self.compute = compute
+        self._graphs: dict[tuple[StepShape, Needs], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
 
-    def bucket_for(self, num_rows: int) -> int:
-        """The smallest bucket that holds `num_rows`."""
-        return next(bucket for bucket in self.buckets if bucket >= num_rows)
+    def bucket_for(self, shape: StepShape) -> StepShape | None:
+        """The smallest bucket that holds such a step; None if it is to be launched as it is."""
+        if not shape.num_chunks:
+            num_rows = next(n for n in self.decode_rows if n >= shape.num_rows)
+            return StepShape(num_rows, num_rows, num_rows, 0)
+        num_rows = next(n for n in self.mixed_rows if n >= shape.num_rows)
+        wanted = max(shape.num_tokens, num_rows)
+        num_tokens = next((n for n in self.mixed_tokens if n >= wanted), None)
+        if num_tokens is None or shape.num_chunks > MAX_CHUNKS:
+            return None
+        return StepShape(num_tokens, num_rows, num_rows, MAX_CHUNKS)
 
-    def replay(self, num_rows: int, needs: Needs) -> torch.Tensor:
-        """Decode one token a row; the result is overwritten by the next replay."""
-        key = (self.bucket_for(num_rows), needs)
+    def replay(self, bucket: StepShape, needs: Needs) -> torch.Tensor:
+        """Compute the step that the device has been told of; the next replay overwrites it."""
+        key = (bucket, needs)
         if key not in self._graphs:
             self._graphs[key] = self._capture(*key)
         graph, tokens = self._graphs[key]
         graph.replay()
         return tokens
 
-    def capture_all(self, needs: Needs) -> None:
-        """Capture every bucket now, the largest first: the others fit into its memory."""
-        for bucket in reversed(self.buckets):
+    def capture_all(self, needs: Needs, with_chunks: bool) -> None:
+        """Capture buckets now, the largest first: the others fit into its memory."""
+        buckets = [StepShape(num_rows, num_rows, num_rows, 0) for num_rows in self.decode_rows]
+        if with_chunks:
+            buckets += [
+                StepShape(num_tokens, num_rows, num_rows, MAX_CHUNKS)
+                for num_rows in self.mixed_rows
+                for num_tokens in self.mixed_tokens
+                if num_rows <= num_tokens
+            ]
+        for bucket in sorted(buckets, reverse=True):
             if (bucket, needs) not in self._graphs:
                 self._graphs[bucket, needs] = self._capture(bucket, needs)
 
-    def _capture(self, bucket: int, needs: Needs) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    def _capture(
+        self, bucket: StepShape, needs: Needs
+    ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         """Capture a step, after a run without rows that compiles its kernels. No state changes."""
         rows = self.step_rows.clone()
         self.step_rows.fill_(-1)
-        self.decode(bucket, needs)
+        self.compute(bucket, needs)
         self.step_rows.copy_(rows)
         graph = torch.cuda.CUDAGraph()
         # A stream of its own: torch's default one belongs to the device that captured first.
         self._stream = self._stream or torch.cuda.Stream(self.step_rows.device)
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            tokens = self.decode(bucket, needs)
+            tokens = self.compute(bucket, needs)
         self._pool = self._pool or graph.pool()
         return graph, tokens

@@ -45,6 +45,8 @@ def make_on_host(requests: Sequence[HostRequest], block_size: int, output: StepM
             [r.block_table[p // block_size] * block_size + p % block_size for r, p in pairs],
         ),
         (output.context_lens, [request.num_tokens for request in requests]),
+        (output.decode_lens, [request.num_tokens for request in requests]),
+        (output.first_chunk, [len(requests)]),
         (output.output_positions, [r.num_tokens - r.num_prompt_tokens for r in requests]),
         (output.query_start_loc, list(range(len(requests) + 1))),
         (
@@ -96,7 +98,7 @@ def rows(num_rows: int) -> Iterator[list[str]]:
             state.set("block_table", row, [tables[row][num_blocks - 1]], column=num_blocks - 1)
         state.set_step(step)
         state.flush()
-        expand_step(state.rows, state.step_rows[:num_rows], None, ours)
+        expand_step(state.rows, *state.step(num_rows)[:2], ours)
 
     num_bytes = on_host()
     on_gpu()

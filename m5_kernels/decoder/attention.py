@@ -12,12 +12,13 @@ from m5_kernels.kernels.paged_prefill import paged_prefill
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """Where the tokens of a step stand. Sequences with one new token come first.
+    """Where the tokens of a step stand. Sequences with one new token come first, then chunks.
 
     positions: int `[num_tokens]`; slot_mapping: int64 `[num_tokens]`, -1 in padding;
     block_table: int32 `[num_seqs, max_blocks]`; context_lens: int32 `[num_seqs]`, 0 in padding;
-    query_start_loc: int32 `[num_seqs + 1]`. The first num_decode_seqs sequences have one token
-    each, which are the first num_decode_seqs tokens.
+    query_start_loc: int32 `[num_seqs + 1]`; decode_lens: int32 `[num_seqs]`, context_lens of the
+    sequences with one new token, 0 for others; first_chunk: int32 `[1]`, how many those are. None
+    but the first num_decodes sequences has one token, and there are at most num_chunks chunks.
     """
 
     positions: torch.Tensor
@@ -25,7 +26,10 @@ class AttentionMetadata:
     block_table: torch.Tensor
     context_lens: torch.Tensor
     query_start_loc: torch.Tensor
-    num_decode_seqs: int
+    decode_lens: torch.Tensor
+    first_chunk: torch.Tensor
+    num_decodes: int
+    num_chunks: int
     workspace: DecodeWorkspace | None = None
 
 
@@ -44,18 +48,16 @@ def attend(
     head_dim]`. Returns `[num_tokens, num_q_heads, head_dim]`; padding tokens of a step with
     chunks get anything. pdl: as in `flash_decode`.
     """
-    num_decode = metadata.num_decode_seqs
-    table, lens = metadata.block_table, metadata.context_lens
+    m, n = metadata, metadata.num_decodes
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
-    if num_decode:
+    if n:  # where a chunk's first tokens stand among the first n, they get zeros for the moment
         flash_decode(
-            query[:num_decode], key_cache, value_cache, table[:num_decode], lens[:num_decode],
-            scale, window, output[:num_decode], metadata.workspace, pdl,
+            query[:n], key_cache, value_cache, m.block_table[:n], m.decode_lens[:n],
+            scale, window, output[:n], m.workspace, pdl,
         )  # fmt: skip
-    if num_decode < len(lens):
-        starts = metadata.query_start_loc[num_decode:]
+    if m.num_chunks:
         paged_prefill(
-            query, key_cache, value_cache, table[num_decode:], lens[num_decode:], starts,
-            scale, window, output,
+            query, key_cache, value_cache, m.block_table, m.context_lens, m.query_start_loc,
+            scale, window, output, first_seq=m.first_chunk, max_seqs=m.num_chunks,
         )  # fmt: skip
     return output

@@ -43,6 +43,8 @@ def paged_prefill(
     window: int | None = None,
     output: torch.Tensor | None = None,
     tile: PrefillTile | None = None,
+    first_seq: torch.Tensor | None = None,
+    max_seqs: int | None = None,
 ) -> torch.Tensor:
     """Causal attention of each sequence's chunk of new tokens over its context.
 
@@ -50,21 +52,24 @@ def paged_prefill(
     key_cache, value_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`, same strides.
     block_table: int32 `[num_seqs, max_blocks]`; context_lens: int32 `[num_seqs]`, chunk included.
     query_start_loc: int32 `[num_seqs + 1]`; the chunk of sequence s is the query rows from
-    `query_start_loc[s]` up to `query_start_loc[s + 1]`. Rows that no chunk covers are not written:
-    in a mixed step, pass the tail of the three tables that follows the decode rows.
+    `query_start_loc[s]` up to `query_start_loc[s + 1]`. Rows that no chunk covers are not written.
     scale: of the scores, `head_dim ** -0.5` if None. window: tokens a query sees, itself included.
+    first_seq: int32 `[1]`; sequences before it are left alone (decode rows in a mixed step), and it
+    is read on the device, so that a CUDA graph may hold any mixture. max_seqs: how many there are
+    at most from there on; all, if None.
     Returns `[num_tokens, num_q_heads, head_dim]` (`output` if given).
     """
     if not runs_triton(query):
         return paged_prefill_torch(
             query, key_cache, value_cache, block_table, context_lens, query_start_loc,
-            scale, window, output,
+            scale, window, output, first_seq=first_seq,
         )  # fmt: skip
     num_tokens, num_q_heads, head_dim = query.shape
     _, block_size, num_kv_heads, _ = key_cache.shape
     if key_cache.stride() != value_cache.stride():
         raise ValueError(f"strides differ: {key_cache.stride()}, {value_cache.stride()}")
     num_seqs = len(context_lens)
+    max_seqs = num_seqs if max_seqs is None else min(max_seqs, num_seqs)
     output = (
         torch.empty_like(query, memory_format=torch.contiguous_format) if output is None else output
     )
@@ -73,17 +78,17 @@ def paged_prefill(
     group = num_q_heads // num_kv_heads
     tile_rows = max(tile.rows, next_power_of_2(group))
     query_tokens = tile_rows // group
-    num_tiles = num_tokens // query_tokens + num_seqs
+    num_tiles = num_tokens // query_tokens + max_seqs
     _paged_prefill_kernel[(num_kv_heads, num_tiles)](
         query, key_cache, value_cache, block_table, context_lens, query_start_loc, output,
-        num_seqs,
+        first_seq, num_seqs,
         (head_dim**-0.5 if scale is None else scale) * LOG2_E,
         window or 0,
         query.stride(0), query.stride(1),
         key_cache.stride(0), key_cache.stride(1), key_cache.stride(2),
         block_table.stride(0),
         output.stride(0), output.stride(1),
-        NUM_SEQS_PAD=lanes_for(num_seqs),
+        NUM_SEQS_PAD=lanes_for(max_seqs),
         GROUP=group,
         QUERY_TOKENS=query_tokens,
         ROWS=tile_rows,
@@ -99,14 +104,10 @@ def paged_prefill(
     return output
 
 
-# The tables begin wherever the decode rows end: one kernel for all alignments, and all lengths.
-@triton.jit(
-    do_not_specialize=["num_seqs"],
-    do_not_specialize_on_alignment=["block_table", "context_lens", "query_start_loc"],
-)
+@triton.jit(do_not_specialize=["num_seqs"])
 def _paged_prefill_kernel(
     query, key_cache, value_cache, block_table, context_lens, query_start_loc, output,
-    num_seqs, score_scale, window,
+    first_seq, num_seqs, score_scale, window,
     query_stride, query_head_stride,
     block_stride, slot_stride, head_stride,
     table_stride,
@@ -125,8 +126,13 @@ def _paged_prefill_kernel(
     kv_head = tl.program_id(0)
     query_tile = tl.num_programs(1) - 1 - tl.program_id(1)
     seq_ids = tl.arange(0, NUM_SEQS_PAD)
+    first = 0
+    if first_seq is not None:
+        first = tl.load(first_seq)
+        query_start_loc += first
+        context_lens += first
     # Three vectors loaded together, then picked from: a chain of scalar loads would wait thrice.
-    is_seq = seq_ids < num_seqs
+    is_seq = seq_ids < num_seqs - first
     starts = tl.load(query_start_loc + seq_ids, mask=is_seq, other=0)
     ends = tl.load(query_start_loc + 1 + seq_ids, mask=is_seq, other=0)
     lens = tl.load(context_lens + seq_ids, mask=is_seq, other=0)
@@ -165,7 +171,7 @@ def _paged_prefill_kernel(
     first_masked = low if HAS_WINDOW else (first_position + 1) // TILE
     high = last_position // TILE + 1
 
-    table = block_table + seq * table_stride
+    table = block_table + (first + seq) * table_stride
     key_head = key_cache + kv_head * head_stride
     value_head = value_cache + kv_head * head_stride
     tile_tokens = tl.arange(0, TILE)
@@ -225,6 +231,8 @@ def paged_prefill_torch(
     window: int | None = None,
     output: torch.Tensor | None = None,
     tile: PrefillTile | None = None,
+    first_seq: torch.Tensor | None = None,
+    max_seqs: int | None = None,
 ) -> torch.Tensor:
     """The specification of `paged_prefill`: gather a sequence's KV, attend in fp32, next."""
     output = (
@@ -234,6 +242,8 @@ def paged_prefill_torch(
     _, block_size, num_kv_heads, _ = key_cache.shape
     starts, lens = query_start_loc.tolist(), context_lens.tolist()
     for seq, context_len in enumerate(lens):
+        if first_seq is not None and seq < int(first_seq):
+            continue
         chunk = slice(starts[seq], starts[seq + 1])
         query_len = chunk.stop - chunk.start
         if query_len == 0 or context_len == 0:

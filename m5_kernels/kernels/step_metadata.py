@@ -5,13 +5,15 @@ computed, its block table. A step names rows and how many new tokens each comput
 - which id and position each new token has, where its KV goes, how long each context is - follows
 by arithmetic. So the host sends a few integers a step instead of a tensor per quantity, and,
 since a sampled token is appended to its row on the GPU, the next step can start before the host
-has seen it.
+has seen it. Sequences with one new token come first; where chunks begin is a number on the GPU,
+too, so that one CUDA graph serves steps of any mixture.
 
-    state rows                 step (2 rows, 3 + 1 new tokens)        expanded
-    row 0  a b c d e|. . .     row_ids        [2, 0]                  input_ids  x y z  e
-    row 1  (free)              num_new_tokens [3, 1]                  positions  0 1 2  4
-    row 2 |x y z . . . . .                                            slots      from block tables
-          ^ num_computed_tokens                                       context_lens  [3, 5]
+    state rows                 step (2 rows, 1 + 3 new tokens)        expanded
+    row 0  a b c d|e . . .     row_ids        [0, 2]                  input_ids    e  x y z
+    row 1  (free)              num_new_tokens [1, 3]                  positions    4  0 1 2
+    row 2 |x y z . . . . .                                            slots        from block tables
+          ^ num_computed_tokens                                       context_lens [5, 3]
+                                                                      first_chunk  1
 
 Program i fills row i of the per-row outputs and the i-th block of per-token ones.
 """
@@ -22,7 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .backend import ceil_div, lanes_for, next_power_of_2, runs_triton, tl, triton
+from .backend import ceil_div, lanes_for, runs_triton, tl, triton
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ class StepMetadata:
     Per token: input_ids, positions: int32 `[num_tokens]` (0 in padding); slot_mapping: int64
     `[num_tokens]` (-1). Per sequence: context_lens: int32 `[num_seqs]` (0); query_start_loc: int32
     `[num_seqs + 1]`; output_positions: int32 `[num_seqs]`, index of the output token that follows
-    (0); block_table: int32 `[num_seqs, max_blocks]`, in the order of the step.
+    (0); decode_lens: int32 `[num_seqs]`, context_lens of the sequences with one new token, 0 for
+    others; block_table: int32 `[num_seqs, max_blocks]`, in the order of the step. first_chunk:
+    int32 `[1]`, how many sequences have one new token.
     """
 
     input_ids: torch.Tensor
@@ -73,7 +77,9 @@ class StepMetadata:
     context_lens: torch.Tensor
     query_start_loc: torch.Tensor
     output_positions: torch.Tensor
+    decode_lens: torch.Tensor
     block_table: torch.Tensor
+    first_chunk: torch.Tensor
 
     @classmethod
     def allocate(
@@ -91,38 +97,54 @@ class StepMetadata:
             zeros(num_seqs),
             zeros(num_seqs + 1),
             zeros(num_seqs),
+            zeros(num_seqs),
             zeros(num_seqs, max_blocks),
+            zeros(1),
+        )
+
+    def part(self, num_tokens: int, num_seqs: int) -> StepMetadata:
+        """Views of the size that a step needs."""
+        return StepMetadata(
+            self.input_ids[:num_tokens],
+            self.positions[:num_tokens],
+            self.slot_mapping[:num_tokens],
+            self.context_lens[:num_seqs],
+            self.query_start_loc[: num_seqs + 1],
+            self.output_positions[:num_seqs],
+            self.decode_lens[:num_seqs],
+            self.block_table[:num_seqs],
+            self.first_chunk,
         )
 
 
 def expand_step(
     state: RowState,
     row_ids: torch.Tensor,
-    num_new_tokens: torch.Tensor | None,
+    num_new_tokens: torch.Tensor,
     output: StepMetadata,
 ) -> None:
     """Fill `output` for a step; nothing is read back, so it can be part of a CUDA graph.
 
-    row_ids: int32 `[num_seqs]`, the rows of the step's sequences in order; -1 is padding. A row's
-    computed and new tokens together must not exceed max_model_len: that is not checked here.
-    num_new_tokens: int32 `[num_seqs]`, of each (padding rows count none); None: one each, padding
-    rows too, so that token i belongs to sequence i - a decode step.
+    row_ids: int32 `[num_seqs]`, the rows of the step's sequences: those with one new token, then
+    chunks, then padding, which is -1. A row's computed and new tokens together must not exceed
+    max_model_len: that is not checked here.
+    num_new_tokens: int32 `[num_seqs]`, of each; of padding it is not read.
     """
     if not runs_triton(row_ids):
         return expand_step_torch(state, row_ids, num_new_tokens, output)
     num_seqs, num_tokens = len(row_ids), len(output.input_ids)
-    lanes, block = (next_power_of_2 if num_new_tokens is None else lanes_for)(num_seqs), 128
+    block = 128
     _expand_step_kernel[(max(num_seqs, ceil_div(num_tokens, block)),)](
         state.token_ids, state.block_table, state.num_computed_tokens, state.prompt_lens,
         row_ids, num_new_tokens,
         output.input_ids, output.positions, output.slot_mapping,
-        output.context_lens, output.query_start_loc, output.output_positions, output.block_table,
+        output.context_lens, output.query_start_loc, output.output_positions, output.decode_lens,
+        output.block_table, output.first_chunk,
         num_seqs, num_tokens,
         state.token_ids.stride(0), state.block_table.stride(0), output.block_table.stride(0),
-        NUM_SEQS_PAD=lanes,
+        NUM_SEQS_PAD=lanes_for(num_seqs),
         BLOCK_SIZE=state.block_size,
         BLOCK=block,
-        IS_DECODE=num_new_tokens is None,
     )  # fmt: skip
     return None
 
@@ -132,20 +154,16 @@ def _expand_step_kernel(
     token_ids, block_table, num_computed_tokens, prompt_lens,
     row_ids, num_new_tokens,
     input_ids, positions, slot_mapping,
-    context_lens, query_start_loc, output_positions, step_block_table,
+    context_lens, query_start_loc, output_positions, decode_lens, step_block_table, first_chunk,
     num_seqs, num_tokens,
     token_stride, table_stride, step_table_stride,
     NUM_SEQS_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    IS_DECODE: tl.constexpr,
 ):  # fmt: skip
     seqs = tl.arange(0, NUM_SEQS_PAD)
     rows = tl.load(row_ids + seqs, mask=seqs < num_seqs, other=-1)
-    if IS_DECODE:
-        num_new = tl.where(seqs < num_seqs, 1, 0)
-    else:
-        num_new = tl.load(num_new_tokens + seqs, mask=rows >= 0, other=0)
+    num_new = tl.load(num_new_tokens + seqs, mask=rows >= 0, other=0)
     ends = tl.cumsum(num_new, 0)
 
     # Per sequence.
@@ -156,10 +174,12 @@ def _expand_step_kernel(
         tl.store(query_start_loc + seq, end - new)
         if seq == num_seqs - 1:
             tl.store(query_start_loc + num_seqs, end)
+            tl.store(first_chunk, tl.sum((num_new == 1).to(tl.int32), 0))
         row = tl.load(row_ids + seq).to(tl.int64)
         if row >= 0:
             context_len = tl.load(num_computed_tokens + row) + new
             tl.store(context_lens + seq, context_len)
+            tl.store(decode_lens + seq, tl.where(new == 1, context_len, 0))
             tl.store(output_positions + seq, context_len - tl.load(prompt_lens + row))
             for start in range(0, (context_len + BLOCK_SIZE - 1) // BLOCK_SIZE, BLOCK):
                 columns = start + tl.arange(0, BLOCK)
@@ -168,6 +188,7 @@ def _expand_step_kernel(
                 tl.store(step_block_table + seq * step_table_stride + columns, blocks, mask=mask)
         else:
             tl.store(context_lens + seq, 0)
+            tl.store(decode_lens + seq, 0)
             tl.store(output_positions + seq, 0)
 
     # Per token: the sequence of a token is the number of sequences that end at or before it.
@@ -193,44 +214,42 @@ def _expand_step_kernel(
 def append_sampled(
     state: RowState,
     row_ids: torch.Tensor,
-    num_new_tokens: torch.Tensor | None,
+    num_new_tokens: torch.Tensor,
+    samples: torch.Tensor,
     sampled: torch.Tensor,
 ) -> None:
     """End a step on the device: count the new tokens as computed, append the sampled ones.
 
-    row_ids, num_new_tokens: as given to `expand_step`. sampled: int32 `[num_seqs]`; -1 appends
-    nothing (a chunk that has not reached the last known token). A row that is full stays as it is.
+    row_ids, num_new_tokens: as given to `expand_step`. samples: int32 `[num_seqs]`, 0 for a chunk
+    that has not reached the last known token. sampled: int32 `[num_seqs]`; -1 appends nothing. A
+    row that is full stays as it is.
     """
     if not runs_triton(row_ids):
-        return append_sampled_torch(state, row_ids, num_new_tokens, sampled)
+        return append_sampled_torch(state, row_ids, num_new_tokens, samples, sampled)
     num_seqs, block = len(row_ids), 128
     _append_sampled_kernel[(ceil_div(num_seqs, block),)](
-        state.token_ids, state.num_computed_tokens, row_ids, num_new_tokens, sampled,
+        state.token_ids, state.num_computed_tokens, row_ids, num_new_tokens, samples, sampled,
         num_seqs, state.token_ids.stride(0), state.token_ids.shape[1],
         BLOCK=block,
-        IS_DECODE=num_new_tokens is None,
     )  # fmt: skip
     return None
 
 
 @triton.jit(do_not_specialize=["num_seqs"])
 def _append_sampled_kernel(
-    token_ids, num_computed_tokens, row_ids, num_new_tokens, sampled,
+    token_ids, num_computed_tokens, row_ids, num_new_tokens, samples, sampled,
     num_seqs, token_stride, max_model_len,
     BLOCK: tl.constexpr,
-    IS_DECODE: tl.constexpr,
 ):  # fmt: skip
     seqs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     rows = tl.load(row_ids + seqs, mask=seqs < num_seqs, other=-1).to(tl.int64)
     mask = rows >= 0
-    if IS_DECODE:
-        num_new = tl.where(mask, 1, 0)
-    else:
-        num_new = tl.load(num_new_tokens + seqs, mask=mask, other=0)
+    num_new = tl.load(num_new_tokens + seqs, mask=mask, other=0)
     computed = tl.load(num_computed_tokens + rows, mask=mask, other=0) + num_new
     mask = mask & (computed <= max_model_len)
     tl.store(num_computed_tokens + rows, computed, mask=mask)
     tokens = tl.load(sampled + seqs, mask=mask, other=-1)
+    mask = mask & (tl.load(samples + seqs, mask=mask, other=0) > 0)
     mask = mask & (tokens >= 0) & (computed < max_model_len)
     tl.store(token_ids + rows * token_stride + computed, tokens.to(tl.int32), mask=mask)
 
@@ -238,7 +257,7 @@ def _append_sampled_kernel(
 def expand_step_torch(
     state: RowState,
     row_ids: torch.Tensor,
-    num_new_tokens: torch.Tensor | None,
+    num_new_tokens: torch.Tensor,
     output: StepMetadata,
 ) -> None:
     """The specification of `expand_step`: one sequence after another."""
@@ -247,10 +266,11 @@ def expand_step_torch(
     output.slot_mapping.fill_(-1)
     output.context_lens.zero_()
     output.output_positions.zero_()
+    output.decode_lens.zero_()
+    output.first_chunk.zero_()
     rows = row_ids.tolist()
-    news = [1] * len(rows) if num_new_tokens is None else num_new_tokens.tolist()
     start = 0
-    for seq, (row, new) in enumerate(zip(rows, news, strict=True)):
+    for seq, (row, new) in enumerate(zip(rows, num_new_tokens.tolist(), strict=True)):
         output.query_start_loc[seq] = start
         if row >= 0:
             computed = int(state.num_computed_tokens[row])
@@ -261,28 +281,33 @@ def expand_step_torch(
             output.positions[chunk] = positions.int()
             output.slot_mapping[chunk] = blocks * state.block_size + positions % state.block_size
             output.context_lens[seq] = computed + new
+            if new == 1:
+                output.decode_lens[seq] = computed + new
+                output.first_chunk.add_(1)
             output.output_positions[seq] = computed + new - state.prompt_lens[row]
             num_blocks = ceil_div(computed + new, state.block_size)
             output.block_table[seq, :num_blocks] = state.block_table[row, :num_blocks]
-        start += new if row >= 0 or num_new_tokens is None else 0
+            start += new
     output.query_start_loc[len(rows)] = start
 
 
 def append_sampled_torch(
     state: RowState,
     row_ids: torch.Tensor,
-    num_new_tokens: torch.Tensor | None,
+    num_new_tokens: torch.Tensor,
+    samples: torch.Tensor,
     sampled: torch.Tensor,
 ) -> None:
     """The specification of `append_sampled`."""
     max_model_len = state.token_ids.shape[1]
-    rows = row_ids.tolist()
-    news = [1] * len(rows) if num_new_tokens is None else num_new_tokens.tolist()
-    for row, new, token in zip(rows, news, sampled.tolist(), strict=True):
+    of_rows = zip(
+        *(each.tolist() for each in (row_ids, num_new_tokens, samples, sampled)), strict=True
+    )
+    for row, new, is_wanted, token in of_rows:
         if row < 0:
             continue
         computed = int(state.num_computed_tokens[row]) + new
         if computed <= max_model_len:
             state.num_computed_tokens[row] = computed
-        if token >= 0 and computed < max_model_len:
+        if is_wanted and token >= 0 and computed < max_model_len:
             state.token_ids[row, computed] = token

@@ -97,7 +97,8 @@ def test_the_host_makes_the_metadata_that_the_device_expands() -> None:
         state.prompt_lens[row] = prompt
     width = state.block_table.shape[1]
     expected, made = (StepMetadata.allocate(2, 2, width, "cpu") for _ in range(2))
-    expand_step_torch(state, torch.tensor([0, 1], dtype=torch.int32), None, expected)
+    ones = torch.ones(2, dtype=torch.int32)
+    expand_step_torch(state, torch.tensor([0, 1], dtype=torch.int32), ones, expected)
     requests = [HostRequest(8, 9, 6, tables[0]), HostRequest(14, 5, 2, tables[1])]
     num_bytes = make_on_host(requests, 4, made)
     assert {k: v.tolist() for k, v in vars(made).items()} == {

@@ -75,7 +75,10 @@ def step(decoder, caches, tables, computed, chunks):
         block_table=tables[order].to(device),
         context_lens=torch.tensor([row.stop for row in positions]).int().to(device),
         query_start_loc=torch.tensor([0, *lens]).cumsum(0).int().to(device),
-        num_decode_seqs=sum(length == 1 for length in lens),
+        decode_lens=torch.tensor([row.stop for row in positions]).int().to(device),
+        first_chunk=torch.tensor([sum(length == 1 for length in lens)]).int().to(device),
+        num_decodes=sum(length == 1 for length in lens),
+        num_chunks=sum(length > 1 for length in lens),
     )
     ids = torch.cat([chunks[seq] for seq in order]).to(device)
     logits = decoder.logits(decoder.forward(ids, metadata, caches))

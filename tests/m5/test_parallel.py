@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ import rank_programs
 from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.decoder.parallel import Shard
+from m5_kernels.tensor_parallel.ranks import _meeting_point
 from milestone_llm.models.tiny_models import build_tiny_model
 
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -253,3 +255,21 @@ def test_graphs_are_released_before_the_communicator(tmp_path):
     found = Started("engines_come_and_go", 2, tmp_path).results()
     assert found[0] == found[1]
     assert found[0][0] == found[0][1] == found[0][2]
+
+
+def test_the_store_listens_at_the_masters_address_alone(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in where.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    found = _meeting_point()
+    found["store"].set("key", "value")
+    ends = [each.laddr for each in psutil.Process().net_connections() if each.status == "LISTEN"]
+    assert {end.ip for end in ends if end.port == port} == {"127.0.0.1"}
+
+
+def test_under_torchrun_the_store_is_torchruns(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert _meeting_point() == {}

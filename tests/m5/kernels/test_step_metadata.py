@@ -30,7 +30,7 @@ def random_state(device: str, num_rows: int, max_model_len: int, block_size: int
 def check(
     device: str,
     rows: list[int],
-    num_new: list[int] | None,
+    num_new: list[int],
     num_tokens: int,
     block_size: int = 4,
     max_model_len: int = 60,
@@ -38,7 +38,7 @@ def check(
 ) -> None:
     state = random_state(device, num_rows, max_model_len, block_size)
     row_ids = torch.tensor(rows, dtype=torch.int32, device=device)
-    new = None if num_new is None else torch.tensor(num_new, dtype=torch.int32, device=device)
+    new = torch.tensor(num_new, dtype=torch.int32, device=device)
     output, expected = (
         StepMetadata.allocate(num_tokens, len(rows), state.block_table.shape[1], device)
         for _ in range(2)
@@ -53,17 +53,18 @@ def check(
 
     sampled = torch.randint(-1, 99, (len(rows),), dtype=torch.int32, device=device)
     other = copy.deepcopy(state)
-    append_sampled(state, row_ids, new, sampled)
-    append_sampled_torch(other, row_ids, new, sampled)
+    samples = torch.randint(0, 2, (len(rows),), dtype=torch.int32, device=device)
+    append_sampled(state, row_ids, new, samples, sampled)
+    append_sampled_torch(other, row_ids, new, samples, sampled)
     assert torch.equal(state.token_ids, other.token_ids)
     assert torch.equal(state.num_computed_tokens, other.num_computed_tokens)
 
 
 @pytest.mark.parametrize(
-    "rows", [[0], [-1], [2, 5, 1], [3, -1, 0, -1], [-1, -1, 7], [7, 6, 5, 4, 3, 2, 1, 0]], ids=str
+    "rows", [[0], [-1], [2, 5, 1], [3, 0, -1, -1], [7, -1, -1], [7, 6, 5, 4, 3, 2, 1, 0]], ids=str
 )
 def test_decode_step_with_padding_rows(rows: list[int], device: str) -> None:
-    check(device, rows, None, len(rows))
+    check(device, rows, [1] * len(rows), len(rows))
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,7 @@ def test_decode_step_with_padding_rows(rows: list[int], device: str) -> None:
         ([4, 2, 0], [5, 3, 1], 9),
         ([4, 2, 0], [1, 17, 2], 32),
         ([1, 3, -1], [1, 9, 0], 10),
+        ([1, 5, 3, 0, -1, -1], [1, 1, 9, 2, 7, 7], 33),
     ],
     ids=str,
 )
@@ -92,14 +94,16 @@ def test_more_tokens_than_a_program_takes(device: str) -> None:
 
 
 def test_long_context_copies_its_whole_block_table(device: str) -> None:
-    check(device, [1, 0, 2], None, 3, block_size=1, max_model_len=900)
+    check(device, [1, 0, 2], [1, 1, 1], 3, block_size=1, max_model_len=900)
 
 
 def test_a_full_row_takes_no_token(device: str) -> None:
     state = RowState.allocate(2, 4, 2, device)
     state.num_computed_tokens.copy_(torch.tensor([3, 2]))
     row_ids = torch.tensor([0, 1], dtype=torch.int32, device=device)
-    append_sampled(state, row_ids, None, torch.tensor([8, 9], dtype=torch.int32, device=device))
+    ones = torch.ones(2, dtype=torch.int32, device=device)
+    sampled = torch.tensor([8, 9], dtype=torch.int32, device=device)
+    append_sampled(state, row_ids, ones, ones, sampled)
     assert state.num_computed_tokens.tolist() == [4, 3]
     assert state.token_ids.tolist() == [[0, 0, 0, 0], [0, 0, 0, 9]]
 
@@ -107,5 +111,5 @@ def test_a_full_row_takes_no_token(device: str) -> None:
 @pytest.mark.gpu
 def test_many_rows() -> None:
     rows = torch.randperm(500)[:256].tolist()
-    check("cuda", rows, None, 256, 16, 4096, 500)
+    check("cuda", rows, [1] * 256, 256, 16, 4096, 500)
     check("cuda", rows, torch.randint(1, 40, (256,)).tolist(), 40 * 256, 16, 4096, 500)

@@ -1,0 +1,111 @@
+"""Steps padded to buckets: what is beyond the step reads nothing, writes nothing, changes nothing.
+
+Here a graph is computed anew at each replay, so that its padding is tested without a GPU.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+
+import m4_prefix_chunked
+import m5_kernels
+from engine_helpers import make_engine, random_prompts, run_to_end, tiny_model
+from m1_single import SamplingParams
+from m5_kernels.decoder import attention
+from m5_kernels.sampler import Needs
+from m5_kernels.step_graphs import MAX_CHUNKS, MAX_TOKENS, StepGraphs, StepShape
+
+
+class RecomputedGraphs(StepGraphs):
+    """No graphs: a replay computes the step, in buffers that hold nonsense."""
+
+    def __init__(self, runner: Any) -> None:
+        super().__init__(runner.state.step_rows, len(runner.metadata.input_ids), runner._compute)
+        self.metadata = runner.metadata
+        self.replayed: list[StepShape] = []
+
+    def replay(self, bucket: StepShape, needs: Needs) -> torch.Tensor:
+        self.replayed.append(bucket)
+        for field in fields(self.metadata):
+            if field.name != "block_table":
+                getattr(self.metadata, field.name).fill_(2**20)
+        return self.compute(bucket, needs)
+
+
+@pytest.fixture
+def nonsense_beside_attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tokens for which attention computes nothing hold NaN."""
+
+    def empty_like(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        return torch.full_like(tensor, torch.nan)
+
+    monkeypatch.setattr(attention.torch, "empty_like", empty_like)
+    return
+
+
+def tokens_of(engine: Any, seed: int) -> dict[str, list[int]]:
+    """What requests get that come while others run, some of them sampled, with several needs."""
+    rng = random.Random(seed)
+    prompts = random_prompts([rng.randint(1, 60) for _ in range(14)], seed)
+    done: dict[str, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        params = SamplingParams(
+            temperature=rng.choice((0, 0.8)),
+            top_k=rng.choice((0, 0, 5)),
+            repetition_penalty=rng.choice((1.0, 1.0, 1.3)),
+            logprobs=rng.choice((None, None, 2)),
+            max_tokens=rng.randint(1, 12),
+            seed=index,
+        )
+        engine.add_request(prompt, params, request_id=f"q{index}")
+        for _ in range(rng.randint(0, 3)):
+            done |= {out.request_id: out.token_ids for out in engine.step() if out.finished}
+    return done | {name: out.token_ids for name, out in run_to_end(engine).items()}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_padded_steps_give_the_tokens_of_m4(seed, nonsense_beside_attention):
+    fields: dict[str, Any] = {"max_num_seqs": 5, "max_model_len": 80, "max_num_batched_tokens": 70}
+    fields |= {"kv_cache_tokens": 320, "long_prefill_token_threshold": 24}
+    engine = make_engine(m5_kernels, tiny_model(), **fields)
+    engine.runner.graphs = graphs = RecomputedGraphs(engine.runner)
+    assert tokens_of(engine, seed) == tokens_of(
+        make_engine(m4_prefix_chunked, tiny_model(), **fields), seed
+    )
+    assert StepShape(64, 5, 5, MAX_CHUNKS) in graphs.replayed
+    assert StepShape(5, 5, 5, 0) in graphs.replayed
+
+
+def graphs_for(max_num_seqs: int, max_tokens: int) -> StepGraphs:
+    return StepGraphs(torch.full((max_num_seqs,), -1), max_tokens, lambda shape, needs: shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "bucket"),
+    [
+        ((1, 1, 1, 0), (1, 1, 1, 0)),
+        ((3, 3, 3, 0), (4, 4, 4, 0)),
+        ((100, 100, 100, 0), (112, 112, 112, 0)),
+        ((20, 1, 0, 1), (64, 16, 16, MAX_CHUNKS)),
+        ((70, 50, 49, 1), (128, 64, 64, MAX_CHUNKS)),
+        ((80, 70, 69, 1), (128, 128, 128, MAX_CHUNKS)),  # as many tokens as rows, at least
+        ((MAX_TOKENS, 17, 1, 16), (MAX_TOKENS, 64, 64, MAX_CHUNKS)),
+        ((MAX_TOKENS + 1, 17, 1, 16), None),
+        ((600, 17, 0, 17), None),
+    ],
+)
+def test_the_smallest_bucket_that_holds_a_step(shape, bucket):
+    assert graphs_for(200, 8192).bucket_for(StepShape(*shape)) == bucket
+
+
+def test_there_is_no_bucket_beyond_the_steps_that_the_engine_makes():
+    graphs = graphs_for(8, 100)
+    assert graphs.mixed_tokens == [64]
+    assert graphs.bucket_for(StepShape(64, 2, 1, 1)) is not None
+    assert graphs.bucket_for(StepShape(65, 2, 1, 1)) is None
