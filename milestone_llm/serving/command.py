@@ -6,6 +6,7 @@ import argparse
 import ast
 import contextlib
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -122,6 +123,8 @@ def serve_parser(
     about = "show steps as they happen at /; every client with a key sees all steps there"
     add("--page", action=argparse.BooleanOptionalAction, default=True, help=about)
     add_options(parser, "threads")
+    about = "no line of figures every ten seconds in which something ran"
+    add("--disable-log-stats", action="store_true", help=about)
     about = "so many engines behind a router, on Ray Serve"
     add("--replicas", type=positive, metavar="N", help=about)
     about = "of a running Ray cluster; without it, replicas are on this machine"
@@ -178,12 +181,13 @@ def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
             engine = EngineLoop(spec.build())
         else:
             process = engine = stack.enter_context(EngineProcess(spec))
-            from . import server  # noqa: F401  meanwhile the model is loaded
+            from . import server
 
             process.wait_until_ready()
         from .connection import ConnectionLimits
         from .middleware import is_loopback
         from .server import Limits, Server
+        from .stats_log import StatsLog
 
         freeze_garbage()
         host, port = listener.getsockname()[:2]
@@ -207,7 +211,10 @@ def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
                 console.print(f"Watch its steps at {url}/", soft_wrap=True)
             sys.stdout.flush()
 
-        is_alive = Server(engine, limits, handles_ctrl_c=not args.debug).run(listener, on_ready)
+        write = functools.partial(log_console.print, style="dim", soft_wrap=True)
+        stats_log = None if args.disable_log_stats else StatsLog(write)
+        server = Server(engine, limits, not args.debug, stats_log)
+        is_alive = server.run(listener, on_ready)
     return 0 if is_alive else 1
 
 

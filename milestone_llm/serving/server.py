@@ -29,6 +29,7 @@ from .engine_client import EngineClient, EngineDeadError
 from .metrics import Metrics
 from .middleware import AdmissionMiddleware, AllowedHosts, ApiKeys
 from .service import Service
+from .stats_log import StatsLog
 
 log = logging.getLogger(__name__)
 
@@ -71,11 +72,19 @@ class Server:
 
     Args:
         handles_ctrl_c: whether Ctrl-C ends the server as SIGTERM does; else Python's own way.
+        stats_log: what tells of the engine's figures every ten seconds, if there is to be any.
     """
 
-    def __init__(self, client: EngineClient, limits: Limits, handles_ctrl_c: bool = True) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        limits: Limits,
+        handles_ctrl_c: bool = True,
+        stats_log: StatsLog | None = None,
+    ) -> None:
         self._client = client
         self._limits = limits
+        self._stats_log = stats_log
         self._signals = [signal.SIGTERM, *([signal.SIGINT] if handles_ctrl_c else [])]
         info = client.info
         max_choices = info.max_num_seqs + limits.max_queued
@@ -143,7 +152,12 @@ class Server:
         if self._http.started:
             listener.listen(BACKLOG)  # asyncio's own number is that of connections taken at once
         self._has_started.set()
+        logging_stats = self._stats_log and asyncio.ensure_future(
+            self._stats_log.follow(self._client)
+        )
         await serving
+        if logging_stats:
+            logging_stats.cancel()
 
     @contextlib.contextmanager
     def _signals_handled(self) -> Iterator[None]:

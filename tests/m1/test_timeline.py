@@ -27,8 +27,8 @@ from milestone_llm.lab.plots.timeline_spans import (
     arrival_order,
     request_marks,
     request_spans,
-    useful_share,
 )
+from milestone_llm.lab.trace.positions import useful_share
 from milestone_llm.lab.trace.records import BatchRow, StepRecord
 
 PNG_HEADER = b"\x89PNG\r\n\x1a\n"
@@ -270,7 +270,7 @@ def test_the_command_draws_several_files(tmp_path: Path, capsys: pytest.CaptureF
         (
             '{"step": 0, "batch": [], "kv": {}}\n',
             [],
-            "line 1: not a record of an engine's step (KeyError('milestone'))",
+            "line 1: not a record of an engine's step: milestone is missing",
         ),
         ("good", ["-o", "picture.gif"], "written as .png or .svg"),
         ("good", ["--labels", "a,b"], "1 traces, but 2 labels"),

@@ -206,6 +206,11 @@ def test_picture_names_requests_and_what_happened(tmp_path: Path) -> None:
         assert f"<!-- {words} -->" in text, words
 
 
+def test_all_who_were_resumed_in_one_step_are_named(tmp_path: Path) -> None:
+    record = replace(storm()[0], resumed=["r1", "r2"], preempted=[])
+    assert "<!-- r1, r2 -->" in draw_kvmap([record], tmp_path / "map.svg").read_text()
+
+
 def test_same_trace_gives_the_same_file(tmp_path: Path) -> None:
     first, second = (draw_kvmap(storm(), tmp_path / name) for name in ("a.svg", "b.svg"))
     assert first.read_text() == second.read_text()
@@ -236,7 +241,7 @@ def test_command_line_writes_and_says_so(tmp_path: Path, capsys: pytest.CaptureF
         ("storm", "map.gif", "a map is written as .png or .svg"),
         ("static", "map.png", "m1_single, whose KV cache has no blocks"),
         ("twice", "map.png", "several runs"),
-        ("poor", "map.png", "line 1: not a record of an engine's step (KeyError('events'))"),
+        ("poor", "map.png", "line 1: not a record of an engine's step: events is missing"),
     ],
 )
 def test_bad_input_ends_with_one_line_and_exit_code_2(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,16 @@ import pytest
 import m1_single
 import m2_batching
 import m3_paged
+import m4_prefix_chunked
 from engine_helpers import every_milestone, greedy, make_engine
 from milestone_llm.core.plan import LaunchedStep, StepPlan
-from milestone_llm.lab.trace.explore import Run, explorer_html, write_page
+from milestone_llm.lab.plots import timeline_panels
+from milestone_llm.lab.plots.block_history import kv_during_steps
+from milestone_llm.lab.trace import explore
+from milestone_llm.lab.trace.explore import LiveSource, Run, explorer_html, write_page
 from milestone_llm.lab.trace.live import LiveTrace
+from milestone_llm.lab.trace.positions import useful_share
+from milestone_llm.lab.trace.records import StepRecord
 from read_back import ReadBackRunner
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -249,10 +257,125 @@ def test_axe_finds_nothing_serious(browser, paged, scheme):
     assert [(each["id"], each["nodes"][0]["html"]) for each in serious] == []
 
 
-@pytest.mark.parametrize("width", [800, 1440])
-def test_nothing_is_wider_than_the_window(browser, paged, width):
-    opened = Opened(browser, paged[0], viewport={"width": width, "height": 900})
-    assert opened("() => document.documentElement.scrollWidth") <= width
+@pytest.mark.parametrize("width", [390, 1024, 1400])
+def test_nothing_is_wider_than_the_window_and_all_controls_are_whole(
+    browser, paged, two_runs, width
+):
+    for url in (paged[0], two_runs):
+        opened = Opened(browser, url, viewport={"width": width, "height": 900})
+        opened("() => { moveTo(9); toggleGuess(); toggleHelp(); }")
+        assert opened("() => document.documentElement.scrollWidth") <= width
+        cut = """() => [...document.querySelectorAll("button, select, input, label, #guessing td")]
+          .filter((each) => each.offsetParent && !each.closest(".hidden, [data-panel]"))
+          .filter((each) => {
+            const { left, right } = each.getBoundingClientRect();
+            return left < 0 || right > innerWidth || each.scrollWidth > each.clientWidth + 1;
+          }).map((each) => each.outerHTML)"""
+        assert opened(cut) == []
+
+
+def test_two_runs_stand_side_by_side_line_by_line(browser, two_runs):
+    opened = Opened(browser, two_runs)
+    opened("() => moveTo(9)")
+    tops = """() => views.map(({ box }) =>
+      [...box.querySelectorAll(".card")].map((card) => card.getBoundingClientRect().top))"""
+    first, second = opened(tops)
+    assert first == second
+    assert first == sorted(first)
+    assert len(set(first)) == 7
+
+
+@pytest.mark.parametrize("package", [m1_single, m2_batching, m3_paged, m4_prefix_chunked])
+def test_kv_memory_is_told_as_it_is_drawn_and_as_pictures_show_it(package, browser, tmp_path):
+    engine, _ = random_run(package, seed=8)
+    records = engine.tracer.records
+    opened = Opened(browser, page_of(tmp_path, engine))
+    usage = opened("() => views[0].run.usage.map((each) => [each.stored, each.reserved])")
+    during = kv_during_steps(records)
+    assert usage == [[stored, stored + empty] for stored, empty, _ in during]
+    if records[0].kv.unit != "token":
+        told = """() => views[0].run.records.map((_, at) => {
+          moveTo(at);
+          const told = document.querySelector("[data-panel=kv] b").textContent;
+          return [told, memoryAt(views[0].run, at).owners.size];
+        })"""
+        assert all(int(text) == drawn for text, drawn in opened(told))
+
+
+@every_milestone
+def test_the_useful_share_is_that_of_summary_and_picture(package, browser, tmp_path):
+    engine, _ = random_run(
+        package, seed=8, **({"preemption": "recompute"} if package is m3_paged else {})
+    )
+    share = round(100 * useful_share(engine.tracer.records) + 1e-9)
+    assert share < 100 or package not in (m1_single, m3_paged)
+    opened = Opened(browser, page_of(tmp_path, engine))
+    assert f" {share} % of the computed positions useful" in opened.page.inner_text(".run header p")
+
+
+def test_lanes_of_two_runs_have_one_scale_in_tokens(browser, two_runs):
+    opened = Opened(browser, two_runs)
+    drawn = """() => {
+      const texts = [], draw = CanvasRenderingContext2D.prototype.fillText;
+      CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+        texts.push(text);
+        return draw.call(this, text, ...rest);
+      };
+      drawAll();
+      return texts.filter((text) => /^to /.test(text));
+    }"""
+    scales = opened(drawn)
+    assert scales[:3] == scales[3:6]
+    most = max(
+        each
+        for run in opened("() => views.map(({ run }) => run.usage.map((u) => u.reserved))")
+        for each in run
+    )
+    assert scales[2] == f"to {most:,}"
+
+
+def test_the_cursor_is_hidden_where_its_time_is_not_seen(browser, paged):
+    opened = Opened(browser, paged[0])
+    lines = "() => [...document.querySelectorAll('.line-now')].map((line) => line.style.display)"
+    opened("() => { moveTo(2); zoom(0.1, 40); }")
+    assert set(opened(lines)) == {"none"}
+    opened("() => { fit(); }")
+    assert set(opened(lines)) == {""}
+
+
+def test_the_batch_says_which_positions_are_written_to_which_blocks(browser, paged):
+    url, records = paged
+    opened = Opened(browser, url)
+    cells = """(at) => {
+      moveTo(at);
+      return [...document.querySelectorAll("[data-panel=batch] tr[data-row]")].map((line) => [
+        [...line.cells].map((cell) => cell.textContent),
+        [...line.querySelectorAll(".table b")].map((each) => Number(each.textContent)),
+      ]);
+    }"""
+    for at, record in enumerate(records[:20]):
+        for (texts, written), row in zip(opened(cells, at), record.batch, strict=True):
+            many = row.num_new_tokens > 1
+            last = f"{row.start}–{row.end - 1} (+{row.num_new_tokens})"
+            assert (last if many else str(row.start)) in texts
+            assert "".join(f"{block} " for block in row.blocks) in texts
+            assert written == row.blocks[row.start // 4 : (row.end - 1) // 4 + 1]
+
+
+def test_memory_that_no_step_used_is_folded_away(browser, tmp_path):
+    engine, _ = random_run(m3_paged, kv_cache_tokens=4000)
+    opened = Opened(browser, page_of(tmp_path, engine))
+    assert "which no step has used" in opened.page.inner_text(".tip")
+
+
+def test_page_and_pictures_have_one_meaning_for_a_colour():
+    style = explore._asset("style.css").split("}")[0]
+    phases, kv = timeline_panels._PHASES, timeline_panels._KV
+    pictures = {"prefill": phases["prefill"].fill, "decode": phases["decode"].fill}
+    pictures |= {"stored": kv[0].fill, "waste": kv[1].ink, "waste-pale": kv[1].fill}
+    for name, color in pictures.items():
+        assert f"--{name}: {color};" in style, name
+    assert (phases["padding"].fill, phases["padding"].ink) == (kv[1].fill, kv[1].ink)
 
 
 def test_text_of_a_trace_is_never_taken_for_html(browser, tmp_path):
@@ -263,8 +386,70 @@ def test_text_of_a_trace_is_never_taken_for_html(browser, tmp_path):
     run = Run("<b>{{data}}</b>", engine.tracer.records)
     opened = Opened(browser, write_page([run], tmp_path / "run.html").as_uri())
     assert opened("() => document.querySelectorAll('img, .run b b, h1 b').length") == 0
-    assert opened.page.inner_text("h1") == "<b>{{data}}</b>"
+    assert opened.page.inner_text("h1") == "<b>{{data}}</b> (m2_batching)"
     assert opened.errors == []
+
+
+MARKUP = '<img src=x onerror="window.isRun = true"></script><script>window.isRun = true</script>'
+MARKUP += "<!--\u2028</title></style><b data-evil>"
+
+
+def marked_up(record: StepRecord) -> StepRecord:
+    """A record with markup wherever a text may be, in places that no file of ours has, too."""
+
+    def spoiled(value: Any, name: str = "") -> Any:
+        if isinstance(value, dict):
+            return {spoiled(key): spoiled(own, name) for key, own in value.items()}
+        if isinstance(value, list):
+            return [spoiled(each, name) for each in value]
+        if is_dataclass(value):
+            names = [each.name for each in fields(value)]
+            return replace(value, **{n: spoiled(getattr(value, n), n) for n in names})
+        keep = ("unit", "milestone")  # of `unit` there are three drawings
+        is_text = isinstance(value, str) and name not in keep
+        return value + MARKUP if is_text and value not in ("request_id", "reason") else value
+
+    return spoiled(record)  # type: ignore[no-any-return]
+
+
+def is_run(opened: Opened) -> Any:
+    """Whether markup of a trace has become elements, or has run, in any step of the page."""
+    return opened(
+        """() => {
+          toggleHelp(); toggleGuess(); toggleGuess();
+          for (let at = 0; at <= lastTime(); at++) { moveTo(at); jump(1); moveTo(at); }
+          toggleGuess(); moveTo(0); document.querySelector("#check")?.click();
+          const evil = "img, [data-evil], body script:not([type]):not(:last-of-type)";
+          return [window.isRun ?? false, document.querySelectorAll(evil).length];
+        }"""
+    )
+
+
+@pytest.mark.parametrize("package", [m1_single, m3_paged])
+def test_markup_in_any_text_of_a_trace_is_shown_and_not_run(package, browser, tmp_path):
+    engine, _ = random_run(package)
+    records = [marked_up(record) for record in engine.tracer.records]
+    texts = {row.sampled_token or 0: MARKUP for record in records for row in record.batch}
+    run = Run(MARKUP, records, texts=texts)
+    opened = Opened(browser, write_page([run], tmp_path / "run.html").as_uri())
+    assert is_run(opened) == [False, 0]
+    assert opened.page.text_content(".run h2") == MARKUP
+    assert opened("() => document.querySelector('.who').dataset.who").endswith(MARKUP)
+    assert opened.errors == []
+
+
+def test_the_pages_own_policy_refuses_markup_and_further_scripts(browser, paged):
+    opened = Opened(browser, paged[0])
+    said = opened(
+        """() => {
+          const script = document.createElement("script");
+          try { script.textContent = "window.isRun = true"; } catch {}
+          document.body.append(script);
+          try { document.body.innerHTML = "<b></b>"; return "parsed"; }
+          catch (error) { return [error.name, window.isRun ?? false]; }
+        }"""
+    )
+    assert said == ["TypeError", False]
 
 
 # --- live ----------------------------------------------------------------------------------------
@@ -276,11 +461,12 @@ class Server:
     def __init__(self, live: LiveTrace) -> None:
         server = self
         self.done = threading.Event()
+        self.bodies: list[dict[str, Any]] = []
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 if self.path == "/":
-                    self.answer(200, explorer_html(live="/trace").encode())
+                    self.answer(200, explorer_html(live=LiveSource("/trace", "tiny", 64)).encode())
                 elif self.headers.get("Authorization") != "Bearer secret":
                     self.answer(401, b"")
                 else:
@@ -290,6 +476,11 @@ class Server:
                         while not server.done.is_set():
                             if (line := lines.get(timeout=0.05)) is not None:
                                 self.wfile.write(line.encode() + b"\n")
+
+            def do_POST(self) -> None:
+                size = int(self.headers["Content-Length"])
+                server.bodies.append(json.loads(self.rfile.read(size)))
+                self.answer(200, json.dumps({"choices": [{"text": MARKUP}]}).encode())
 
             def answer(self, status: int, body: bytes) -> None:
                 self.send_response(status)
@@ -322,6 +513,7 @@ def test_a_live_page_asks_for_the_key_and_grows_with_the_run(browser):
     server = Server(live)
     try:
         opened = Opened(browser, server.url)
+        assert opened("() => getComputedStyle(document.querySelector('#runs')).display") == "none"
         opened.page.fill("#key", "wrong")
         opened.page.keyboard.press("Enter")
         opened.page.wait_for_selector("text=That key was refused")
@@ -331,8 +523,33 @@ def test_a_live_page_asks_for_the_key_and_grows_with_the_run(browser):
         for record in records[30:40]:
             live(record)
         opened.page.wait_for_function("() => views[0].run.records.length === 30")
+        opened.page.wait_for_function("() => views[0].at === 29")  # the cursor goes on with it
+        step = f"step {records[39].step} (30 of 30)"
+        opened.page.wait_for_function(f"() => byId('where').textContent === '{step}'")
+        assert "64" in opened.page.inner_text("[data-panel=budget]"), "the server's budget"
+        assert '"model":"tiny","prompt":"Once upon a time"' in opened.page.inner_text("#curl")
         shown = opened("() => views[0].run.records.map((record) => record.batch)")
         assert shown == [[vars(row) for row in record.batch] for record in records[10:40]]
         assert not [url for url in opened.requests if not url.startswith((server.url, "data:"))]
+    finally:
+        server.close()
+
+
+def test_markup_on_a_live_page_is_shown_and_not_run(browser):
+    live = LiveTrace(decode=lambda token_ids: MARKUP)
+    for record in random_run(m3_paged)[0].tracer.records[:40]:
+        live(marked_up(record))
+    server = Server(live)
+    try:
+        opened = Opened(browser, server.url)
+        opened.page.fill("#key", "secret")
+        opened.page.keyboard.press("Enter")
+        opened.page.wait_for_function("() => views[0] && views[0].run.records.length === 40")
+        opened.page.fill("#prompt", "it's <b>")
+        opened.page.click("#prompt-form button")
+        opened.page.wait_for_function("(text) => byId('answer').textContent === text", arg=MARKUP)
+        assert server.bodies == [{"model": "tiny", "prompt": "it's <b>", "max_tokens": 32}]
+        assert """"prompt":"it'\\''s <b>\"""" in opened.page.inner_text("#curl")
+        assert is_run(opened) == [False, 0]
     finally:
         server.close()

@@ -33,7 +33,8 @@ def read(lines: list[str]) -> tuple[list[dict[str, Any]], int]:
                 row["blocks"] = tables[row["request_id"]] + row.pop("new_blocks")
             tables[row["request_id"]] = row["blocks"]
         if "step" in data:
-            del data["step_events"]
+            for name in ("step_events", "useful", "computed"):
+                del data[name]
             records.append(data)
     return records, num_dropped
 

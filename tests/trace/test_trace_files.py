@@ -14,9 +14,12 @@ import pytest
 
 import m3_paged
 from engine_helpers import every_milestone, greedy, make_engine, random_prompts, run_to_end
+from m1_single import timeline
+from m3_paged.tools import kvmap
 from milestone_llm.core.kv import KVEvent, KVUsage
+from milestone_llm.lab.plots.timeline import draw_timeline
 from milestone_llm.lab.trace import explore, jsonl
-from milestone_llm.lab.trace.live import page_line
+from milestone_llm.lab.trace.live import PageLines
 from milestone_llm.lab.trace.records import BatchRow, StepRecord
 from milestone_llm.lab.trace.tracer import Tracer
 
@@ -92,8 +95,8 @@ def test_a_line_for_the_page_has_only_the_new_blocks_of_a_table_that_grew():
     first = dataclasses.replace(long_step(0, 1), batch=[row])
     second = dataclasses.replace(first, batch=[dataclasses.replace(row, blocks=[3, 9, 4])])
     other = dataclasses.replace(first, batch=[dataclasses.replace(row, blocks=[3, 8, 4])])
-    tables: dict[str, list[int]] = {}
-    lines = [json.loads(page_line(each, tables)) for each in (first, second, second, other)]
+    page = PageLines()
+    lines = [json.loads(page.line(each)) for each in (first, second, second, other)]
     tables_told = [
         (row.get("blocks"), row.get("new_blocks")) for (row,) in (a["batch"] for a in lines)
     ]
@@ -135,6 +138,55 @@ def test_a_file_that_is_no_trace_gets_a_message_with_the_line(
     assert not (tmp_path / "page.html").exists()
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (["start_s"], "0.5", "start_s must be a number, is a string"),
+        (["start_s"], float("nan"), "start_s must be 0 or more, and finite; it is nan"),
+        (["step"], 2.0, "step must be an integer, is a number"),
+        (["step"], True, "step must be an integer, is true or false"),
+        (["batch"], {}, "batch must be a list, is an object"),
+        (["batch", 0], None, "batch[0] must be an object, is null"),
+        (["batch", 0, "start"], "<b>", "batch[0].start must be an integer, is a string"),
+        (["batch", 0, "start"], -1, "batch[0].start must be 0 or more"),
+        (["batch", 0, "phase"], "<b>", "batch[0].phase must be one of prefill, decode, padding"),
+        (["batch", 0, "blocks"], [0, "1"], "batch[0].blocks[1] must be an integer, is a string"),
+        (["batch", 0, "blocks"], [10**9], "block 1000000000 is named, but kv.total is 6"),
+        (["running", 0], 7, "running[0] must be a string, is an integer"),
+        (["waiting_reasons"], {"\x1b[2J": 1}, 'waiting_reasons["\\u001b[2J"] must be a string'),
+        (
+            ["finished"],
+            [{"request_id": "a"}],
+            "not a record of an engine's step: finished[0].reason is missing",
+        ),
+        (["kv", "unit"], "<b>", 'kv.unit must be one of token, region, block; it is "<b>"'),
+        (["kv", "total"], "64", "kv.total must be an integer, is a string"),
+        (["events", 0, "type"], "<script>", "events[0].type must be one of alloc, free, share"),
+        (["events", 0, "request_id"], 1, "events[0].request_id must be a string"),
+    ],
+)
+@pytest.mark.parametrize("door", [explore.main, timeline.main, kvmap.main])
+def test_a_wrong_type_is_refused_by_file_line_and_field(
+    door, place, value, message, good, tmp_path, capsys
+):
+    line = json.loads(good[0])
+    spoiled = line
+    for name in place[:-1]:
+        spoiled = spoiled[name]
+    spoiled[place[-1]] = value
+    path = tmp_path / "bad.jsonl"
+    path.write_text("\n".join([good[0], json.dumps(line)]))
+    assert door([str(path), "-o", str(tmp_path / "made.html")]) == 2
+    told = "".join(capsys.readouterr().err.split())  # without the ends of lines
+    assert "".join(f"{path}, line 2: {message}".split()) in told
+
+
+def test_nothing_of_a_trace_is_taken_for_mathematics(tmp_path):
+    record = dataclasses.replace(long_step(0, 1), waiting=[r"$\frac$"], admitted=[r"$\frac$"])
+    path = tmp_path / "picture.png"
+    assert draw_timeline([[record]], [r"$\frac$"], path).exists()
+
+
 def test_a_damaged_compressed_file_is_named_too(tmp_path, capsys):
     path = tmp_path / "bad.jsonl.gz"
     path.write_bytes(b"no gzip at all")
@@ -151,7 +203,7 @@ def test_the_command_writes_one_file_with_everything_in_it(tmp_path, capsys):
     assert explore.main(command) == 0
     assert capsys.readouterr().out == f"wrote {page}\n"
     text = page.read_text(encoding="utf-8")
-    assert "<title>one and two</title>" in text
+    assert "<title>one (m3_paged) beside two (m3_paged)</title>" in text
     assert "src=" not in text
     assert "http" not in text.replace('http-equiv="Content-Security-Policy"', "")
 

@@ -7,6 +7,7 @@ torch.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,9 +47,11 @@ def bench_command(
     Returns:
         The exit status.
     """
-    parser = bench_parser(prog or f"{milestone}.bench", description, baselines or {})
+    prog = prog or f"{milestone}.bench"
+    parser = bench_parser(prog, description, baselines or {})
     options(parser)
-    args = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    args = parser.parse_args(words)
 
     def all_before(args: argparse.Namespace) -> None:
         before(args)
@@ -57,8 +60,9 @@ def bench_command(
 
     def body(args: argparse.Namespace) -> None:
         from .compare import Bench
+        from .record import made_by
 
-        bench = Bench(milestone, args, baselines or {})
+        bench = Bench(milestone, args, baselines or {}, made_by(["python", "-m", prog, *words]))
         try:
             (run or run_workload)(bench)
         finally:  # what was measured before an error is kept

@@ -27,19 +27,27 @@ from milestone_llm.models.checkpoint import LoadedModel, load_model
 from . import report
 from .hf_baselines import BASELINES, Baselines
 from .measure import Contestant, FactMaker, Results, measure, medians, prepare, speedups
+from .record import front_matter
 from .workloads import WORKLOADS, WorkItem, serve
 
 
 class Bench:
     """The options of a bench, what they describe, and what has been measured so far."""
 
-    def __init__(self, milestone: str, args: argparse.Namespace, baselines: Baselines) -> None:
+    def __init__(
+        self,
+        milestone: str,
+        args: argparse.Namespace,
+        baselines: Baselines,
+        record: dict[str, str],
+    ) -> None:
         self.args = args
         self.milestone = milestone
         self.num_ranks: int = getattr(args, "tensor_parallel_size", 1)
         """Processes that the model is cut over."""
         self.comparisons: list[dict[str, Any]] = []
         self._baselines: Baselines = {**BASELINES, **baselines}
+        self._record = record
         self._markdown: list[str] = []
 
     @cached_property
@@ -173,8 +181,8 @@ class Bench:
             return
         data = {"comparisons": found} if found[1:] else found[0]
         texts = {
-            self.args.json: json.dumps(data, indent=2) + "\n",
-            self.args.markdown: "\n".join(self._markdown),
+            self.args.json: json.dumps({**self._record, **data}, indent=2) + "\n",
+            self.args.markdown: front_matter(self._record) + "\n".join(self._markdown),
         }
         for path, text in texts.items():
             if path is not None:

@@ -32,9 +32,12 @@ from .timeline_spans import arrival_order, request_marks
 
 _WIDTH, _MAX_HEIGHT, _LEGEND_WIDTH = 9.5, 7.0, 1.8
 """Inches."""
+_LEGEND_LINE = 0.18
 _MAX_LEGEND = 24
 """Request colours repeat after this many."""
 _MAX_MARKS = 60
+_NAME_LINES = 2
+"""Above the map, for names of requests."""
 _MIN_FONT_SIZE = 5.5
 
 
@@ -83,8 +86,9 @@ def _draw(records: Sequence[StepRecord], states: Sequence[BlockState], title: st
     _draw_names(axes, states, runs, room)
     _draw_marks(axes, records, room)
     axes.set_ylim(num_blocks - 0.4, -0.6)
-    set_titles(axes, title, _subtitle(records, states), above=20)
-    shown = order if len(order) <= _MAX_LEGEND else order[: _MAX_LEGEND - 1]
+    set_titles(axes, title, _subtitle(records, states), above=20 + 11 * (_NAME_LINES - 1))
+    has_room = min(_MAX_LEGEND, int((height + 1.3) / _LEGEND_LINE) - 7)  # for what else there is
+    shown = order if len(order) <= has_room else order[: has_room - 1]
     handles: list[Artist] = [Patch(facecolor=colors[name], label=name) for name in shown]
     if len(order) > len(shown):
         handles.append(Patch(facecolor="none", label=f"{len(order) - len(shown)} more"))
@@ -185,11 +189,16 @@ def _draw_marks(axes: Axes, records: Sequence[StepRecord], room: Room) -> None:
             look = mark_style(kind, 30 if len(marks) <= _MAX_MARKS else 8)
             where = axes.transData if kind == "copy_on_write" else top
             axes.scatter(*zip(*own, strict=True), transform=where, clip_on=False, **look)
-    free_from = float("-inf")
-    place: dict[str, Any] = {"xycoords": top, "xytext": (0, 5), "textcoords": "offset points"}
-    place["annotation_clip"] = False
+    names: dict[int, list[str]] = {}  # of one step, beside one another
     for mark in marks:
-        width = (0.085 * len(mark.request_id) + 0.03) / room.step  # in steps
-        if mark.step - width / 2 >= free_from:  # a name that would cover its neighbour is left out
-            axes.annotate(mark.request_id, (mark.step, 1.0), ha="center", fontsize=8, **place)
-            free_from = mark.step + width / 2
+        names.setdefault(mark.step, []).append(mark.request_id)
+    free_from = [float("-inf")] * _NAME_LINES
+    place: dict[str, Any] = {"xycoords": top, "textcoords": "offset points"}
+    for step, who in names.items():
+        text = ", ".join(who)
+        half = (0.085 * len(text) + 0.03) / room.step / 2  # in steps
+        line = next((i for i, start in enumerate(free_from) if step - half >= start), None)
+        if line is not None:  # what would cover its neighbours in every line is left out
+            look = {"xytext": (0, 5 + 11 * line), "annotation_clip": False, **place}
+            axes.annotate(text, (step, 1.0), ha="center", fontsize=8, **look)
+            free_from[line] = step + half

@@ -19,6 +19,7 @@ _RC = {
     "font.size": 9,
     "hatch.linewidth": 0.7,
     "svg.hashsalt": "trace",  # the same trace gives the same file
+    "text.parse_math": False,  # a request may be called $x$
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
@@ -46,13 +47,19 @@ def write_picture(path: str | Path, what: str, draw: Callable[[], Figure]) -> Pa
         InputError: the path ends in neither .png nor .svg, or cannot be written.
     """
     import matplotlib
+    from matplotlib.ticker import LogFormatterMathtext, NullFormatter
 
     path = Path(path)
     suffix = check_suffix(path, what)
     try_to_write(path)
     with matplotlib.rc_context(_RC):
         metadata = {"Date": None} if suffix == ".svg" else None
-        draw().savefig(path, dpi=150, metadata=metadata)
+        figure = draw()
+        for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+            if isinstance(axis.get_major_formatter(), LogFormatterMathtext):  # math is not parsed
+                axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+                axis.set_minor_formatter(NullFormatter())
+        figure.savefig(path, dpi=150, metadata=metadata)
     return path
 
 

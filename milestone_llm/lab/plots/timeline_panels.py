@@ -3,9 +3,9 @@
 Steps have a left and a right end on the x axis (`Extents`), so that the same drawing serves steps
 and seconds. What is drawn carries its label for the common legend.
 
-Blue is useful work, hatched orange is waste (padded rows, reserved but empty KV), purple is a
-request that lost its memory, green is KV. Each also has its own lightness and hatch, so a picture
-reads in grey and with any colour vision.
+Work is grey, prefill darker than decode; waste (padded rows, reserved but empty KV) is hatched
+orange, and nothing else has a hue: on the page that replays a run and in maps of KV memory a hue is
+a request's. A picture reads in grey and with any colour vision.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class _Look(NamedTuple):
 
 _PHASES = {  # ordered as the legend shows them
     "waiting": _Look("waiting", "#efefef", "", "#c4c4c4", "#dadada"),
-    "prefill": _Look("prefill", "#08519c", "", "#08519c"),
-    "decode": _Look("decode", "#74b3e0", "", "#74b3e0", "#4a96cf"),
+    "prefill": _Look("prefill", "#3f454b", "", "#3f454b"),
+    "decode": _Look("decode", "#a3a9af", "", "#a3a9af", "#8b9299"),
     "padding": _Look("padding (waste)", "#fbd5ae", "/////", "#d55e00", "#f9c894"),
-    "preempted": _Look("preempted", "#e3c3dc", "xxxxx", "#8b3a7c", "#d79fca"),
-    "swapped": _Look("swapped out", "#b98bb0", ".....", "#4f1d46", "#7d4a73"),
+    "preempted": _Look("preempted", "#ffffff", "xxxxx", "#5b5f63", "#d3d6d9"),
+    "swapped": _Look("swapped out", "#d3d6d9", ".....", "#1d1f21", "#6b7076"),
 }
 _KV = [
-    _Look("KV stored", "#3f9c8b", "", "#3f9c8b"),
+    _Look("KV stored", "#747b82", "", "#747b82"),
     _Look("KV reserved, empty (waste)", "#fbd5ae", "/////", "#d55e00"),
-    _Look("KV free, but cached", "#ffffff", "....", "#7a7a7a"),
+    _Look("KV free, but cached", "#ffffff", "\\\\\\\\", "#5b5f63"),
 ]
 
 Extents = dict[int, tuple[float, float]]

@@ -83,23 +83,3 @@ def request_marks(records: Sequence[StepRecord]) -> list[Mark]:
         for event in step_events(record)
         if event.request_id is not None and event.kind in MARKED
     ]
-
-
-def useful_share(records: Sequence[StepRecord]) -> float:
-    """Share of the computed token positions that were needed, 0..1 (1 when none were computed).
-
-    Padding is not, and neither is what a preempted request had computed before.
-    """
-    computed = useful = 0
-    once_computed: dict[str, int] = {}
-    for record in records:
-        computed += record.num_padding_tokens
-        for row in record.batch:
-            if row.phase != "padding":
-                before = once_computed.get(row.request_id, 0)
-                computed += row.num_new_tokens
-                useful += row.end - min(row.end, max(row.start, before))
-                once_computed[row.request_id] = max(row.end, before)
-        for ended in record.finished:  # its name may come again
-            once_computed.pop(ended["request_id"], None)
-    return useful / computed if computed else 1.0

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import base64
 import gzip
+import hashlib
 import html
 import json
 import re
@@ -35,11 +36,21 @@ from milestone_llm.lab.cli import (
 
 from .chrome import write_chrome
 from .jsonl import read_run
-from .live import page_line
+from .live import PageLines
 from .records import StepRecord
+from .text import request_color
 
-SCRIPTS = ("run", "reader", "timeline", "memory", "panels", "guess", "main")
+SCRIPTS = ("dom", "run", "reader", "timeline", "memory", "panels", "guess", "main")
 MAX_TRACES = 2
+
+IDEAS = {
+    "m1_single": "static batching",
+    "m2_batching": "continuous batching",
+    "m3_paged": "paged KV memory",
+    "m4_prefix_chunked": "prefix cache and chunked prefill",
+    "m5_kernels": "own kernels, pipelined steps",
+}
+"""What a milestone adds, for the title of a run that has none."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +64,31 @@ class Run:
     texts: Mapping[int, str] = field(default_factory=dict)
     """Text of sampled tokens."""
 
+    @property
+    def title(self) -> str:
+        """What the run is about: its label, and the milestone or what that adds."""
+        milestone = self.records[0].milestone
+        about = IDEAS.get(milestone, "") if self.label == milestone else milestone
+        return f"{self.label} ({about})" if about else self.label
+
     @classmethod
     def of(cls, label: str, engine: Any) -> Run:
         """What the tracer of an engine has kept."""
         records: list[StepRecord] = list(engine.tracer.records)
         texts = token_texts(records, engine.tokenizer and engine.tokenizer.decode)
         return cls(label, records, engine.config.max_num_batched_tokens, texts)
+
+
+@dataclass(frozen=True)
+class LiveSource:
+    """A server that has a live page, as the page must know it."""
+
+    url: str
+    """On that server: answers with records as they happen, as `LiveTrace.subscribe` gives them."""
+    model: str = ""
+    """For requests that the page sends."""
+    budget: int = 0
+    """Most tokens of a step; 0: the page learns it from the reasons to wait."""
 
 
 def token_texts(
@@ -71,14 +101,13 @@ def token_texts(
     return {token: decode([token]) for token in tokens if token is not None}
 
 
-def explorer_html(runs: Sequence[Run] = (), *, live: str | None = None) -> str:
+def explorer_html(runs: Sequence[Run] = (), *, live: LiveSource | None = None) -> str:
     """The page as one HTML text.
 
     Args:
         runs: one recorded run, or two to be compared; none for a live page.
-        live: a URL on the page's own server that answers with records as they happen, one a line,
-            as `LiveTrace.subscribe` gives them. The page asks for a key when the server answers
-            401 or 403, and sends it as `Authorization: Bearer KEY`.
+        live: where its records come from. The page asks for a key when the server answers 401 or
+            403, and sends it as `Authorization: Bearer KEY`.
 
     Raises:
         ValueError: more than two runs, a run without steps, or neither runs nor `live`.
@@ -87,14 +116,30 @@ def explorer_html(runs: Sequence[Run] = (), *, live: str | None = None) -> str:
         raise ValueError(f"the page shows 1 to {MAX_TRACES} runs of some steps, or a live URL")
     data = [f'<script type="text/x-trace">{_packed(run)}</script>' for run in runs]
     if live is not None:
-        data.append(f'<div id="live-url" data-url="{html.escape(live)}" hidden></div>')
-    title = "Live" if not runs else " and ".join(run.label for run in runs)
+        attributes = (f'data-{name}="{html.escape(str(own))}"' for name, own in vars(live).items())
+        data.append(f'<div id="live-source" {" ".join(attributes)} hidden></div>')
+    names = [run.title for run in runs] or [f"Live: {(live and live.model) or 'this server'}"]
+    colors = json.dumps([request_color(index) for index in range(24)])
+    first = f'"use strict";\nconst REQUEST_COLORS = {colors};'
+    script = "\n".join([first, *(_asset(f"{name}.js") for name in SCRIPTS)])
+    style = _asset("style.css")
+    policy = {
+        "default-src": "'none'",
+        "script-src": _hash(script),
+        "style-src": _hash(style),
+        "img-src": "data:",
+        "connect-src": "'none'" if live is None else "'self'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "require-trusted-types-for": "'script'",  # and nothing makes a type that is trusted
+        "trusted-types": "'none'",
+    }
     parts = {
-        "title": html.escape(title),
-        "connect": "'none'" if live is None else "'self'",
-        "style": _asset("style.css"),
+        "title": html.escape(" beside ".join(names)),
+        "policy": "; ".join(map(" ".join, policy.items())),
+        "style": style,
         "data": "\n".join(data),
-        "script": "\n".join(_asset(f"{name}.js") for name in SCRIPTS),
+        "script": script,
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
 
@@ -109,10 +154,15 @@ def write_page(runs: Sequence[Run], path: Path) -> Path:
 def _packed(run: Run) -> str:
     """What `readRun` in reader.js unpacks: base64 of gzip of lines."""
     meta = {"label": run.label, "budget": run.max_num_batched_tokens, "texts": dict(run.texts)}
-    tables: dict[str, list[int]] = {}
-    lines = [json.dumps(meta), *(page_line(record, tables) for record in run.records)]
+    page = PageLines()
+    lines = [json.dumps(meta), *(page.line(record) for record in run.records)]
     packed = gzip.compress("\n".join(lines).encode(), compresslevel=9, mtime=0)
     return base64.b64encode(packed).decode()
+
+
+def _hash(text: str) -> str:
+    """What a content security policy calls an inline script or style: it allows this text alone."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _asset(name: str) -> str:

@@ -55,13 +55,13 @@ def read_run(path: str | Path) -> list[StepRecord]:
                 records.append(record)
     except EOFError:  # of gzip
         pass
-    except (InputError, gzip.BadGzipFile, zlib.error) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        where = f"{path}, line {len(records) + 1}"
+        raise InputError(f"{where}: not a record of an engine's step ({error!r})") from None
+    except (ValueError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}, line {len(records) + 1}: {error}") from None
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        where = f"{path}, line {len(records) + 1}"
-        raise InputError(f"{where}: not a record of an engine's step ({error!r})") from None
     if not records:
         raise InputError(f"{path}, line 1: the file is empty, the trace has no steps")
     return records

@@ -20,31 +20,39 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .positions import Positions
 from .records import StepRecord, step_events
 
 Decode = Callable[[list[int]], str]
 
 
-def page_line(record: StepRecord, tables: dict[str, list[int]], **more: Any) -> str:
-    """A record for the page, and `step_events`: what happened in the step, in its order.
+class PageLines:
+    """Records as lines for one page, which gets all of them in their order.
 
+    Beside the fields of a record a line has `step_events`, what happened in the step, in its order,
+    and `useful` and `computed`: positions of all steps so far.
     Block tables would be most of it: a row whose table begins with the one that the page knows has
     `new_blocks`, those that follow, in place of `blocks`. `readRecord` in reader.js joins them.
-
-    Args:
-        tables: block tables that the page knows, by request; they are brought up to date.
-        more: further fields.
     """
-    data = record.to_dict()
-    for row in data["batch"]:
-        known, table = tables.get(row["request_id"], []), row["blocks"]
-        if known and table[: len(known)] == known:
-            row["new_blocks"] = row.pop("blocks")[len(known) :]
-        tables[row["request_id"]] = table
-    data["step_events"] = [vars(event) for event in step_events(record)]
-    for ended in record.finished:
-        tables.pop(ended["request_id"], None)
-    return json.dumps(data | more, separators=(",", ":"))
+
+    def __init__(self) -> None:
+        self._tables: dict[str, list[int]] = {}
+        self._positions = Positions()
+
+    def line(self, record: StepRecord, **more: Any) -> str:
+        """The next record as one line, with further fields."""
+        data = record.to_dict()
+        for row in data["batch"]:
+            known, table = self._tables.get(row["request_id"], []), row["blocks"]
+            if known and table[: len(known)] == known:
+                row["new_blocks"] = row.pop("blocks")[len(known) :]
+            self._tables[row["request_id"]] = table
+        data["step_events"] = [vars(event) for event in step_events(record)]
+        for ended in record.finished:
+            self._tables.pop(ended["request_id"], None)
+        self._positions.take(record)
+        more |= {"useful": self._positions.useful, "computed": self._positions.computed}
+        return json.dumps(data | more, separators=(",", ":"))
 
 
 class LiveTrace:
@@ -89,7 +97,7 @@ class LiveTrace:
 
 
 class Subscription:
-    """Lines for one reader: records as `page_line` writes them, or `{"num_dropped": 12}`.
+    """Lines for one reader: records as `PageLines` writes them, or `{"num_dropped": 12}`.
 
     `num_dropped` counts the records that this reader was too slow for. To be read by one thread.
     """
@@ -98,7 +106,7 @@ class Subscription:
         self.num_dropped = 0
         self._live = live
         self._next = live.num_records - len(live.recent)
-        self._tables: dict[str, list[int]] = {}
+        self._lines = PageLines()
         self._texts: dict[int, str] = {}
 
     def get(self, timeout: float | None = None) -> str | None:
@@ -119,7 +127,7 @@ class Subscription:
             record = live.recent[self._next - first]
             self._next += 1
         texts = self._new_texts(record)  # outside the lock: the engine need not wait for it
-        return page_line(record, self._tables, **({"texts": texts} if texts else {}))
+        return self._lines.line(record, **({"texts": texts} if texts else {}))
 
     @property
     def _is_closed(self) -> bool:

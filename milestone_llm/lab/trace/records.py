@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from itertools import pairwise
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from typing import Any, TypedDict
 
 from milestone_llm.core.kv import KVEvent, KVUsage
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.core.request import Request, RequestStatus
 from milestone_llm.frontend.watching import QueueState, SettledStep
+
+from .schema import checker
 
 _KV_FIELDS = (
     *("unit", "total", "used", "free", "cached", "watermark", "reserved_tokens", "stored_tokens"),
@@ -62,6 +64,13 @@ class BatchRow:
         )
 
 
+class Change(TypedDict):
+    """Who was preempted or finished, and why."""
+
+    request_id: str
+    reason: str
+
+
 @dataclass(kw_only=True)
 class StepRecord:
     """One engine step. `batch` is what was computed; queues and `kv` are as the step left them.
@@ -90,8 +99,8 @@ class StepRecord:
     arrived: list[str] = field(default_factory=list)
     admitted: list[str]
     resumed: list[str]
-    preempted: list[dict[str, str]]
-    finished: list[dict[str, str]]
+    preempted: list[Change]
+    finished: list[Change]
     kv: KVUsage
     events: list[KVEvent] = field(default_factory=list)
 
@@ -136,18 +145,18 @@ class StepRecord:
         )
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> StepRecord:
+    def from_dict(cls, data: object) -> StepRecord:
         """The record of which `to_dict` made this.
 
         Raises:
-            KeyError, TypeError: it is of something else.
+            ValueError: a field is missing or of a wrong type, or a block is not one of the pool's.
         """
-        values = {each.name: data[each.name] for each in fields(cls)}
-        kv = {name: values["kv"][name] for name in _KV_FIELDS if name != "free"}  # that follows
-        values["kv"] = KVUsage(**kv)
-        values["batch"] = [BatchRow(**row) for row in values["batch"]]
-        values["events"] = [KVEvent(**event) for event in values["events"]]
-        return cls(**values)
+        record: StepRecord = _as_record(data, "")
+        blocks = [row.blocks for row in record.batch] + [event.blocks for event in record.events]
+        last = max(chain.from_iterable(blocks), default=-1)
+        if last >= record.kv.total and record.kv.unit != "token":
+            raise ValueError(f"block {last} is named, but kv.total is {record.kv.total}")
+        return record
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain data, in the order and with the names of the JSON lines."""
@@ -159,6 +168,9 @@ class StepRecord:
             for event in self.events
         ]
         return data
+
+
+_as_record = checker(StepRecord)
 
 
 def _ids(requests: Iterable[Request]) -> list[str]:

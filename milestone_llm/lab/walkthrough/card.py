@@ -56,6 +56,8 @@ class CardPrinter:
         self.heading(self._guide.title)
         for paragraph in self._guide.intro.split("\n\n"):
             self.paragraph(paragraph)
+        files = dict.fromkeys(stop.location.partition("::")[0] for stop in self._guide.stops)
+        self.paragraph(f"Files, in the order of the stops: {', '.join(files)}.", "cyan")
 
     def list_stops(self) -> None:
         """Print where the stops are."""

@@ -49,37 +49,37 @@ function numUncomputed(run, at, name) {
 }
 
 function drawGuess(view) {
-  const panel = document.getElementById("guessing");
+  const panel = byId("guessing");
   const { run, at } = view;
   panel.hidden = !guessing.isOn;
   document.body.classList.toggle("guessing", guessing.isOn);
   if (!guessing.isOn) return;
   if (at + 1 >= run.records.length) {
-    panel.innerHTML = `<h2>Guess the next step</h2><p>This was the last step. ${scoreText()} Go back to guess again.</p>`;
+    panel.replaceChildren(el("h2", "Guess the next step"), el("p", `This was the last step. ${scoreText()} Go back to guess again.`));
     return;
   }
   const limit = run.meta.budget ? `A step has ${run.budget} tokens at most. ` : "";
   const { kv } = run.records[at];
-  const memory = kv.unit === "token" ? "" : `${plural(kv.free, kv.unit)} of KV memory are free. `;
+  const memory = kv.unit === "token" ? "" : `Free KV memory: ${plural(kv.free, kv.unit)}. `;
   const rows = candidates(run, at).map((name) => {
     const need = numUncomputed(run, at, name);
-    const id = escapeHtml(name);
-    return `<tr data-guess="${id}"><td>${who(run, name)}</td><td class="soft">${need ? `${plural(need, "token")} to compute` : "–"}</td>
-      <td><label>tokens <input type="number" min="0" max="1000000" value="0" aria-label="tokens of ${id}"></label></td>
-      <td><label><input type="checkbox" aria-label="${id} is preempted"> preempted</label></td><td class="answer"></td></tr>`;
+    return el("tr", { "data-guess": name }, el("td", who(run, name)), el("td.soft", need ? `${plural(need, "token")} to compute` : "–"),
+      el("td", el("label", "tokens ", el("input", { type: "number", min: 0, max: 1000000, value: 0, "aria-label": `tokens of ${name}` }))),
+      el("td", el("label", el("input", { type: "checkbox", "aria-label": `${name} is preempted` }), " preempted")), el("td.answer"));
   });
-  panel.innerHTML = `<form><h2>What will step ${run.records[at + 1].step} compute?</h2>
-    <p class="soft">0 tokens: it does not run. ${limit}${memory}${scoreText()}</p>
-    <div class="scroll"><table><tr><th>who</th><th>has</th><th>in the next step</th><th></th><th>answer</th></tr>${rows.join("")}</table></div>
-    <p class="key"><button class="strong" id="check">check</button><button type="button" id="skip">skip</button></p></form>`;
+  const head = el("tr", ["who", "has", "in the next step", "", "answer"].map((title) => el("th", title)));
+  const skip = el("button", { type: "button" }, "skip");
+  const form = el("form", el("h2", `What will step ${run.records[at + 1].step} compute?`),
+    el("p.soft", `0 tokens: it does not run. ${limit}${memory}${scoreText()}`),
+    el("div.scroll", el("table", head, rows)), el("p.key", el("button.strong", { id: "check" }, "check"), skip));
+  panel.replaceChildren(form);
   guessing.isShown = false;
-  const form = panel.querySelector("form");
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     if (guessing.isShown) stepBy(1);
     else showAnswers(view, panel);
   });
-  panel.querySelector("#skip").addEventListener("click", () => stepBy(1));
+  skip.addEventListener("click", () => stepBy(1));
 }
 
 function showAnswers(view, panel) {
@@ -92,8 +92,8 @@ function showAnswers(view, panel) {
     const isRight = Number(number.value) === tokens && box.checked === isPreempted;
     right += isRight;
     const what = isPreempted ? "preempted" : plural(tokens, "token");
-    line.querySelector(".answer").innerHTML =
-      `<span class="${isRight ? "right" : "wrong"}">${isRight ? "✓ right" : "✗ no"}: ${what}</span> – ${escapeHtml(why)}`;
+    const told = el(isRight ? "span.right" : "span.wrong", `${isRight ? "✓ right" : "✗ no"}: ${what}`);
+    line.querySelector(".answer").replaceChildren(told, ` – ${worded(view.run, why)}`);
     number.disabled = box.disabled = true;
   }
   guessing.right += right;

@@ -6,7 +6,6 @@
 
 const state = { time: 0, from: 0, to: 1, axis: "steps", lit: null, pinned: null, timer: null };
 let views = []; // one for each run: { run, box, at, timeline, memory, showsAll }
-const byId = (id) => document.getElementById(id);
 
 function say(text) {
   byId("said").textContent = text;
@@ -15,23 +14,8 @@ function say(text) {
 // --- building ------------------------------------------------------------------------------------
 
 function makeView(run) {
-  const box = document.createElement("section");
-  box.className = "run";
+  const box = byId("run").content.firstElementChild.cloneNode(true);
   box.setAttribute("aria-label", run.meta.label || "run");
-  const panel = (name, title) => `<div class="card"><h3>${title}</h3><div data-panel="${name}"></div></div>`;
-  box.innerHTML = `<header><h2></h2><p class="soft number" data-panel="facts"></p></header>
-    <div class="card timeline">
-      <div class="rows" tabindex="0" role="group" aria-label="Timeline: a line for each request"><canvas></canvas><div class="lit"></div>
-        <div class="here"></div><div class="line"></div><div class="veil"></div></div>
-      <div class="lanes"><canvas></canvas><div class="here"></div><div class="line"></div><div class="veil"></div></div>
-    </div>
-    <div class="panels">
-      <div class="stack">${panel("budget", "Token budget")}<div class="card"><h3>Batch</h3><div class="scroll" tabindex="0" role="group" aria-label="Batch" data-panel="batch"></div></div></div>
-      <div class="stack memory"><div class="card"><h3>KV memory</h3>
-        <div class="blocks"><canvas tabindex="0" role="application" aria-label="KV memory, block by block: arrow keys move"></canvas></div>
-        <p class="tip" aria-live="polite"></p><div data-panel="kv"></div></div>${panel("times", "Step time")}</div>
-      <div class="stack">${panel("queues", "Who waits, and why")}${panel("happened", "What happened, in order")}</div>
-    </div>`;
   byId("runs").append(box);
   const view = { run, box, at: 0, showsAll: false };
   view.timeline = makeTimeline(view);
@@ -46,10 +30,14 @@ function showRuns(runs) {
   fit();
 }
 
-function showLive() {
-  const [{ run, at }] = views;
-  const wasLast = at >= run.records.length - 2 || !state.follows;
-  state.follows = true;
+// After new records of a live run: the cursor goes on with them if it stands at the end.
+function showLive(run) {
+  if (views[0]?.run !== run) {
+    showRuns([run]);
+    state.numShown = 0;
+  }
+  const wasLast = stepAt(run, state.time, state.axis) >= state.numShown - 1; // drawn or not
+  state.numShown = run.records.length;
   const previousEnd = state.to;
   const end = endOf();
   if (wasLast) state.time = lastTime();
@@ -120,9 +108,8 @@ function showWhere() {
   slider.value = state.time;
   if (!view) return;
   const record = view.run.records[view.at];
-  const text = state.axis === "steps"
-    ? `step ${record.step} of ${view.run.records[lastIndex(view)].step}`
-    : `${state.time.toFixed(3)} s, step ${record.step}`;
+  const place = `step ${record.step} (${view.at + 1} of ${lastIndex(view) + 1})`; // a live page may begin late
+  const text = state.axis === "steps" ? place : `${state.time.toFixed(3)} s, ${place}`;
   byId("where").textContent = text;
   slider.setAttribute("aria-valuetext", `${text}: ${plural(record.batch.length, "row")}, ${record.waiting.length} waiting`);
 }
@@ -201,24 +188,21 @@ function drawAll() {
     view.timeline.draw();
     view.memory.width = 0;
   }
+  document.body.classList.toggle("empty", !filled().length);
+  drawLegend();
   moveTo(state.time, false);
-  const [first] = filled();
-  byId("facts").textContent = first
-    ? "Everything on this page is from the trace of a real run."
-    : "No step has come yet.";
 }
 
 function runFacts(run) {
-  const last = run.records[run.records.length - 1];
-  let [useful, computed] = [0, 0];
-  for (const record of run.records) {
-    useful += record.num_prefill_tokens + record.num_decode_tokens;
-    computed += stepTokens(record);
-  }
-  const name = run.meta.label && run.meta.label !== last.milestone ? `${last.milestone}, ` : "";
-  const share = computed ? `, ${Math.round((100 * useful) / computed)} % of the computed positions useful` : "";
+  const { milestone } = run.records[0];
   const seconds = stepEnd(run, run.records.length - 1, "seconds").toFixed(2);
-  return `${name}${plural(run.records.length, "step")} in ${seconds} s, ${plural(run.requests.size, "request")}${share}`;
+  const facts = [
+    run.meta.label && run.meta.label !== milestone ? milestone : "",
+    `${plural(run.records.length, "step")} in ${seconds} s`,
+    plural(run.requests.size, "request"),
+    run.computed ? `${Math.round((100 * run.useful) / run.computed)} % of the computed positions useful` : "",
+  ];
+  return facts.filter(Boolean).join(", ");
 }
 
 function setAxis(axis) {
@@ -232,7 +216,6 @@ function setAxis(axis) {
 function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
   if (filled().length) drawAll();
-  if (!byId("keys").hidden) drawKeys();
 }
 
 function toggleGuess() {
@@ -249,15 +232,31 @@ const KEYS = [
   ["+ − 0", "zoom in, out, all of it"], ["a d", "move the part that is seen"], ["s", "axis: steps or seconds"],
   ["g", "guess the next step"], ["t", "dark or light"], ["?", "this help"],
 ];
-const PHASES = ["prefill", "decode", "waiting", "preempted", "swapped", "padding"];
-
 function drawKeys() {
-  const keys = KEYS.map(([key, what]) => `<div><dt>${key.split(" ").map((one) => `<kbd>${one}</kbd>`).join(" ")}</dt><dd>${what}</dd></div>`);
-  const signs = PHASES.map((phase) => `<div><dt><canvas data-phase="${phase}"></canvas></dt><dd>${phase}${phase === "prefill" ? "; the hatched part was found in the prefix cache" : ""}</dd></div>`);
-  const marks = Object.entries(MARK_SIGNS).map(([kind, sign]) => `<div><dt>${sign}</dt><dd>${kind.replaceAll("_", "-")}</dd></div>`);
-  byId("keys").innerHTML = `<h3>Keys</h3><dl>${keys.join("")}</dl><h3 style="margin-top:12px">Signs of the timeline</h3><dl>${signs.join("")}${marks.join("")}</dl>`;
-  for (const canvas of document.querySelectorAll("[data-phase]"))
-    drawPhase(prepare(canvas, 64, 18), canvas.dataset.phase, 2, 0, 60, 18, requestColor(0), canvas.dataset.phase === "prefill" ? 0.4 : 0);
+  const line = ([keys, what]) => el("div", el("dt", keys.split(" ").map((one) => [el("kbd", one), " "])), el("dd", what));
+  byId("keys").replaceChildren(el("h3", "Keys"), el("dl", KEYS.map(line)));
+}
+
+// What occurs on the page: phases and signs of the timelines, then what the lanes are made of.
+function drawLegend() {
+  const runs = filled().map((view) => view.run);
+  const has = (phase) => runs.some((run) => [...run.requests.values()].some(({ spans }) => spans.some((span) => span.phase === phase)));
+  const hasMark = (kind) => kind !== "admitted" && kind !== "evict" && runs.some((run) => run.marks.some((mark) => mark.kind === kind));
+  const areas = { "KV stored": "--stored", "reserved, empty": "waste", "free, but can be found": runs.some((run) => run.hasCache) ? "cached" : null };
+  const sign = (title, draw) => {
+    const canvas = el("canvas");
+    draw(prepare(canvas, 26, 14));
+    return el("span", canvas, title);
+  };
+  const phases = { prefill: "--prefill", decode: "--decode", waiting: "--soft", preempted: "--soft", swapped: "--soft", padding: "" };
+  byId("legend").replaceChildren(
+    el("span", runs.length ? "a colour is a request's" : ""),
+    ...Object.entries(phases).filter(([phase]) => has(phase)).map(([phase, color]) =>
+      sign(phase === "padding" ? "padding: waste" : phase, (context) => drawPhase(context, phase, 0, 0, 26, 14, css(color || "--soft")))),
+    ...(runs.some((run) => run.hasHits) ? [sign("found in the prefix cache", (context) => drawPhase(context, "prefill", 0, 0, 26, 14, css("--prefill"), 0.9))] : []),
+    ...Object.entries(MARK_SIGNS).filter(([kind]) => hasMark(kind)).map(([kind, mark]) => el("span", el("b", mark), ` ${kind.replaceAll("_", "-")}`)),
+    ...Object.entries(areas).filter(([, fill]) => fill && runs.length).map(([title, fill]) => sign(title, (context) => fillArea(context, fill, 0, 2, 26, 11))),
+  );
 }
 
 function toggleHelp() {
@@ -334,14 +333,14 @@ function connect() {
 async function main() {
   const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
   document.documentElement.dataset.theme = isDark ? "dark" : "light";
-  const live = byId("live-url");
+  const live = byId("live-source");
   try {
     const traces = [...document.querySelectorAll('script[type="text/x-trace"]')];
     const runs = await Promise.all(traces.map((trace) => readRun(trace.textContent.trim())));
     showRuns(runs);
     connect();
     document.body.dataset.ready = "yes";
-    if (live) await runLive(live.dataset.url);
+    if (live) await runLive(live.dataset);
   } catch (error) {
     byId("problem").hidden = false;
     byId("problem").textContent = `The page cannot show this trace: ${error.message}`;

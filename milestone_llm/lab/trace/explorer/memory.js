@@ -3,9 +3,9 @@
 
 const CELL_GAP = 2;
 const LEGENDS = {
-  token: "A row for each request, all as wide as the longest. Hatched: computed for nobody. Point at a row.",
-  region: "A region holds one request, however long it may become. Filled from the left: what it has stored. Point at one, or go there with the arrow keys.",
-  block: "Filled from below: how full it is. A ring: shared. Point at it, or go there with the arrow keys.",
+  token: "A row for each request, all as wide as the longest. Point at a row.",
+  region: "A region holds one request, however long it may become. Filled from the left: what is stored. Point at one, or go there with the arrow keys.",
+  block: "A block has the colour of its request and is filled from below; a ring: shared. Point at one, or go there with the arrow keys.",
 };
 
 function makeMemory(view) {
@@ -31,7 +31,7 @@ function makeMemory(view) {
 
   function drawBlocks(width) {
     const { run, at } = view;
-    const [{ total }, host] = [run.records[at].kv, run.host[at]];
+    const [total, host] = [numShown(), run.host[at]];
     let cell = 44;
     while (cell > 5 && Math.ceil(total / Math.floor(width / cell)) * cell > 300) cell--;
     Object.assign(memory, { cell, columns: Math.max(1, Math.floor(width / cell)) });
@@ -43,6 +43,12 @@ function makeMemory(view) {
     else drawFree(context, total, owned);
     if (memory.picked !== null) frame(context, memory.picked, "--accent", cell >= 12 ? 3 : 2);
     if (host.length) drawHost(context, host, height, Math.min(cell, 22));
+  }
+
+  // Blocks beyond those that some step has used are folded away.
+  function numShown() {
+    const { total } = view.run.records[view.at].kv;
+    return Math.min(total, Math.ceil(Math.max(1, view.run.numBlocks) / 8) * 8);
   }
 
   function placeOf(block) {
@@ -105,11 +111,13 @@ function makeMemory(view) {
       const names = owners.get(block);
       if (!names) {
         frame(context, block, "--line", 1);
-        if (cached.has(block)) hatch(context, x + 1, y + 1, s - 2, s - 2, css("--soft"), 1, Math.max(3, s / 5));
+        if (cached.has(block)) hatch(context, x + 1, y + 1, s - 2, s - 2, css("--soft"), -1, Math.max(3, s / 5));
+        if (s >= 24) drawText(context, block, x + 3, y + 7, 9, "--soft");
         continue;
       }
       if (names.length > 1) frame(context, block, "--text", 1.5);
-      if (s >= 30) drawLabel(context, x, y, s, names);
+      if (s >= 24) drawText(context, block, x + 3, y + 7, 9, "--text");
+      if (s >= 34) drawText(context, names.length > 1 ? `×${names.length}` : short(names[0]), x + 3, y + s - 10, 10.5, "--text", s - 5);
       if (names.includes(state.lit)) frame(context, block, "--text", 3);
     }
   }
@@ -121,17 +129,16 @@ function makeMemory(view) {
     context.strokeRect(x + width / 2, y + width / 2, s - width, s - width);
   }
 
-  function drawLabel(context, x, y, s, names) {
-    const label = names.length > 1 ? `×${names.length}` : shorten(names[0], 5);
-    context.font = "600 10.5px system-ui, sans-serif";
-    context.textAlign = "center";
+  // With a rim, since it stands on any colour.
+  function drawText(context, text, x, y, size, color, width) {
+    context.font = `600 ${size}px system-ui, sans-serif`;
     context.textBaseline = "middle";
-    const w = Math.min(s - 4, context.measureText(label).width + 5);
-    context.fillStyle = css("--card");
-    context.fillRect(x + s / 2 - w / 2, y + s / 2 - 7, w, 14);
-    context.fillStyle = css("--text");
-    context.fillText(label, x + s / 2, y + s / 2 + 0.5, s - 6);
-    context.textAlign = "left";
+    context.lineJoin = "round";
+    context.lineWidth = 3;
+    context.strokeStyle = css("--card");
+    context.strokeText(text, x, y, width);
+    context.fillStyle = css(color);
+    context.fillText(text, x, y, width);
   }
 
   function drawHost(context, host, top, s) {
@@ -142,7 +149,7 @@ function makeMemory(view) {
     host.forEach(([name, count], index) => {
       const y = top + 26 + index * (s + 4);
       context.fillStyle = css("--text");
-      context.fillText(shorten(name, 8), 0, y + s / 2);
+      context.fillText(short(name), 0, y + s / 2);
       for (let block = 0; block < count; block++) {
         const x = 64 + block * s;
         hatch(context, x, y, s - 2, s - 2, colorOf(view.run, name), -1, 3);
@@ -155,8 +162,8 @@ function makeMemory(view) {
   // --- bars: one for each region, or each row of a static batch -----------------------------------
 
   function regions() {
-    const { total, size, owners, fill } = known();
-    return Array.from({ length: total }, (_, block) => {
+    const { size, owners, fill } = known();
+    return Array.from({ length: numShown() }, (_, block) => {
       const name = owners.get(block)?.[0] ?? null;
       return { block, name, label: `region ${block}`, stored: fill.get(block) || 0, most: size, padding: 0 };
     });
@@ -179,14 +186,13 @@ function makeMemory(view) {
     Object.assign(memory, { cell: height, columns: 1, bars });
     const context = prepare(canvas, width, Math.max(30, bars.length * height));
     const left = height >= 12 ? 66 : 0;
-    const longest = Math.max(1, ...bars.map((bar) => bar.most));
-    const unit = (width - left - 2) / longest;
+    const unit = (width - left - 2) / Math.max(...views.map(({ run }) => run.widest)); // one scale for two runs
     context.font = "12px system-ui, sans-serif";
     context.textBaseline = "middle";
     bars.forEach((bar, index) => {
       const [y, h] = [index * height, height - (height > 12 ? 5 : 1)];
       context.fillStyle = css("--text");
-      if (left) context.fillText(shorten(bar.label, 10), 0, y + h / 2);
+      if (left) context.fillText(short(bar.label), 0, y + h / 2);
       const color = bar.name === null ? css("--line") : colorOf(view.run, bar.name);
       const w = Math.max(1, bar.most * unit);
       if (bar.name !== null) {
@@ -197,7 +203,7 @@ function makeMemory(view) {
         // M1 pads on the left, so that every row ends in the same column.
         const x = left + (known().unit === "token" ? (bar.most - bar.stored) * unit : 0);
         context.fillRect(x, y, bar.stored * unit, h);
-        if (bar.padding) hatch(context, left, y, bar.padding * unit, h, css("--soft"), -1, 5);
+        if (bar.padding) drawWaste(context, left, y, bar.padding * unit, h);
       }
       const isLit = bar.name !== null && bar.name === state.lit;
       context.strokeStyle = isLit ? css("--text") : memory.picked === bar.block ? css("--accent") : css("--line");
@@ -214,7 +220,7 @@ function makeMemory(view) {
   }
 
   function aboutBlock(block) {
-    if (block === null) return LEGENDS[view.run.records[view.at].kv.unit] + (view.run.hasCache ? " Hatched: free, but its content can be found." : "");
+    if (block === null) return LEGENDS[view.run.records[view.at].kv.unit] + folded();
     const { unit, owners, fill, size, cached } = known();
     if (unit === "token") {
       const bar = memory.bars[block];
@@ -234,7 +240,13 @@ function makeMemory(view) {
     light(name ?? null, true);
   }
 
-  const count = () => (known().unit === "block" ? known().total : memory.bars.length);
+  function folded() {
+    const { unit, total } = view.run.records[view.at].kv;
+    const rest = unit === "token" ? 0 : total - numShown();
+    return rest ? ` Not drawn: ${plural(rest, unit)} from ${total - rest} on, which no step has used.` : "";
+  }
+
+  const count = () => (known().unit === "block" ? numShown() : memory.bars.length);
   canvas.addEventListener("pointermove", ({ offsetX, offsetY }) => {
     const column = memory.columns > 1 ? Math.floor(offsetX / memory.cell) : 0;
     const block = Math.floor(offsetY / memory.cell) * memory.columns + column;

@@ -4,94 +4,110 @@
 const MAX_ROWS = 24; // of a table at first; a button shows all
 const PHASE_SIGNS = { prefill: "▸", decode: "•", padding: "░", waiting: "…", preempted: "✕", swapped: "⇄" };
 
-// Text that comes from a trace is never taken for HTML.
-const escapeHtml = (text) =>
-  String(text).replace(/[&<>"']/g, (char) => `&#${char.charCodeAt(0)};`);
-
 function who(run, name) {
-  const pressed = state.pinned === name;
-  return `<button class="who" data-who="${escapeHtml(name)}" aria-pressed="${pressed}" title="Light up ${escapeHtml(name)}">
-    <i style="background:${colorOf(run, name)}"></i><span>${escapeHtml(shorten(name, 12))}</span></button>`;
+  return el("button.who", { "data-who": name, "aria-pressed": state.pinned === name, title: `Light up ${name}` },
+    el("i", { style: { background: colorOf(run, name) } }), el("span", short(name)));
 }
-
-const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
 function drawPanels(view) {
   const { run, at, box } = view;
   const record = run.records[at];
-  const set = (name, html) => {
-    box.querySelector(`[data-panel="${name}"]`).innerHTML = html;
-  };
-  set("batch", batchTable(view, record));
-  set("budget", budgetBar(run, record));
-  set("queues", queues(run, record, at));
-  set("happened", whatHappened(run, record));
-  set("times", stepTimes(record));
-  set("kv", kvText(record));
+  const set = (name, ...parts) => box.querySelector(`[data-panel="${name}"]`).replaceChildren(...parts);
+  set("batch", ...batchTable(view, record));
+  set("budget", ...budgetBar(run, record));
+  set("queues", ...queues(run, record, at));
+  set("happened", ...whatHappened(run, record));
+  set("times", ...stepTimes(record));
+  set("kv", kvText(run, at));
+}
+
+function positions({ phase, start, num_new_tokens: count }) {
+  if (phase === "padding") return `– (+${count})`;
+  return count === 1 ? start : `${start}–${start + count - 1} (+${count})`;
+}
+
+// In bold the blocks that the step writes to; of a long table the first and the last ones.
+function blockTable(run, row) {
+  const isWritten = (index) => (index + 1) * run.blockSize > row.start && index * run.blockSize < rowEnd(row);
+  const words = row.blocks.map((block, index) => el(isWritten(index) ? "b" : "span", `${block} `));
+  if (words.length > 9) words.splice(2, words.length - 8, "… ");
+  return el("span.table", { title: row.blocks.join(" ") }, words);
 }
 
 function batchTable(view, record) {
   const { run } = view;
-  if (!record.batch.length) return `<p class="soft">Nothing was computed.</p>`;
+  if (!record.batch.length) return [el("p.soft", "Nothing was computed.")];
   const rows = view.showsAll ? record.batch : record.batch.slice(0, MAX_ROWS);
-  const hasCached = record.batch.some((row) => row.num_cached_tokens);
-  const hasText = record.batch.some((row) => row.sampled_token in run.meta.texts);
-  const head = `<tr><th>who</th><th>phase</th><th class="n">tokens</th><th class="n">context</th>
-    ${hasCached ? '<th class="n">cached</th>' : ""}<th class="n">sampled</th>${hasText ? "<th>text</th>" : ""}</tr>`;
-  const cells = rows.map((row) => {
-    const token = row.sampled_token;
-    const text = token === null ? "" : JSON.stringify(run.meta.texts[token] ?? "");
-    return `<tr data-row="${escapeHtml(row.request_id)}"><td>${who(run, row.request_id)}</td>
-      <td>${PHASE_SIGNS[row.phase]} ${row.phase}</td><td class="n">+${row.num_new_tokens}</td>
-      <td class="n">${row.phase === "padding" ? "–" : rowEnd(row)}</td>
-      ${hasCached ? `<td class="n">${row.num_cached_tokens || "–"}</td>` : ""}
-      <td class="n">${token ?? "–"}</td>${hasText ? `<td class="text">${escapeHtml(text)}</td>` : ""}</tr>`;
+  const { unit } = record.kv;
+  const columns = [
+    ["th", "td", "who", (row) => who(run, row.request_id)],
+    ["th", "td", "phase", (row) => `${PHASE_SIGNS[row.phase]} ${row.phase}`],
+    ["th.n", "td.n", "positions", positions],
+    ["th.n", "td.n", "cached", (row) => row.num_cached_tokens || "–"],
+    ["th", "td", unit === "block" ? "block table" : unit, (row) => blockTable(run, row)],
+    ["th.n", "td.n", "sampled", (row) => row.sampled_token ?? "–"],
+    ["th", "td.text", "text", (row) => (row.sampled_token === null ? "" : JSON.stringify(run.meta.texts[row.sampled_token] ?? ""))],
+  ].filter(([, , title]) => {
+    if (title === "cached") return record.batch.some((row) => row.num_cached_tokens);
+    if (title === "text") return record.batch.some((row) => row.sampled_token in run.meta.texts);
+    return title !== "token"; // m1_single has neither blocks nor regions
   });
+  const head = el("tr", columns.map(([th, , title]) => el(th, title)));
+  const lines = rows.map((row) => el("tr", { "data-row": row.request_id }, columns.map(([, td, , cell]) => el(td, cell(row)))));
   const rest = record.batch.length - rows.length;
-  const more = rest ? `<p><button data-all>show ${plural(rest, "more row")}</button></p>` : "";
-  return `<table>${head}${cells.join("")}</table>${more}`;
+  return [el("table", head, lines), rest ? el("p", el("button", { "data-all": "" }, `show ${plural(rest, "more row")}`)) : ""];
 }
+
+// Parts of a bar, `[kind, size, title]`, as wide as their share of `most`.
+function meter(label, most, parts) {
+  const drawn = parts.filter(([, size]) => size);
+  return el("div.meter", { role: "img", "aria-label": label },
+    drawn.map(([kind, size, title]) => el(`div.${kind}`, { style: { width: `${(100 * size) / most}%` }, title })));
+}
+
+const named = (count, text) => el("span", el("b", count.toLocaleString("en")), ` ${text}`);
 
 function budgetBar(run, record) {
   const { num_decode_tokens: decode, num_prefill_tokens: prefill, num_padding_tokens: padding } = record;
   const used = decode + prefill + padding;
-  const part = (kind, count, title) =>
-    count ? `<div class="${kind}" style="width:${(100 * count) / run.budget}%" title="${escapeHtml(title)}"></div>` : "";
   const chunks = record.batch.filter((row) => row.phase === "prefill");
-  const bar =
-    part("decode", decode, `${decode} decode`) +
-    chunks.map((row) => part("prefill", row.num_new_tokens, `${row.request_id}: +${row.num_new_tokens}`)).join("") +
-    part("padding", padding, `${padding} padding`);
-  const left = run.budget - used;
-  const known = run.meta.budget ? `${left.toLocaleString("en")} left` : `${left.toLocaleString("en")} less than the largest step`;
-  const named = [["decode", decode], ["prefill", prefill], ["padding", padding]]
-    .filter(([, count]) => count)
-    .map(([kind, count]) => `<span><b>${count.toLocaleString("en")}</b> ${kind}</span>`);
+  const parts = [
+    ["decode", decode, `${decode} decode`],
+    ...chunks.map((row) => ["prefill", row.num_new_tokens, `${row.request_id}: +${row.num_new_tokens}`]),
+    ["padding", padding, `${padding} padding`],
+  ];
+  const left = (run.budget - used).toLocaleString("en");
+  const counts = Object.entries({ decode, prefill, padding }).filter(([, count]) => count);
   const of = run.meta.budget ? `of max_num_batched_tokens=${run.budget}` : `of ${run.budget} at most seen`;
-  return `<div class="meter" role="img" aria-label="${used} tokens ${of}">${bar}</div>
-    <p class="legend">${named.join("")}<span>${known}</span><span>${of}</span></p>`;
+  return [
+    meter(`${used} tokens ${of}`, run.budget, parts),
+    el("p.legend", counts.map(([kind, count]) => named(count, kind)),
+      el("span", run.meta.budget ? `${left} left` : `${left} less than the largest step`), el("span", of)),
+  ];
 }
 
 function queues(run, record, at) {
-  const line = (name, label, why) =>
-    `<li>${who(run, name)} <span class="soft">${label}</span> <span class="why">${escapeHtml(why)}</span></li>`;
-  const waits = (names, label) => names.map((name) => line(name, label, `– ${whyWaits(run, at, name)}`));
+  const line = (name, label, why) => el("li", who(run, name), el("span.soft", label), el("span.why", `– ${worded(run, why)}`));
+  const waits = (name, label) => line(name, label, whyWaits(run, at, name));
   const inBatch = new Set(record.batch.map((row) => row.request_id));
   const queued = [...record.swapped, ...record.waiting];
   // m5_kernels has planned the next step when it records one: who waited may be running by then.
-  const joined = Object.keys(record.waiting_reasons).filter((name) => !queued.includes(name));
+  const joined = [...record.waiting_reasons.keys()].filter((name) => !queued.includes(name));
   const idle = record.running.filter((name) => !inBatch.has(name) && !joined.includes(name));
+  const whyIdle = (name) =>
+    record.admitted.includes(name) ? "it begins with the next step" : "the step's tokens were spent, or its first row comes next";
   const items = [
-    ...waits(record.swapped, "swapped out"),
-    ...record.waiting.flatMap((name) => waits([name], hasRunBefore(run, name, at) ? "preempted, waits" : "waits")),
-    ...joined.map((name) => line(name, "waits", `– ${record.waiting_reasons[name]}; it has left the queue since`)),
-    ...idle.map((name) => line(name, "runs without a row", `– ${record.admitted.includes(name) ? "it begins with the next step" : "the step's tokens were spent, or its first row comes next"}`)),
+    ...record.swapped.map((name) => waits(name, "swapped out")),
+    ...record.waiting.map((name) => waits(name, hasRunBefore(run, name, at) ? "preempted, waits" : "waits")),
+    ...joined.map((name) => line(name, "waits", `${record.waiting_reasons.get(name)}; it has left the queue since`)),
+    ...idle.map((name) => line(name, "runs without a row", whyIdle(name))),
   ];
-  const shown = items.slice(0, 8);
-  const rest = items.length - shown.length;
-  const list = items.length ? `<ul class="list">${shown.join("")}</ul>` : `<p class="soft">Nobody waits.</p>`;
-  return `${list}${rest ? `<p class="soft">… and ${rest} more behind them</p>` : ""}
-    <p class="legend"><span><b>${record.running.length}</b> running after the step</span></p>`;
+  const rest = Math.max(0, items.length - 8);
+  return [
+    items.length ? el("ul.list", items.slice(0, 8)) : el("p.soft", "Nobody waits."),
+    rest ? el("p.soft", `… and ${rest} more behind them`) : "",
+    el("p.legend", named(record.running.length, "running after the step")),
+  ];
 }
 
 function hasRunBefore(run, name, at) {
@@ -103,14 +119,12 @@ const KIND_NAMES = { copy_on_write: "copy", swap_out: "swap out", swap_in: "swap
 
 function whatHappened(run, record) {
   const all = together(record.step_events);
-  if (!all.length) return `<p class="soft">Nobody came or went, no block changed hands.</p>`;
-  const items = all.slice(0, 14).map(({ kind, request_id: name, reason, blocks }) => {
-    const about = blocks.length ? blockList(kind, blocks) : reason;
-    return `<li><span class="kind">${MARK_SIGNS[kind] || ""} ${KIND_NAMES[kind] || kind}</span>
-      ${name === null ? "" : who(run, name)} <span class="why">${escapeHtml(about)}</span></li>`;
-  });
+  if (!all.length) return [el("p.soft", "Nobody came or went, no block changed hands.")];
+  const items = all.slice(0, 14).map(({ kind, request_id: name, reason, blocks }) =>
+    el("li", el("span.kind", `${MARK_SIGNS[kind] || ""} ${KIND_NAMES[kind] || kind}`),
+      name === null ? "" : who(run, name), el("span.why", blocks.length ? blockList(record.kv.unit, kind, blocks) : worded(run, reason))));
   const rest = all.length - items.length;
-  return `<ul class="list">${items.join("")}</ul>${rest > 0 ? `<p class="soft">… and ${rest} more</p>` : ""}`;
+  return [el("ul.list", items), rest > 0 ? el("p.soft", `… and ${rest} more`) : ""];
 }
 
 // Neighbours of one kind and one request, or of none, are one line.
@@ -125,24 +139,28 @@ function together(list) {
   return merged;
 }
 
-function blockList(kind, blocks) {
+function blockList(unit, kind, blocks) {
   if (kind === "copy_on_write") return `block ${blocks[0]} → ${blocks[1]}`;
   const shown = blocks.slice(0, 8).join(" ");
-  return `${blocks.length === 1 ? "" : `${blocks.length}: `}${shown}${blocks.length > 8 ? " …" : ""}`;
+  return `${blocks.length === 1 ? unit : `${blocks.length} ${unit}s:`} ${shown}${blocks.length > 8 ? " …" : ""}`;
 }
 
 function stepTimes(record) {
-  const parts = ["schedule", "execute", "update"].map((name) => [name, record[`${name}_ms`]]);
+  const parts = ["schedule", "execute", "update"].map((name) => [name, record[`${name}_ms`], ""]);
   const sum = parts.reduce((total, [, ms]) => total + ms, 0) || 1;
-  const bar = parts.map(([name, ms]) => `<div class="${name}" style="width:${(100 * ms) / sum}%"></div>`);
-  const named = parts.map(([name, ms]) => `<span><b class="number">${ms.toFixed(2)} ms</b> ${name}</span>`);
-  return `<div class="meter" role="img" aria-label="step time">${bar.join("")}</div>
-    <p class="legend">${named.join("")}<span>began at ${record.start_s.toFixed(3)} s</span></p>`;
+  return [
+    meter("step time", sum, parts),
+    el("p.legend", parts.map(([name, ms]) => el("span", el("b.number", `${ms.toFixed(2)} ms`), ` ${name}`)),
+      el("span", `began at ${record.start_s.toFixed(3)} s`)),
+  ];
 }
 
-function kvText(record) {
-  const { unit, total, used, free, cached, stored_tokens: stored, reserved_tokens: reserved } = record.kv;
-  const units = unit === "token" ? "" : `<span><b>${used.toLocaleString("en")}</b> of ${plural(total, unit)} used</span><span>${free.toLocaleString("en")} free${cached ? `, ${cached} of them can be found` : ""}</span>`;
+function kvText(run, at) {
+  const { unit, total } = run.records[at].kv;
+  const { used, stored, reserved, numCached } = run.usage[at];
   const empty = reserved ? `${Math.round(100 * (1 - stored / reserved))} % of the reserved places empty` : "nothing reserved";
-  return `<p class="legend">${units}<span><b>${stored.toLocaleString("en")}</b> tokens stored after the step</span><span>${empty}</span></p>`;
+  const found = numCached ? `, ${numCached} of them can be found` : "";
+  return el("p.legend",
+    unit === "token" ? "" : [named(used, `of ${plural(total, unit)} used`), el("span", `${(total - used).toLocaleString("en")} free${found}`)],
+    named(stored, "tokens stored"), named(reserved, "reserved"), el("span", empty));
 }

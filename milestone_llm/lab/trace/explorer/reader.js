@@ -1,5 +1,5 @@
 // Where records come from: lines inside the page, or a server that feeds it while the engine runs.
-// A line is a record, as `page_line` in milestone_llm/lab/trace/live.py writes it.
+// A line is a record, as `PageLines` in milestone_llm/lab/trace/live.py writes it.
 
 const MAX_LIVE_RECORDS = 4000; // then the page begins anew with what comes
 
@@ -11,6 +11,7 @@ function readRecord(line, tables) {
     delete row.new_blocks;
     tables.set(row.request_id, row.blocks);
   }
+  record.waiting_reasons = new Map(Object.entries(record.waiting_reasons)); // a name may be "constructor"
   return record;
 }
 
@@ -29,61 +30,93 @@ async function readRun(base64) {
 
 // --- from a server ---------------------------------------------------------------------------------
 
-async function runLive(url) {
-  const panel = byId("live");
-  panel.hidden = false;
-  let key = null;
+// `server` says where records are, and what the server is: { url, model, budget }.
+async function runLive(server) {
+  byId("live").hidden = false;
+  const live = { ...server, key: null };
+  connectPrompt(live);
   for (;;) {
-    const status = await readLive(url, key, panel).catch((error) => error.message);
-    if (status === 401 || status === 403) key = await askForKey(panel, key !== null);
+    const status = await readLive(live).catch((error) => error.message);
+    if (status === 401 || status === 403) live.key = await askForKey(live.key !== null);
     else {
-      panel.textContent = `Not connected (${status}). Trying again in 2 seconds.`;
+      tell(`Not connected (${status}). Trying again in 2 seconds.`);
       await new Promise((resolve) => setTimeout(resolve, 2000));
     }
   }
 }
 
+const tell = (text) => (byId("live-status").textContent = text);
+const headersOf = ({ key }) => (key ? { Authorization: `Bearer ${key}` } : {});
+
 // A key goes in the header and nowhere else; it is forgotten when the page is closed.
-function askForKey(panel, isWrong) {
-  panel.innerHTML = `<form class="key"><label for="key">${isWrong ? "That key was refused." : "This server asks for its API key."}</label>
-    <input id="key" type="password" autocomplete="off" required> <button class="strong">connect</button></form>`;
-  panel.querySelector("input").focus();
+function askForKey(isWrong) {
+  const [form, input] = [byId("key-form"), byId("key")];
+  form.hidden = false;
+  form.querySelector("label").textContent = isWrong ? "That key was refused." : "This server asks for its API key.";
+  input.focus();
   return new Promise((resolve) => {
-    panel.querySelector("form").addEventListener("submit", (event) => {
+    form.addEventListener("submit", (event) => {
       event.preventDefault();
-      resolve(panel.querySelector("input").value);
-    });
+      form.hidden = true;
+      resolve(input.value);
+    }, { once: true });
   });
 }
 
-async function readLive(url, key, panel) {
-  const headers = key ? { Authorization: `Bearer ${key}` } : {};
-  const response = await fetch(url, { headers, cache: "no-store" });
+async function readLive(live) {
+  const response = await fetch(live.url, { headers: headersOf(live), cache: "no-store" });
   if (!response.ok) return response.status;
-  panel.textContent = "Connected. Send a request to the server, and watch.";
+  tell("Connected. Send a request, here or from a terminal, and watch.");
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   const tables = new Map();
+  const makeLive = (texts) => makeRun({ label: live.model || "live", budget: Number(live.budget) || null, texts });
+  let run = makeLive({});
   let rest = "";
-  showRuns([makeRun({ label: "live" })]);
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return "the server closed the connection";
     const lines = (rest + value).split("\n");
     rest = lines.pop();
-    for (const line of lines) takeLine(line, tables, panel);
-    showLive();
+    for (const line of lines) {
+      if (run.records.length >= MAX_LIVE_RECORDS) run = makeLive(run.meta.texts);
+      takeLine(run, line, tables);
+    }
+    if (run.records.length) showLive(run);
   }
 }
 
 // Instead of a record a line may say how many were dropped, because this page was too slow.
-function takeLine(line, tables, panel) {
-  const { meta, records } = views[0].run;
-  if (line.startsWith('{"num_dropped"')) {
-    panel.textContent = `This page is slower than the engine: ${plural(JSON.parse(line).num_dropped, "step")} were dropped for it.`;
-    return;
-  }
+function takeLine(run, line, tables) {
+  if (line.startsWith('{"num_dropped"'))
+    return tell(`This page is slower than the engine: ${plural(JSON.parse(line).num_dropped, "step")} were dropped for it.`);
   const { texts, ...record } = readRecord(line, tables);
-  Object.assign(meta.texts, texts);
-  if (records.length >= MAX_LIVE_RECORDS) showRuns([makeRun({ label: "live", texts: meta.texts })]);
-  addRecord(views[0].run, record);
+  Object.assign(run.meta.texts, texts);
+  addRecord(run, record);
+}
+
+// A prompt to be sent from here, and the same as a line for a terminal.
+function connectPrompt(live) {
+  const form = byId("prompt-form");
+  const body = () => JSON.stringify({ model: live.model, prompt: byId("prompt").value, max_tokens: Number(byId("max-tokens").value) });
+  const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+  const show = () => {
+    const key = live.key ? ' -H "Authorization: Bearer $API_KEY"' : "";
+    byId("curl").textContent = `curl ${location.origin}/v1/completions${key} -H "Content-Type: application/json" -d ${quoted(body())}`;
+  };
+  form.addEventListener("input", show);
+  form.addEventListener("focusin", show);
+  byId("copy").addEventListener("click", () => {
+    getSelection().selectAllChildren(byId("curl"));
+    navigator.clipboard?.writeText(byId("curl").textContent);
+  });
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    byId("answer").textContent = "…";
+    const headers = { ...headersOf(live), "Content-Type": "application/json" };
+    const answer = await fetch("/v1/completions", { method: "POST", headers, body: body() })
+      .then((response) => response.json())
+      .catch((error) => ({ error }));
+    byId("answer").textContent = answer.choices?.[0].text ?? `refused: ${answer.error?.message ?? JSON.stringify(answer)}`;
+  });
+  show();
 }

@@ -1,28 +1,27 @@
 // A run: its records, and what follows from them. `addRecord` takes one record after the other, so
 // that a recorded trace and a live one are the same thing.
 
-const HUES = ["#1b7fc4", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#a6761d"];
-
-function requestColor(index) {
-  const hue = HUES[index % HUES.length];
-  const [target, share] = [["#000000", 0], ["#ffffff", 0.45], ["#000000", 0.35]][Math.floor(index / HUES.length) % 3];
-  const part = (color, at) => parseInt(color.slice(at, at + 2), 16);
-  const mixed = [1, 3, 5].map((at) => Math.round(part(hue, at) * (1 - share) + part(target, at) * share));
-  return `rgb(${mixed.join(",")})`;
-}
+// REQUEST_COLORS are those of `request_color` in milestone_llm/lab/trace/text.py.
+const requestColor = (index) => REQUEST_COLORS[index % REQUEST_COLORS.length];
 
 function makeRun(meta) {
   return {
     meta: { label: "", budget: null, texts: {}, ...meta },
     records: [],
+    useful: 0, // of the positions `computed` so far: what the trace's reader counted
+    computed: 0,
     requests: new Map(), // id -> { name, index, color, spans, rows, hasRun }
     marks: [], // { at, kind, name, text }: what one can jump to
     budget: meta.budget || 0, // most tokens of a step; a guess grows with the largest step
     blockSize: 0,
+    numBlocks: 0, // that have ever been used: blocks above have the highest numbers
+    widest: 1, // tokens of a region, or of a row of a static batch
+    usage: [], // per step, while it is computed: units used, and tokens { stored, reserved, cached }
     memory: { tables: new Map(), tokens: new Map(), host: new Map(), cached: new Map() },
     idle: [], // per step: [id, blocks, tokens] of who has memory but no row
     host: [], // per step: [id, number of blocks] in host memory
     cachedRuns: [], // [block, from step, to step]: free, but its content can be found
+    hasHits: false, // whether a prefix was found
     hasCache: false, // whether free blocks can be found by content
   };
 }
@@ -44,6 +43,7 @@ const stepTokens = (record) =>
 
 function addRecord(run, record) {
   const at = run.records.length;
+  [run.useful, run.computed] = [record.useful, record.computed];
   run.records.push(record);
   const names = [record.arrived, record.batch.map((row) => row.request_id), record.running];
   for (const name of names.concat([record.swapped, record.waiting]).flat()) requestOf(run, name);
@@ -51,6 +51,7 @@ function addRecord(run, record) {
   addPhases(run, record, at);
   addMarks(run, record, at);
   if (record.kv.unit !== "token") addMemory(run, record, at);
+  else addRectangle(run, record, at);
   learnBudget(run, record);
 }
 
@@ -77,6 +78,7 @@ function addPhases(run, record, at) {
     const request = requestOf(run, row.request_id);
     request.hasRun = true;
     request.rows.push({ at, row });
+    run.hasHits ||= row.num_cached_tokens > 0;
     if (row.num_cached_tokens)
       request.spans[request.spans.length - 1].cachedShare =
         row.num_cached_tokens / (row.num_cached_tokens + row.num_new_tokens);
@@ -141,7 +143,35 @@ function addMemory(run, record, at) {
   for (const name of host.keys()) if (!record.swapped.includes(name)) host.delete(name);
   run.idle[at] = [...tables].filter(([name]) => !rows.has(name)).map(([name, table]) => [name, table, tokens.get(name) || 0]);
   run.host[at] = [...host];
+  addUsage(run, record, at);
   for (const name of later) freeTable(run, name, at + 1);
+}
+
+// A request that ends in a step has its blocks until the step is done; `record.kv` is what comes after.
+function addUsage(run, { kv, finished }, at) {
+  const fill = new Map();
+  for (const [, table, tokens] of holdersAt(run, at))
+    table.forEach((block, index) => {
+      fill.set(block, Math.max(fill.get(block) ?? 0, Math.min(run.blockSize, tokens - index * run.blockSize)));
+    });
+  let stored = 0;
+  for (const [block, count] of fill) {
+    stored += count;
+    run.numBlocks = Math.max(run.numBlocks, block + 1);
+  }
+  const free = finished.length && at ? Math.min(kv.cached, run.records[at - 1].kv.cached) : kv.cached;
+  run.widest = Math.max(run.widest, kv.unit === "region" ? run.blockSize : 1);
+  const [reserved, cached] = [fill.size * run.blockSize, free * run.blockSize];
+  run.usage[at] = { used: fill.size, stored, reserved, cached, numCached: free };
+}
+
+// A static batch gives all back at once: then its width is that of the longest row.
+function addRectangle(run, { kv, batch }, at) {
+  const ends = batch.filter((row) => row.phase !== "padding").map(rowEnd);
+  const reserved = kv.reserved_tokens || batch.length * Math.max(0, ...batch.map(rowEnd));
+  const stored = ends.reduce((sum, end) => sum + end, 0);
+  run.widest = Math.max(run.widest, reserved / Math.max(1, batch.length));
+  run.usage[at] = { used: 0, stored, reserved, cached: 0, numCached: 0 };
 }
 
 function freeTable(run, name, from) {
@@ -169,7 +199,7 @@ function holdersAt(run, at) {
 // KV memory while step `at` is computed.
 function memoryAt(run, at) {
   const { kv, batch } = run.records[at];
-  if (kv.unit === "token") return { unit: kv.unit, rows: batch, width: rectangleWidth(run, at) };
+  if (kv.unit === "token") return { unit: kv.unit, rows: batch, width: Math.max(1, ...batch.map(rowEnd), run.usage[at].reserved / Math.max(1, batch.length)) };
   const owners = new Map(); // block -> ids, in order of their tables
   const fill = new Map(); // block -> tokens
   for (const [name, table, tokens] of holdersAt(run, at))
@@ -192,19 +222,13 @@ function cachedAt(run, at) {
   return blocks;
 }
 
-// A static batch gives all back at once: then its width is that of the longest row.
-function rectangleWidth(run, at) {
-  const { kv, batch } = run.records[at];
-  return Math.max(...batch.map(rowEnd), kv.reserved_tokens / Math.max(1, batch.length));
-}
-
 // --- the budget of a step ------------------------------------------------------------------------
 
 // The trace has no limits. A reason gives one away: what is left and what was used make the budget.
 function learnBudget(run, record) {
   if (run.meta.budget) return;
   const useful = record.num_prefill_tokens + record.num_decode_tokens;
-  for (const reason of Object.values(record.waiting_reasons)) {
+  for (const reason of record.waiting_reasons.values()) {
     const left = /the step has (\d+) left/.exec(reason);
     if (left) run.meta.budget = run.budget = useful + Number(left[1]);
   }
@@ -215,10 +239,10 @@ function learnBudget(run, record) {
 
 function whyWaits(run, at, name) {
   const record = run.records[at];
-  if (record.waiting_reasons[name]) return record.waiting_reasons[name];
+  if (record.waiting_reasons.has(name)) return record.waiting_reasons.get(name);
   const queue = [...record.swapped, ...record.waiting]; // who was swapped out came before
   const index = queue.indexOf(name);
-  const head = queue.find((other) => record.waiting_reasons[other]);
+  const head = queue.find((other) => record.waiting_reasons.has(other));
   if (index > 0 || (index === 0 && head)) return `waits behind ${queue[index - 1] || head}`;
   if (record.preempted.length) return "nobody joins a step that preempted";
   if (index === 0) return "came when the step was planned already";

@@ -2,11 +2,13 @@
 // and KV memory. What does not change with the cursor is drawn once on canvases; the cursor is a
 // narrow element above them, so that moving it costs next to nothing.
 
-const GUTTER = 92; // names on the left
+const GUTTER = 100; // names on the left
 const MARGIN = 14;
-const LANE = 46; // height of each of the three lanes
+const LANE = 42; // height of each of the three lanes
 const AXIS = 20;
+const GAP_FROM = 6; // pixels of a step: narrower ones have no gap, which would flicker
 const MARK_SIGNS = { admitted: "▲", preempted: "✕", resumed: "↻", copy_on_write: "◆", evict: "▽", finished: "●" };
+const LANES = ["rows", "tokens", "KV tokens"];
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -22,6 +24,7 @@ function prepare(canvas, width, height) {
   return context;
 }
 
+// Lines that go on from one rectangle to the next.
 function hatch(context, x, y, width, height, color, slope, gap = 5) {
   context.save();
   context.beginPath();
@@ -30,16 +33,31 @@ function hatch(context, x, y, width, height, color, slope, gap = 5) {
   context.strokeStyle = color;
   context.lineWidth = 1;
   context.beginPath();
-  const first = Math.floor((x - height) / gap) * gap; // so that neighbours go on with it
-  for (let at = first; at < x + width + height; at += gap) {
-    context.moveTo(at, slope > 0 ? y + height : y);
-    context.lineTo(at + height, slope > 0 ? y : y + height);
+  const begin = slope > 0 ? x + y : x - y - height; // of the lines x + y = n gap, or x - y = n gap
+  for (let at = Math.floor(begin / gap) * gap; at < begin + width + height; at += gap) {
+    context.moveTo(slope > 0 ? at - y : at + y, y);
+    context.lineTo(slope > 0 ? at - y - height : at + y + height, y + height);
   }
   context.stroke();
   context.restore();
 }
 
-// Phases differ in height and pattern, not in colour alone: the colour is the request's.
+// What was computed or reserved for nobody; the pictures of milestone_llm/lab/plots have it, too.
+function drawWaste(context, x, y, width, height) {
+  context.fillStyle = css("--waste-pale");
+  context.fillRect(x, y, width, height);
+  hatch(context, x, y, width, height, css("--waste"), 1, 4);
+}
+
+// A colour of the style sheet, "waste", or "cached".
+function fillArea(context, fill, x, y, width, height) {
+  if (fill === "waste") return drawWaste(context, x, y, width, height);
+  if (fill === "cached") return hatch(context, x, y, width, height, css("--soft"), -1, 5);
+  context.fillStyle = css(fill);
+  context.fillRect(x, y, width, height);
+}
+
+// Phases differ in height and pattern: the colour is the request's.
 function drawPhase(context, phase, x, y, width, height, color, share = 0) {
   const inner = Math.max(2, Math.round(height * 0.78));
   const top = y + (height - inner) / 2;
@@ -59,14 +77,16 @@ function drawPhase(context, phase, x, y, width, height, color, share = 0) {
   } else if (phase === "waiting") {
     context.fillStyle = css("--soft");
     for (let dot = x; dot < x + w; dot += 4) context.fillRect(dot, y + height / 2 - 0.6, Math.min(1.6, w), 1.4);
-  } else if (phase === "padding") {
-    context.strokeStyle = css("--soft");
-    if (w > 2 && inner > 3) context.strokeRect(x + 0.5, top + 0.5, w - 1, inner - 1);
-    hatch(context, x, top, w, inner, css("--soft"), -1, 4);
-  } else {
+  } else if (phase === "padding") drawWaste(context, x, top, w, inner);
+  else {
     hatch(context, x, top, w, inner, color, phase === "swapped" ? -1 : 1, phase === "swapped" ? 3 : 5);
     context.fillRect(x, top + inner - 1, w, 1);
   }
+}
+
+// Of all runs: what stands side by side has one scale.
+function mostOf(value) {
+  return views.reduce((most, { run }) => run.records.reduce((most, record, at) => Math.max(most, value(run, at)), most), 1);
 }
 
 function makeTimeline(view) {
@@ -87,9 +107,9 @@ function makeTimeline(view) {
   }
 
   timeline.draw = () => {
-    timeline.width = box.clientWidth;
+    timeline.width = rows.clientWidth;
     const count = run.requests.size;
-    timeline.rowHeight = Math.max(5, Math.min(22, Math.floor(300 / Math.max(1, count))));
+    timeline.rowHeight = Math.max(6, Math.min(22, Math.floor(190 / Math.max(1, count))));
     drawRows(prepare(rows, timeline.width, Math.max(22, count * timeline.rowHeight + 4)));
     drawLanes(prepare(lanes, timeline.width, 3 * LANE + AXIS));
     timeline.move();
@@ -97,20 +117,15 @@ function makeTimeline(view) {
 
   function drawRows(context) {
     const height = timeline.rowHeight;
-    const [soft, text] = [css("--soft"), css("--text")];
     context.textBaseline = "middle";
     context.font = `${height > 14 ? 12 : 10}px system-ui, sans-serif`;
     for (const request of run.requests.values()) {
       const y = 2 + request.index * height;
-      if (height >= 12) {
-        context.fillStyle = request.color;
-        context.fillRect(12, y + height / 2 - 5, 10, 10);
-        context.fillStyle = text;
-        context.fillText(shorten(request.name, 8), 28, y + height / 2 + 0.5);
-      } else if (height < 12 && request.index % Math.ceil(14 / height) === 0) {
-        context.fillStyle = soft;
-        context.fillText(shorten(request.name, 10), 12, y + height / 2 + 0.5);
-      }
+      if (request.index % Math.ceil(12 / height)) continue;
+      context.fillStyle = request.color;
+      context.fillRect(12, y + height / 2 - 4, 8, 8);
+      context.fillStyle = css("--text");
+      context.fillText(short(request.name), 26, y + height / 2 + 0.5);
     }
     clipped(context, rows.height, () => {
       for (const request of run.requests.values()) {
@@ -122,7 +137,7 @@ function makeTimeline(view) {
         }
       }
       drawStepLines(context);
-      drawMarks(context, height, text);
+      drawMarks(context, height, css("--text"));
     });
   }
 
@@ -156,55 +171,62 @@ function makeTimeline(view) {
     context.textAlign = "left";
   }
 
+  // Per lane what is stacked in it, from below: a fill, and how much of it a step has.
+  function layers() {
+    const numOf = (phase) => (at) => run.records[at].batch.reduce((sum, row) => sum + (row.phase === phase), 0);
+    const tokensOf = (phase) => (at) => run.records[at][`num_${phase}_tokens`];
+    const ofPhases = (count) => [["--decode", count("decode")], ["--prefill", count("prefill")], ["waste", count("padding")]];
+    const usage = (value) => (at) => value(run.usage[at]);
+    return [ofPhases(numOf), ofPhases(tokensOf), [
+      ["--stored", usage(({ stored }) => stored)], ["waste", usage(({ stored, reserved }) => Math.max(0, reserved - stored))],
+      ["cached", usage(({ cached }) => cached)],
+    ]];
+  }
+
   function drawLanes(context) {
-    const { width } = timeline;
-    const [soft, accent, decode] = [css("--soft"), css("--accent"), css("--decode")];
-    const unit = run.records[0] ? run.records[0].kv.unit : "block";
+    const most = [mostOf((run, at) => run.records[at].batch.length), mostOf((run, at) => stepTokens(run.records[at]))];
+    most.push(mostOf((run, at) => run.usage[at].reserved + run.usage[at].cached));
     context.font = "11px system-ui, sans-serif";
-    context.fillStyle = soft;
     context.textBaseline = "top";
-    const lane = (at, name, most) => {
-      context.fillText(name, 12, at * LANE + 8);
-      context.fillText(`to ${most.toLocaleString("en")}`, 12, at * LANE + 23);
-    };
-    const mostRows = largest(run.records, (record) => record.batch.length);
-    const mostTokens = largest(run.records, stepTokens);
-    const mostUnits = largest(run.records, (record) => record.kv.total);
-    lane(0, "rows", mostRows);
-    lane(1, "tokens", mostTokens);
-    lane(2, { token: "KV tokens", region: "KV regions", block: "KV blocks" }[unit], mostUnits);
+    context.fillStyle = css("--soft");
+    LANES.forEach((name, lane) => {
+      context.fillText(name, 12, lane * LANE + 8);
+      context.fillText(`to ${most[lane].toLocaleString("en")}`, 12, lane * LANE + 22);
+    });
+    const stacks = layers();
     clipped(context, lanes.height, () => {
-      let lastX = -1;
-      run.records.forEach((record, at) => {
-        const [x, end] = [xOf(stepBegin(run, at, state.axis)), xOf(stepEnd(run, at, state.axis))];
-        if (end < GUTTER || x > width || Math.floor(end) === lastX) return;
-        lastX = Math.floor(end);
-        const w = Math.max(0.8, end - x - (end - x > 4 ? 1 : 0));
-        let [base, most] = [0, 1];
-        const begin = (at, top) => ([base, most] = [(at + 1) * LANE - 4, top]);
-        const bar = (count, fill) => {
-          const height = (count / most) * (LANE - 10);
-          base -= height;
-          if (!count) return;
-          context.fillStyle = fill;
-          if (fill === "hatch") hatch(context, x, base, w, height, soft, -1, 4);
-          else context.fillRect(x, base, w, Math.max(1, height));
-        };
-        const numOf = (phase) => record.batch.filter((row) => row.phase === phase).length;
-        begin(0, mostRows);
-        bar(numOf("decode"), decode);
-        bar(numOf("prefill"), accent);
-        bar(numOf("padding"), "hatch");
-        begin(1, mostTokens);
-        bar(record.num_decode_tokens, decode);
-        bar(record.num_prefill_tokens, accent);
-        bar(record.num_padding_tokens, "hatch");
-        begin(2, mostUnits);
-        bar(record.kv.used, accent);
-        bar(record.kv.cached, "hatch");
+      stacks.forEach((stack, lane) => {
+        for (const [x, end, at] of columns(stack)) drawColumn(context, x, end - x, stack, at, (lane + 1) * LANE - 3, (LANE - 9) / most[lane]);
       });
     });
-    drawAxis(context, soft);
+    drawAxis(context, css("--soft"));
+  }
+
+  // Whole pixels for each step; of those that share one, the highest.
+  function columns(stack) {
+    const found = [];
+    const height = (at) => stack.reduce((sum, [, count]) => sum + count(at), 0);
+    for (let at = 0; at < run.records.length; at++) {
+      const begin = Math.round(xOf(stepBegin(run, at, state.axis)));
+      const end = Math.max(begin + 1, Math.round(xOf(stepEnd(run, at, state.axis))));
+      if (end < GUTTER || begin > timeline.width) continue;
+      const last = found[found.length - 1];
+      if (!last || begin >= last[1]) found.push([begin, end, at]);
+      else if (height(at) > height(last[2])) last[2] = at;
+    }
+    return found;
+  }
+
+  function drawColumn(context, x, width, stack, at, bottom, unit) {
+    const w = width >= GAP_FROM ? width - 1 : width;
+    let base = bottom;
+    for (const [fill, count] of stack) {
+      const size = count(at);
+      if (!size) continue;
+      const height = Math.max(1, size * unit);
+      base -= size * unit;
+      fillArea(context, fill, x, base, w, height);
+    }
   }
 
   function drawAxis(context, color) {
@@ -212,11 +234,12 @@ function makeTimeline(view) {
     const digit = 10 ** Math.floor(Math.log10(span / 6));
     const unit = [1, 2, 5, 10].map((factor) => factor * digit).find((size) => span / size <= 8) || digit * 10;
     const each = state.axis === "steps" ? Math.max(1, Math.round(unit)) : unit;
+    const first = run.records[0].step; // of a live page it is not 0
     context.fillStyle = color;
     context.textAlign = "center";
     for (let time = Math.ceil(state.from / each) * each; time <= state.to; time += each) {
       const x = xOf(time);
-      const label = state.axis === "steps" ? time : `${Number(time.toFixed(3))} s`;
+      const label = state.axis === "steps" ? (run.records[time]?.step ?? first + time) : `${Number(time.toFixed(3))} s`;
       if (x > timeline.width - 20) break;
       context.fillRect(x, 3 * LANE, 1, 4);
       context.fillText(label, x, 3 * LANE + 6);
@@ -226,17 +249,14 @@ function makeTimeline(view) {
 
   timeline.move = () => {
     if (!run.records.length) return;
-    const begin = Math.max(GUTTER, xOf(stepBegin(run, view.at, state.axis)));
-    const end = Math.max(begin + 1, xOf(stepEnd(run, view.at, state.axis)));
-    const isInside = end > GUTTER && begin < timeline.width - MARGIN;
-    for (const line of box.querySelectorAll(".line")) {
+    const [left, right] = [xOf(stepBegin(run, view.at, state.axis)), xOf(stepEnd(run, view.at, state.axis))];
+    const begin = Math.max(GUTTER, left);
+    const end = Math.max(begin + 1, right);
+    const isInside = right > GUTTER && left < timeline.width - MARGIN;
+    for (const line of box.querySelectorAll(".line-now, .here")) {
       line.style.transform = `translateX(${begin}px)`;
       line.style.display = isInside ? "" : "none";
-    }
-    for (const here of box.querySelectorAll(".here")) {
-      here.style.transform = `translateX(${begin}px)`;
-      here.style.width = `${end - begin}px`;
-      here.style.display = isInside ? "" : "none";
+      if (line.className === "here") line.style.width = `${end - begin}px`;
     }
     for (const veil of box.querySelectorAll(".veil")) veil.style.left = `${end}px`;
   };
@@ -271,11 +291,4 @@ function makeTimeline(view) {
     }, { passive: false });
   }
   return timeline;
-}
-
-const largest = (records, value) => records.reduce((most, record) => Math.max(most, value(record)), 1);
-
-// Long names are a server's, which begin alike: the end tells them apart.
-function shorten(text, length) {
-  return text.length <= length ? text : `…${text.slice(1 - length)}`;
 }

@@ -1,0 +1,75 @@
+"""What every record of a measurement says of its making; `unknown` is what cannot be found out."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+FIELDS = ("command", "date", "commit", "machine", "versions")
+LIBRARIES = ("torch", "transformers", "triton")
+
+
+def made_by(command: Sequence[str]) -> dict[str, str]:
+    """The fields of a record that is made now.
+
+    Args:
+        command: its words; of an absolute path, which another machine has not, the last part stays.
+    """
+    words = [Path(word).name if os.path.isabs(word) else word for word in command]
+    fields = shlex.join(words), date.today().isoformat(), commit(), machine(), versions()
+    return dict(zip(FIELDS, fields, strict=True))
+
+
+def front_matter(data: Mapping[str, Any]) -> str:
+    """The fields, as the head of a Markdown record."""
+    return "\n".join(["---", *(f"{name}: {data[name]}" for name in FIELDS), "---", "", ""])
+
+
+def commit() -> str:
+    """The commit of this source code, and whether it was changed since."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.check_output(
+            [*git, "rev-parse", "--short", "HEAD"], stderr=subprocess.DEVNULL, text=True
+        )
+        changes = subprocess.check_output([*git, "diff", "HEAD", "--name-only"], text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.strip() + " with changes" * bool(changes)
+
+
+def machine() -> str:
+    """CPU, cores, load and GPUs, in words: what a figure depends on."""
+    import torch
+
+    load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
+    gpus = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
+    return ", ".join([f"CPU {cpu_name()}", f"{os.cpu_count()} cores", f"load {load}", *gpus])
+
+
+def cpu_name() -> str:
+    """As the system calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or "unknown")
+
+
+def versions() -> str:
+    """Of Python and the libraries that compute."""
+    found = [f"Python {platform.python_version()}"]
+    for name in LIBRARIES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
