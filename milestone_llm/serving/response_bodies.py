@@ -6,7 +6,7 @@ import functools
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from milestone_llm.core.outputs import Logprob
@@ -20,7 +20,7 @@ MIN_LOGPROB = -9999.0
 
 
 class ResponseBodies:
-    """Writes the answer to one API request.
+    """Writes the answer to one API request. With log-probabilities, it decodes tokens one by one.
 
     Args:
         is_chat: whether in the format of chats.
@@ -55,12 +55,20 @@ class ResponseBodies:
         self.wants_usage = False
         """Whether a stream tells the numbers of tokens in its last event, and null before."""
 
-    def whole(self, deltas: Iterable[CompletionDelta]) -> Json:
-        """The answer that is no stream."""
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether log-probabilities are asked for."""
+        return self._request.requests[0].params.logprobs is not None
+
+    def whole(self, deltas: Iterable[CompletionDelta]) -> Iterator[bytes]:
+        """The answer that is no stream, in pieces of one choice at most."""
         deltas = sorted(deltas, key=lambda delta: delta.index)
         self._count(deltas)
-        choices = [self._choice(delta, is_event=False) for delta in deltas]
-        return {**self._head, "choices": choices, "usage": self._usage()}
+        before = _json(self._head)[:-1] + b',"choices":['
+        for delta in deltas:
+            yield before + _json(self._choice(delta, is_event=False))
+            before = b","
+        yield b'],"usage":' + _json(self._usage()) + b"}"
 
     def events(self, deltas: Iterable[CompletionDelta]) -> bytes:
         """The next events of a stream, one for each choice that has something to show."""
@@ -118,7 +126,7 @@ class ResponseBodies:
             tokens += zip(request.prompt_token_ids, prompt_logprobs, strict=True)
         if not self.drops_output:
             tokens += zip(delta.token_ids, delta.logprobs, strict=False)  # none if not asked for
-        if request.params.logprobs is None:
+        if not self.has_logprobs:
             return None
         if self._is_chat:
             return {"content": [self._chat_token(*token) for token in tokens]}
@@ -161,8 +169,12 @@ class ResponseBodies:
 
 
 def event(data: Json) -> bytes:
-    """A server-sent event."""
+    """A server-sent event, in ASCII: to some clients, U+2028 is the end of a line."""
     return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _json(data: Json) -> bytes:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 LAST_EVENT = b"data: [DONE]\n\n"

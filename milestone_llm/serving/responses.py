@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any
 
 from fastapi import Response
-from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from .async_engine import ApiRequest
@@ -20,12 +22,19 @@ _HEADERS = [
 
 
 class ApiResponse(Response):
-    """The answer to an API request, which is closed when it is sent or the client goes away."""
+    """The answer to an API request, which is closed when it is sent or the client goes away.
 
-    def __init__(self, request: ApiRequest, bodies: ResponseBodies, is_stream: bool) -> None:
+    Args:
+        tokenizing: where the tokenizer may be used.
+    """
+
+    def __init__(
+        self, request: ApiRequest, bodies: ResponseBodies, is_stream: bool, tokenizing: Executor
+    ) -> None:
         self._request = request
         self._bodies = bodies
         self._is_stream = is_stream
+        self._tokenizing = tokenizing
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,7 +54,8 @@ class ApiResponse(Response):
         try:
             deltas = await self._request.deltas()  # the status is known with the first ones
             if not self._is_stream:
-                response = JSONResponse(self._bodies.whole(await self._rest(deltas)))
+                body = await self._whole(await self._rest(deltas))
+                response = Response(body, media_type="application/json")
         except ApiError as error:
             response = error.response()
         else:
@@ -53,6 +63,17 @@ class ApiResponse(Response):
                 await self._stream(deltas, send)
                 return
         await response(scope, receive, send)
+
+    async def _whole(self, deltas: list[CompletionDelta]) -> bytes:
+        pieces, body = self._bodies.whole(deltas), []
+        while piece := await self._make(next, pieces, b""):  # others have their turn in between
+            body.append(piece)
+        return b"".join(body)
+
+    async def _make(self, make: Callable[..., bytes], *args: Any) -> bytes:
+        if not self._bodies.has_logprobs:
+            return make(*args)
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, make, *args)
 
     async def _rest(self, deltas: list[CompletionDelta]) -> list[CompletionDelta]:
         whole = {delta.index: delta for delta in deltas}
@@ -68,8 +89,7 @@ class ApiResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         try:
             while deltas:
-                body = self._bodies.events(deltas)
-                if body:
+                if body := await self._make(self._bodies.events, deltas):
                     await _send_part(send, body)
                 deltas = await self._request.deltas()
             end = (self._bodies.usage_event() if self._bodies.wants_usage else b"") + LAST_EVENT
