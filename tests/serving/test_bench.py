@@ -259,7 +259,7 @@ def test_sigterm_ends_its_server_too():
 
 
 def test_a_server_that_does_not_start_is_an_error(capsys):
-    assert main(["--milestones", "m4_prefix_chunked", "--", "--model", "/no/such/folder"]) == 2
+    assert main(["--milestones", "m4_prefix_chunked", "--", "--host", " "]) == 2
     assert "the server did not start" in capsys.readouterr().err
 
 
