@@ -8,8 +8,9 @@ from fastapi import Response
 from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from milestone_llm.frontend.outputs import RequestOutput
+
 from .async_engine import ApiRequest
-from .engine_client import CompletionDelta
 from .errors import ApiError
 from .response_bodies import LAST_EVENT, ResponseBodies, event
 
@@ -43,35 +44,26 @@ class ApiResponse(Response):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            deltas = await self._request.deltas()  # the status is known with the first ones
-            if not self._is_stream:
-                response = JSONResponse(self._bodies.whole(await self._rest(deltas)))
+            outputs = await self._request.outputs()  # the status is known with the first ones
         except ApiError as error:
             response = error.response()
         else:
             if self._is_stream:
-                await self._stream(deltas, send)
+                await self._stream(outputs, send)
                 return
+            snapshots = [state.snapshot() for state in self._request.states]
+            response = JSONResponse(self._bodies.whole(snapshots))
         await response(scope, receive, send)
 
-    async def _rest(self, deltas: list[CompletionDelta]) -> list[CompletionDelta]:
-        whole = {delta.index: delta for delta in deltas}
-        while deltas := await self._request.deltas():
-            for delta in deltas:
-                if delta.index in whole:
-                    whole[delta.index].extend(delta)
-                else:
-                    whole[delta.index] = delta
-        return list(whole.values())
-
-    async def _stream(self, deltas: list[CompletionDelta], send: Send) -> None:
+    async def _stream(self, outputs: list[RequestOutput], send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         try:
-            while deltas:
-                body = self._bodies.events(deltas)
+            while outputs:
+                body = self._bodies.events(outputs)
                 if body:
                     await _send_part(send, body)
-                deltas = await self._request.deltas()
+                    self._request.note_sent()
+                outputs = await self._request.outputs()
             end = (self._bodies.usage_event() if self._bodies.wants_usage else b"") + LAST_EVENT
         except ApiError as error:  # too late for a status
             end = event(error.body())
