@@ -1,7 +1,8 @@
 """Turns recorded measurements into text of a page: `--json` of a milestone's bench into a table.
 
-A Markdown file, such as `m3_paged.bench --markdown` writes, is taken as it is. Figures come from
-these files alone; a file that is not there yet gives a line that says so.
+A Markdown file, such as `m3_paged.bench --markdown` writes, is taken as it is, without the lines at
+its head that say how it was made. Figures come from these files alone; a file that is not there yet
+gives a line that says so.
 """
 
 from __future__ import annotations
@@ -24,10 +25,18 @@ def measured(path: Path, command: str) -> str:
     made_by = f"```sh\n{command}\n```\n"
     if not path.exists():
         return f"\nNot recorded yet. This command does it:\n\n{made_by}\n"
-    text = path.read_text(encoding="utf-8").strip()
-    if path.suffix == ".json":
-        text = as_table(json.loads(text))
+    text = path.read_text(encoding="utf-8")
+    text = as_table(json.loads(text)) if path.suffix == ".json" else parts(text)[1].strip()
     return f"\n{text}\n\n{made_by}\n"
+
+
+def parts(text: str) -> tuple[list[tuple[str, str]], str]:
+    """The fields at the head of a Markdown record, and the rest; a field may be there twice."""
+    if not text.startswith("---\n"):
+        return [], text
+    head, _, rest = text.removeprefix("---\n").partition("\n---\n")
+    fields = [line.partition(": ") for line in head.splitlines()]
+    return [(name, value) for name, _, value in fields], rest
 
 
 def as_table(data: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from m1_single.prompt_logprobs import note_prompt_logprobs, prompt_logprobs
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
 from milestone_llm.core.sampling import sample
-from milestone_llm.models.hf_model import attention_function
+from milestone_llm.models.hf_model import with_attention
 
 from . import attention
 from .region_cache import RegionCache
@@ -19,7 +19,7 @@ class ModelRunner:
     """Turns a `StepPlan` into sampled tokens on a Hugging Face model with our attention."""
 
     def __init__(self, model: PreTrainedModel, cache: RegionCache) -> None:
-        self.model = model
+        self.model = with_attention(model, attention.NAME)
         self.cache = cache
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -30,7 +30,7 @@ class ModelRunner:
                 self.cache.begin(row.blocks[0], row.end)
             self.cache.extend(row.blocks[0], row.end)
         metadata = attention.AttentionMetadata.build(rows, self.cache)
-        sampled = flat_forward(self.model, rows, attention.NAME, metadata)
+        sampled = flat_forward(self.model, rows, metadata)
         return LaunchedStep(lambda: sampled)
 
     def reset(self) -> None:
@@ -44,13 +44,13 @@ def decode_rows_first(plan: StepPlan) -> list[ScheduledRequest]:
 
 @torch.inference_mode()
 def flat_forward(
-    model: PreTrainedModel, rows: list[ScheduledRequest], attention_name: str, metadata: object
+    model: PreTrainedModel, rows: list[ScheduledRequest], metadata: object
 ) -> dict[str, SampledToken]:
     """Compute rows of any lengths as one flat batch (selective batching), and sample.
 
     Args:
-        attention_name: the registered function that the model's layers call for attention.
-        metadata: what that function must know of the step.
+        model: one `with_attention` of ours.
+        metadata: what that attention must know of the step.
 
     Returns:
         A token for each request that samples, by id.
@@ -64,14 +64,13 @@ def flat_forward(
         sampling_requests += row.sampling_requests
         last_tokens += [end - 1] * len(row.sampling_requests)
     kept, device = last_tokens + prompt_tokens, model.device
-    with attention_function(model, attention_name):
-        output = model(
-            input_ids=torch.tensor([input_ids], device=device),
-            position_ids=torch.tensor([position_ids], device=device),
-            use_cache=False,
-            logits_to_keep=torch.tensor(kept, dtype=torch.long, device=device),
-            attention_metadata=metadata,
-        )
+    output = model(
+        input_ids=torch.tensor([input_ids], device=device),
+        position_ids=torch.tensor([position_ids], device=device),
+        use_cache=False,
+        logits_to_keep=torch.tensor(kept, dtype=torch.long, device=device),
+        attention_metadata=metadata,
+    )
     logits = output.logits[0]
     if prompt_tokens:
         for entry in prompt_logprobs(rows, logits[len(last_tokens) :].__getitem__):

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from m2_batching.runner import decode_rows_first, flat_forward
 from milestone_llm.core.plan import LaunchedStep, StepPlan
+from milestone_llm.models.hf_model import with_attention
 
 from . import attention
 from .block_cache import BlockCache
@@ -16,7 +17,7 @@ class ModelRunner:
     """Turns a `StepPlan` into sampled tokens on a Hugging Face model with our attention."""
 
     def __init__(self, model: PreTrainedModel, cache: BlockCache) -> None:
-        self.model = model
+        self.model = with_attention(model, attention.NAME)
         self.cache = cache
 
     @torch.inference_mode()
@@ -28,7 +29,7 @@ class ModelRunner:
             return LaunchedStep(dict)
         self.cache.clear_last_blocks(rows)
         metadata = attention.AttentionMetadata.build(rows, self.cache)
-        sampled = flat_forward(self.model, rows, attention.NAME, metadata)
+        sampled = flat_forward(self.model, rows, metadata)
         return LaunchedStep(lambda: sampled)
 
     def reset(self) -> None:

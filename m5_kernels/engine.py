@@ -80,7 +80,9 @@ class LLMEngine(BaseEngine):
         def runner_over(cache: BlockCache, max_model_len: int) -> FusedRunner | HFRunner:
             if decoder is None:  # Hugging Face's modules with our attention
                 return HFRunner(loaded.model, cache)
-            return FusedRunner(decoder, cache, config, max_model_len)
+            runner = FusedRunner(decoder, cache, config, max_model_len)
+            runner.compile_kernels()
+            return runner
 
         def run_once(cache: BlockCache, plan: StepPlan) -> None:
             runner_over(cache, wanted_len).launch(plan).wait()

@@ -24,6 +24,7 @@ from .config import EngineConfig
 from .decoder.attention import AttentionMetadata
 from .decoder.decoder import FusedDecoder
 from .device_state import DeviceState
+from .kernels.backend import compiling
 from .kernels.flash_decode import DecodeWorkspace
 from .kernels.step_metadata import StepMetadata, append_sampled, expand_step
 from .sampler import Needs, Sampler
@@ -106,15 +107,37 @@ class FusedRunner:
         return LaunchedStep(self._fetch(requests, tokens, of_prompts))
 
     @torch.inference_mode()
+    def compile_kernels(self) -> None:
+        """Compile what steps will need, side by side. Nothing is computed, and no request is here.
+
+        Triton makes a kernel of its own for a number that is 1, or a multiple of 16, and for each
+        constant of a launch, such as the power of two above the number of rows.
+        """
+        if self.cache.device.type != "cuda":
+            return
+        most = self.state.num_rows
+        sizes = sorted({n for n in (1, 2, 16, 17, 32, 64, 128, 256, most) if n <= most})
+        shapes = [(StepShape(n, n, n, 0), Needs()) for n in sizes]
+        shapes += [(StepShape(max(n, 64), n, n, n), Needs()) for n in (1, 16, 17) if n <= most]
+        shapes += [
+            (StepShape(n, n, n, 0), Needs(filters, penalties))
+            for n in sizes[:3]
+            for filters, penalties in ((True, False), (False, True), (True, True))
+        ]
+        with torch.cuda.device_of(self.decoder.embedding), compiling():
+            for shape, needs in shapes:
+                if shape.num_tokens <= len(self.metadata.input_ids):
+                    self._compute(shape, needs)
+
+    @torch.inference_mode()
     def capture_graphs(self) -> None:
-        """Capture what most steps will replay; what penalties and logprobs need comes later.
+        """Capture what most steps will replay; what filters or logprobs need comes later.
 
         Nothing may be under way.
         """
         if self.graphs is not None:
             with torch.cuda.device_of(self.decoder.embedding):
-                self.graphs.capture_all(Needs(), with_chunks=True)
-                self.graphs.capture_all(Needs(filters=True), with_chunks=False)
+                self.graphs.capture_all(Needs())
 
     def reset(self) -> None:
         """Forget all requests, after an exception."""

@@ -51,7 +51,7 @@ class StepGraphs:
         most = len(step_rows)
         self.decode_rows = [n for n in (1, 2, 4, 8) if n < most] + [*range(16, most, 16), most]
         self.mixed_rows = [n for n in (16, 64, 128, 256, 512) if n < most] + [most]
-        sizes = (*range(64, 512, 64), *range(512, 1024, 128), *range(1024, MAX_TOKENS + 1, 256))
+        sizes = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, MAX_TOKENS)
         self.mixed_tokens = [n for n in sizes if n <= max_tokens]
         self.step_rows = step_rows
         self.compute = compute
@@ -80,17 +80,21 @@ class StepGraphs:
         graph.replay()
         return tokens
 
-    def capture_all(self, needs: Needs, with_chunks: bool) -> None:
-        """Capture buckets now, the largest first: the others fit into its memory."""
-        buckets = [StepShape(num_rows, num_rows, num_rows, 0) for num_rows in self.decode_rows]
-        if with_chunks:
-            buckets += [
-                StepShape(num_tokens, num_rows, num_rows, MAX_CHUNKS)
-                for num_rows in self.mixed_rows
-                for num_tokens in self.mixed_tokens
-                if num_rows <= num_tokens
-            ]
-        for bucket in sorted(buckets, reverse=True):
+    @property
+    def buckets(self) -> list[StepShape]:
+        """All of them, the largest first."""
+        decodes = [StepShape(num_rows, num_rows, num_rows, 0) for num_rows in self.decode_rows]
+        mixed = [
+            StepShape(num_tokens, num_rows, num_rows, MAX_CHUNKS)
+            for num_rows in self.mixed_rows
+            for num_tokens in self.mixed_tokens
+            if num_rows <= num_tokens
+        ]
+        return sorted(decodes + mixed, reverse=True)
+
+    def capture_all(self, needs: Needs) -> None:
+        """Capture every bucket now, the largest first: the others fit into its memory."""
+        for bucket in self.buckets:
             if (bucket, needs) not in self._graphs:
                 self._graphs[bucket, needs] = self._capture(bucket, needs)
 
@@ -102,10 +106,17 @@ class StepGraphs:
         self.step_rows.fill_(-1)
         self.compute(bucket, needs)
         self.step_rows.copy_(rows)
-        graph = torch.cuda.CUDAGraph()
-        # A stream of its own: torch's default one belongs to the device that captured first.
+        graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        # A stream of its own: torch's default one belongs to the device that captured first. And
+        # not `torch.cuda.graph`, which waits for the device and gives all spare memory back.
         self._stream = self._stream or torch.cuda.Stream(self.step_rows.device)
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            tokens = self.compute(bucket, needs)
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(*([self._pool] if self._pool else []))
+            try:
+                tokens = self.compute(bucket, needs)
+            finally:
+                graph.capture_end()
+        here.wait_stream(self._stream)
         self._pool = self._pool or graph.pool()
         return graph, tokens

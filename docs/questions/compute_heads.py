@@ -50,7 +50,7 @@ if options.output:
     print("wrote", write_picture(options.output, "picture of heads", draw))
 else:
     print("KV of one token, head_dim 128, 2 bytes a number: 2 x layers x KV heads x 128 x 2")
-    print("                     query heads   KV heads    bytes a token   tokens in 10 GiB")
+    print("                     query heads   KV heads  bytes per token   tokens in 10 GiB")
     for name, layers, query_heads, kv_heads in (
         ("Qwen3-0.6B's (GQA)", 28, 16, 8),
         ("  the same, MHA", 28, 16, 16),

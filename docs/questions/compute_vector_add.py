@@ -1,8 +1,14 @@
 """A first kernel: c = a + b in Triton. `TRITON_INTERPRET=1` runs it without a GPU, in Python."""
 
+import os
+import sys
+
 import torch
 import triton
 import triton.language as tl
+
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    sys.exit("torch.cuda finds no GPU. With TRITON_INTERPRET=1 before the command it runs without.")
 
 
 @triton.jit

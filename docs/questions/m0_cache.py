@@ -34,7 +34,7 @@ def main() -> None:
     cache_bytes = sum(tensor.nbytes for tensor in cache) * len(model.layers)
 
     print(f"{in_layers:,} weights in layers, {head:,} in the LM head, 4 bytes each")
-    print(f"{cache_bytes // NUM_PROMPT:,} bytes of KV a token\n")
+    print(f"{cache_bytes // NUM_PROMPT:,} bytes of KV per token\n")
     print("                              with the cache    without")
     answers, columns = [], []
     for has_cache in (True, False):

@@ -1,6 +1,6 @@
 """How much does one step compute and read? Arithmetic on a real model's config.
 
-A linear layer of N weights costs 2 N floating-point operations a token: a multiplication and an
+A linear layer of N weights costs 2 N floating-point operations per token: a multiplication and an
 addition each. A step reads every weight once, for however many tokens it computes, and the KV of
 every row's context.
 """
@@ -15,7 +15,7 @@ num_head_weights = config.vocab_size * config.hidden_size  # the LM head, tied t
 num_layer_weights = num_weights - num_head_weights
 
 print(f"SmolLM2-135M in float32: {num_weights:,} weights, {num_weights * 4 / 1e6:.0f} MB")
-print(f"KV cache: {kv.bytes_per_token:,} bytes a token\n")
+print(f"KV cache: {kv.bytes_per_token:,} bytes per token\n")
 print("a step of                            GFLOP   MB read   FLOP per byte read")
 for what, rows, new_tokens, context in (
     ("a prompt of 512 tokens", 1, 512, 512),

@@ -28,14 +28,17 @@ for budget in (512, 2048, 4096):
     )
     serve(engine, items)
     done = [0]  # positions computed before each step
-    tokens: dict[str, list[int]] = {}
+    steps: dict[str, list[int]] = {}  # in which each request got its tokens
     for record in engine.tracer.records:
         done.append(done[-1] + record.num_prefill_tokens + record.num_decode_tokens)
         for row in record.batch:
-            tokens.setdefault(row.request_id, []).append(done[-1])
-    pause = max(after - before for before, after in pairwise(tokens.pop("r0")))
-    firsts = sorted(positions[0] - done[4] for positions in tokens.values())
+            if row.sampled_token is not None:
+                steps.setdefault(row.request_id, []).append(record.step)
+    pauses = list(pairwise(steps.pop("r0")))
+    num_steps = max(after - before for before, after in pauses)
+    num_positions = max(done[after + 1] - done[before + 1] for before, after in pauses)
+    firsts = sorted(done[own[0] + 1] - done[4] for own in steps.values())
     print(
-        f"{budget:6}{len(done) - 1:7}{1:8}{pause:13}{firsts[0]:14,}{firsts[-1]:11,}"
+        f"{budget:6}{len(done) - 1:7}{num_steps:8}{num_positions:13}{firsts[0]:14,}{firsts[-1]:11,}"
         f"{sum(firsts) / len(firsts):7,.0f}"
     )

@@ -14,7 +14,7 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("-o", "--output", metavar="PATH.png", help="draw both timelines")
 options = parser.parse_args()
 
-print("                  steps  useful share  tokens a step  positions  positions a step")
+print("                  steps  useful share  tokens per step  positions  positions per step")
 traces = []
 for package in (m1_single, m2_batching):
     engine = package.LLMEngine("tiny-llama", device="cpu", max_num_seqs=8, trace="memory")
@@ -26,7 +26,7 @@ for package in (m1_single, m2_batching):
     positions = sum(stats[name] for name in names)
     print(
         f"{engine.milestone:16}{num_steps:7}{stats['useful_share']:14.1%}"
-        f"{num_tokens / num_steps:15.2f}{positions:11,}{positions / num_steps:18.1f}"
+        f"{num_tokens / num_steps:17.2f}{positions:11,}{positions / num_steps:20.1f}"
     )
     traces.append(engine.tracer.records)
 if options.output:

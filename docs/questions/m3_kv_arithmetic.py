@@ -13,9 +13,9 @@ SHAPES = {  # layers, KV heads, head size: from the models' published configs
 }
 MAX_MODEL_LEN, TYPICAL_LEN, BLOCK_SIZE, MEMORY = 4096, 500, 16, 10 * 2**30
 
-print("bytes a token = 2 (key, value) x layers x KV heads x head size x 2 (bfloat16)\n")
+print("bytes per token = 2 (key, value) x layers x KV heads x head size x 2 (bfloat16)\n")
 print("                                          requests in 10 GiB that store 500 tokens each")
-print("              bytes a token  tokens a GiB  in regions of 4096    in blocks of 16")
+print("            bytes per token  tokens a GiB  in regions of 4096    in blocks of 16")
 for name, shape in SHAPES.items():
     size = shape.bytes_per_token
     num_blocks = MEMORY // (BLOCK_SIZE * size)

@@ -6,7 +6,7 @@ to host memory. Computing a prompt reads all weights once; swapping copies KV ou
 
 FLOPS, READ, BUS = 700e12, 4.4e12, 50e9
 
-print("                        KV a token     tokens   compute again, ms   out and in, ms")
+print("                      KV per token     tokens   compute again, ms   out and in, ms")
 for name, num_weights, num_layers, num_q_heads, num_kv_heads in (
     ("Qwen3-0.6B", 0.44e9, 28, 16, 8),
     ("Qwen3-8B", 7.6e9, 36, 32, 8),

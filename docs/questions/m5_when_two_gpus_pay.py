@@ -7,6 +7,7 @@ layer. Measured figures are read from docs/measurements/m5_two_gpus.md.
 import re
 from pathlib import Path
 
+from docs.measured import parts
 from milestone_llm.models.shapes import SHAPES
 
 RECORD = Path(__file__).parents[1] / "measurements" / "m5_two_gpus.md"
@@ -26,14 +27,14 @@ def weight_bytes(shape: dict) -> int:
 def measured(name: str) -> tuple[float, float, float]:
     """Tokens a second on one GPU and on two, and microseconds of an all-reduce with its norm."""
     command = rf"--model random-{name} --single.*?```"
-    text = re.search(command, RECORD.read_text(), re.DOTALL)[0]
+    text = re.search(command, parts(RECORD.read_text())[1], re.DOTALL)[0]
     one = re.search(r"m5_kernels, one rank +([\d,.]+)", text)[1]
     two = re.search(r"m5_kernels  +([\d,.]+)", text)[1]
     all_reduce = re.search(r"\n +1 +([\d.]+) us", text)[1]
     return float(one.replace(",", "")), float(two.replace(",", "")), float(all_reduce)
 
 
-print("            GB a step   reading half    all-reduces of a step      measured, tok/s")
+print("          GB per step   reading half    all-reduces of a step      measured, tok/s")
 print("            (weights)          saves     and their norms take    one GPU    two GPUs")
 for name, shape in SHAPES.items():
     size = weight_bytes(shape)

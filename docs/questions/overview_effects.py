@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from docs.measured import parts
 from docs.questions.compute_tiles import HEAD_DIM, HEADS, PeakMemory, tiled, whole
 from docs.questions.m0_cache import NUM_NEW, NUM_PROMPT, generate
 from docs.questions.m0_transformer import Model
@@ -81,8 +82,8 @@ eager, graph = (recorded("m5_single.json", who, "tpot_p50") for who in ("- graph
 show(
     "launches, one request",
     "graphs, pipelining",
-    f"{eager:.2f} ms a token",
-    f"{graph:.2f} ms a token",
+    f"{eager:.2f} ms per token",
+    f"{graph:.2f} ms per token",
     "m5_single.json",
 )
 plain, fused = (recorded("m5_nano.json", who) for who in ("- rope-kv", "m5_kernels"))
@@ -93,7 +94,7 @@ show(
     f"{fused:,.0f} tok/s",
     "m5_nano.json",
 )
-text = (RECORDS / "m5_two_gpus.md").read_text()
+text = parts((RECORDS / "m5_two_gpus.md").read_text())[1]
 for conflict, options in (
     ("one GPU for Qwen3-8B", "--rounds"),
     ("the same, one request", "--single"),

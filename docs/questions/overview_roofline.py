@@ -8,6 +8,7 @@ each weight and each KV once.
 import argparse
 import json
 import re
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,7 @@ def record(path: Path) -> None:
     import torch
 
     from m4_prefix_chunked import LLMEngine, SamplingParams
+    from milestone_llm.lab.bench.record import made_by
     from milestone_llm.models.checkpoint import load_model
 
     def best(function) -> float:
@@ -60,7 +62,8 @@ def record(path: Path) -> None:
         return min(times)
 
     big, matrix = torch.ones(2**27), torch.randn(2048, 2048)
-    data: dict = {"torch": torch.__version__, "threads": torch.get_num_threads(), "points": []}
+    data: dict = made_by(["python", "-m", "docs.questions.overview_roofline", *sys.argv[1:]])
+    data |= {"threads": torch.get_num_threads(), "points": []}
     data |= {"bytes_per_s": 0.0, "flop_per_s": 0.0}
     model = load_model("smollm2-135m", dtype="float32", device="cpu").model
     shapes = [("prefill", 1, num_tokens) for num_tokens in (32, 64, 256)]

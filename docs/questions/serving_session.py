@@ -47,7 +47,7 @@ command = [sys.executable, "-m", "m4_prefix_chunked.serve", "--port", "0", "--ma
 def metric(name: str) -> float:
     """The value of a metric, by its name without the prefix and the model's label."""
     page = urllib.request.urlopen(url + "/metrics").read().decode()
-    page = re.sub(r',?model_name="[^"]*"', "", page).replace("{}", "").replace("{,", "{")
+    page = re.sub(r',?(model_name|engine)="[^"]*"', "", page).replace("{}", "").replace("{,", "{")
     return float(re.search(rf"^milestone_llm:{re.escape(name)} (.*)", page, flags=re.M)[1])
 
 

@@ -8,8 +8,11 @@ imported, and read, where triton can't be installed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -65,6 +68,25 @@ def launch_options(pdl: bool) -> dict[str, bool]:
     return {"launch_pdl": True} if pdl else {}
 
 
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Within, kernels are compiled where they would be launched: side by side, each in a thread.
+
+    At the end all are there. What they would have written is not.
+    """
+
+    def compile_for(kernel: Any, grid: Any) -> Any:
+        return functools.partial(kernel.run, grid=grid, warmup=True)
+
+    launch = triton.JITFunction.__getitem__
+    with ThreadPoolExecutor(os.cpu_count()) as threads, triton.AsyncCompileMode(threads):
+        triton.JITFunction.__getitem__ = compile_for
+        try:
+            yield
+        finally:
+            triton.JITFunction.__getitem__ = launch
+
+
 @triton.jit
 def wait_for_previous():
     """Wait until all that earlier kernels wrote can be read, then let the next kernel start.
@@ -100,9 +122,3 @@ def num_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 4
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@functools.cache
-def device_name(device: torch.device) -> str:
-    """A GPU's name, by which tiles are chosen."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -138,7 +138,7 @@ def flash_decode(
         key_cache.stride(0), key_cache.stride(1), key_cache.stride(2),
         block_table.stride(0),
         output.stride(0), output.stride(1),
-        NUM_SEQS_PAD=next_power_of_2(num_seqs),
+        NUM_SEQS_PAD=max(16, next_power_of_2(num_seqs)),  # a kernel less for each small number
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_q_heads // num_kv_heads,
         GROUP_POW2=workspace.partial_output.shape[1],

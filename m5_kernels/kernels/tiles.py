@@ -1,17 +1,42 @@
-"""Tile choices, by GPU: what `python -m m5_kernels.tools.tune` found fastest, and a safe default.
+"""Tile choices: what `python -m m5_kernels.tools.tune` found fastest, cut down to what a GPU has.
 
 A tile trades bytes in flight (large tiles, many stages) against shared memory and registers
-(small tiles, several programs on a multiprocessor). Nothing else depends on these numbers:
-any row of the table gives the same results up to rounding.
+(small tiles, several programs on a multiprocessor). The table is of an H200, which gets its rows as
+they are. A GPU with less shared memory gets the nearest that fits by its own figures; how fast that
+is has not been tried. Nothing else depends on these numbers: any tile gives the same results up to
+rounding.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
 
-from .backend import device_name
+
+class GPU(NamedTuple):
+    """What limits a tile. On AMD's GPUs shared memory is called LDS, a warp a wavefront."""
+
+    shared_bytes: int
+    """Shared memory that one program may have."""
+    shared_bytes_per_sm: int
+    """Of a multiprocessor, for all programs on it."""
+    num_registers: int
+    """32-bit registers of a multiprocessor."""
+    warp_size: int
+
+    @classmethod
+    def of(cls, device: torch.device) -> GPU:
+        """The figures of a CUDA or ROCm device."""
+        found = torch.cuda.get_device_properties(device)
+        shared = found.shared_memory_per_block
+        return cls(
+            max(shared, getattr(found, "shared_memory_per_block_optin", 0)),
+            max(shared, getattr(found, "shared_memory_per_multiprocessor", 0)),
+            found.regs_per_multiprocessor,
+            found.warp_size,
+        )
 
 
 class DecodeTile(NamedTuple):
@@ -52,25 +77,76 @@ H200_PREFILL = {
     (2, 128): PrefillTile(128, 128, 8, 2),
     (2, 256): PrefillTile(128, 64, 8, 2),
 }
+SCRATCH_BYTES = 2048
+"""Of shared memory: what reductions over a tile need beside it, at most."""
+MAX_REGISTERS = 192
+"""Of a thread for scores and sums; it has 255, and needs others for addresses and operands."""
 
 
+@functools.cache
 def decode_tile(head_dim_pad: int, dtype: torch.dtype, device: torch.device) -> DecodeTile:
     """The Flash-Decoding tile for a padded head_dim, a cache dtype and a GPU."""
-    element_size = dtype.itemsize
-    if "H200" in device_name(device) and (element_size, head_dim_pad) in H200_DECODE:
-        return H200_DECODE[element_size, head_dim_pad]
-    # Two stages of K and V within 64 KiB, which every GPU that Triton supports has.
-    tokens = 64 * 1024 // (2 * 2 * head_dim_pad * element_size)
-    return DecodeTile(max(16, min(64, tokens)), 4, 2, 2)
+    # Two stages of K and V within 64 KiB, where nothing was tuned and under the interpreter.
+    tokens = max(16, min(64, 64 * 1024 // (2 * 2 * head_dim_pad * dtype.itemsize)))
+    tile = DecodeTile(tokens, 4, 2, 2)
+    if device.type != "cuda":
+        return tile
+    tile = H200_DECODE.get((dtype.itemsize, head_dim_pad), tile)
+    return fit_decode(tile, 2 * head_dim_pad * dtype.itemsize, GPU.of(device))
 
 
+@functools.cache
 def prefill_tile(head_dim_pad: int, dtype: torch.dtype, device: torch.device) -> PrefillTile:
     """The prefill tile for a padded head_dim, a cache dtype and a GPU."""
-    element_size = dtype.itemsize
-    if "H200" in device_name(device) and (element_size, head_dim_pad) in H200_PREFILL:
-        return H200_PREFILL[element_size, head_dim_pad]
-    tokens = 64 * 1024 // (2 * 2 * head_dim_pad * element_size)
-    return PrefillTile(64 if head_dim_pad <= 128 else 32, max(16, min(64, tokens)), 4, 2)
+    tokens = max(16, min(64, 64 * 1024 // (2 * 2 * head_dim_pad * dtype.itemsize)))
+    tile = PrefillTile(64 if head_dim_pad <= 128 else 32, tokens, 4, 2)
+    if device.type != "cuda":
+        return tile
+    tile = H200_PREFILL.get((dtype.itemsize, head_dim_pad), tile)
+    return fit_prefill(tile, head_dim_pad, dtype.itemsize, GPU.of(device))
+
+
+def fit_decode(tile: DecodeTile, token_bytes: int, gpu: GPU) -> DecodeTile:
+    """A tile that fits: fewer stages, then fewer tokens, then fewer programs side by side.
+
+    Args:
+        token_bytes: of one token's key and value in one KV head.
+    """
+
+    def shared_bytes(tile: DecodeTile) -> int:
+        return tile.num_stages * tile.tokens * token_bytes + SCRATCH_BYTES
+
+    while shared_bytes(tile) > gpu.shared_bytes and tile.num_stages > 2:
+        tile = tile._replace(num_stages=tile.num_stages - 1)
+    while shared_bytes(tile) > gpu.shared_bytes and tile.tokens > 16:
+        tile = tile._replace(tokens=tile.tokens // 2)
+    if shared_bytes(tile) > gpu.shared_bytes:  # the smallest, of the widest heads in fp32
+        tile = tile._replace(num_stages=1)
+    # The tile that is computed is in registers: between two uses a stage less is in memory.
+    resident = max(1, tile.num_stages - 1) * tile.tokens * token_bytes + SCRATCH_BYTES
+    num_programs = max(1, min(tile.programs_per_sm, gpu.shared_bytes_per_sm // resident))
+    return tile._replace(programs_per_sm=num_programs)
+
+
+def fit_prefill(tile: PrefillTile, head_dim_pad: int, element_size: int, gpu: GPU) -> PrefillTile:
+    """A tile that fits: fewer stages, then fewer KV tokens, then fewer query rows."""
+
+    def is_too_large(tile: PrefillTile) -> bool:
+        num_vectors = tile.rows + 2 * tile.num_stages * tile.tokens
+        shared_bytes = num_vectors * head_dim_pad * element_size + SCRATCH_BYTES
+        num_sums = tile.rows * (head_dim_pad + tile.tokens)  # fp32: the output's and the scores
+        num_registers = min(gpu.num_registers, MAX_REGISTERS * tile.num_warps * gpu.warp_size)
+        return shared_bytes > gpu.shared_bytes or num_sums > num_registers
+
+    while is_too_large(tile) and tile.num_stages > 2:
+        tile = tile._replace(num_stages=tile.num_stages - 1)
+    while is_too_large(tile) and tile.tokens > 32:
+        tile = tile._replace(tokens=tile.tokens // 2)
+    while is_too_large(tile) and tile.rows > 16:
+        tile = tile._replace(rows=tile.rows // 2, num_warps=min(tile.num_warps, 4))
+    while is_too_large(tile) and tile.tokens > 16:
+        tile = tile._replace(tokens=tile.tokens // 2)
+    return tile._replace(num_stages=1) if is_too_large(tile) else tile
 
 
 def linear_tile() -> LinearTile:

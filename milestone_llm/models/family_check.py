@@ -1,8 +1,9 @@
 """One type of model, tried in each milestone: for `families`.
 
 A tiny model with random weights is built of each type. An engine must give the tokens of Hugging
-Face's `generate`, or refuse the model when it is built. There is no third outcome but "not built":
-a type that cannot be made small.
+Face's `generate`, or refuse the model when it is built. Where `generate` gives others without a KV
+cache, nobody knows what is right, and it must refuse. There is no third outcome but "not built": a
+type that cannot be made small.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import importlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +32,12 @@ PROMPT_LENGTHS = (3, 21, 9)  # one of them longer than every window
 
 VOCAB_SIZE = 199
 _NUM_LAYERS = 4
+
+WINDOWS = (
+    *("sliding_window", "window_size", "attention_window_size", "sliding_window_size"),
+    "local_attention",
+)
+"""Config fields of how many tokens a layer attends to."""
 
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -61,8 +69,8 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("attention_head_size", "attention_head_dim", "v_head_dim"), 16),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"), 128),
     **dict.fromkeys(("context_length", "max_target_positions", "max_source_positions"), 128),
-    **dict.fromkeys(("sliding_window", "window_size", "attention_window_size"), 8),
-    **dict.fromkeys(("attention_chunk_size", "sliding_window_size", "local_attention"), 8),
+    "attention_chunk_size": 8,
+    **dict.fromkeys(WINDOWS, 8),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
     **dict.fromkeys(("moe_num_experts", "zero_expert_num"), 4),
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k"), 2),
@@ -113,6 +121,14 @@ SPECIAL: dict[str, dict[str, Any]] = {
 }
 """What a family needs besides."""
 
+VARIANTS: dict[str, dict[str, Any]] = {
+    "float64": {"dtype": torch.float64},
+    "eager": {"attention": "eager"},
+    "float64 and eager": {"dtype": torch.float64, "attention": "eager"},
+    **{f"a window of {window}": {"window": window} for window in (0, 1, 2, 7)},
+}
+"""Arguments of `try_family`: what else a family may be like."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -127,15 +143,23 @@ def family_names() -> list[str]:
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def build_small_model(name: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+def build_small_model(
+    name: str, seed: int = 0, window: int | None = None, **overrides: Any
+) -> PreTrainedModel:
     """A model of a type with random float32 weights, and few of them.
 
+    Args:
+        window: of its layers with a sliding window; 8 if not given.
+
     Raises:
-        ValueError: it cannot be built, or not small.
+        ValueError: it cannot be built, or not small, or has no window.
     """
     try:
         config_class = CONFIG_MAPPING[name]
-        config = config_class(**{**_small_fields(config_class), **overrides})
+        fields = _small_fields(config_class)
+        if window is not None and not _set_windows(fields, window):
+            raise ValueError("no sliding window")
+        config = config_class(**{**fields, **overrides})
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
             num_parameters = sum(weight.numel() for weight in model.parameters())
@@ -177,6 +201,14 @@ def _small_fields(config_class: Any) -> dict[str, Any]:
     return {**fields, **SPECIAL.get(config_class.model_type, {})}
 
 
+def _set_windows(fields: dict[str, Any], window: int) -> bool:
+    """Give a config and its parts this window; False if they have none."""
+    own = [name for name in WINDOWS if name in fields]
+    fields.update(dict.fromkeys(own, window))
+    parts = [each for each in fields.values() if isinstance(each, dict)]
+    return any([bool(own), *(_set_windows(part, window) for part in parts)])
+
+
 def _randomise(model: PreTrainedModel) -> None:
     """Weights large enough that greedy outputs wander; no bias or norm that is not there."""
     for weight in model.parameters():
@@ -186,16 +218,28 @@ def _randomise(model: PreTrainedModel) -> None:
             weight.add_(torch.randn_like(weight) * 0.1)
 
 
-def try_family(name: str, milestones: Sequence[str], **overrides: Any) -> dict[str, Outcome]:
+def try_family(
+    name: str,
+    milestones: Sequence[str],
+    dtype: torch.dtype = torch.float32,
+    attention: str | None = None,
+    **overrides: Any,
+) -> dict[str, Outcome]:
     """Outcomes of a model type, by milestone.
 
     Args:
-        overrides: fields of its config.
+        dtype: of its weights.
+        attention: Hugging Face's name of what computes it, such as "eager".
+        overrides: fields of its config, or `window`.
     """
     try:
         with quiet_transformers(), contextlib.redirect_stdout(io.StringIO()):
-            model = build_small_model(name, **overrides)
+            model = build_small_model(name, **overrides).to(dtype)
+            if attention is not None:
+                model.set_attn_implementation(attention)
             expected = [_generate(model, prompt) for prompt in _prompts()]
+            if not all(map(partial(_is_uncached, model), _prompts(), expected)):
+                expected = []
     except ValueError as error:
         return dict.fromkeys(milestones, Outcome("not built", str(error)))
     except Exception as error:
@@ -220,6 +264,8 @@ def _try_milestone(model: PreTrainedModel, expected: list[list[int]], milestone:
     except Exception as error:
         return Outcome("WRONG", f"was accepted and raised {one_line(error)}")
     got = [output.token_ids for output in outputs]
+    if not expected:
+        return Outcome("WRONG", "was accepted, and `generate` gives other tokens without a cache")
     return Outcome("equal") if got == expected else Outcome("WRONG", f"{got}, not {expected}")
 
 
@@ -239,3 +285,12 @@ def _generate(model: PreTrainedModel, prompt: torch.Tensor) -> list[int]:
         pad_token_id=0,
     )
     return output[0, len(prompt) :].tolist()
+
+
+def _is_uncached(model: PreTrainedModel, prompt: torch.Tensor, tokens: list[int]) -> bool:
+    """Whether these tokens are the likeliest without a KV cache, too, but for rounding."""
+    chosen, whole = torch.tensor(tokens)[:, None], torch.cat([prompt, torch.tensor(tokens)])[None]
+    logits = model(input_ids=whole, attention_mask=torch.ones_like(whole), use_cache=False).logits[
+        0, len(prompt) - 1 : -1
+    ]
+    return bool((logits.gather(1, chosen) > logits.amax(dim=1, keepdim=True) - 1e-3).all())

@@ -26,7 +26,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from .hf_model import attention_function
+from .hf_model import with_attention
 from .kv_shape import KVShape
 
 NAME = "probed_attention"
@@ -85,6 +85,7 @@ def run_flat(model: PreTrainedModel, prompts: list[torch.Tensor]) -> list[torch.
     Raises:
         UnsupportedError: the model does not do with attention what M2 to M5 rely on.
     """
+    model = with_attention(model, NAME)
     _check_masks(model, prompts[0])
     order = torch.randperm(sum(map(len, prompts)), generator=torch.Generator().manual_seed(1))
     logits, _ = _forward(model, prompts, order)
@@ -100,14 +101,13 @@ def _forward(
     positions = torch.cat([torch.arange(length) for length in lengths.tolist()])[order]
     positions = positions.to(model.device)
     probe = Probe(owners, positions, _kv_shape(model))
-    with attention_function(model, NAME):
-        output = model(
-            input_ids=torch.cat(prompts)[order][None].to(model.device),
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=order.argsort().to(model.device),
-            attention_metadata=probe,
-        )
+    output = model(
+        input_ids=torch.cat(prompts)[order][None].to(model.device),
+        position_ids=positions[None],
+        use_cache=False,
+        logits_to_keep=order.argsort().to(model.device),
+        attention_metadata=probe,
+    )
     _check_calls(probe)
     return output.logits[0], probe
 

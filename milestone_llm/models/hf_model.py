@@ -1,24 +1,28 @@
-"""Running a Hugging Face model with another attention function."""
+"""A Hugging Face model with another attention function."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import copy
 
-from transformers import PreTrainedModel
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
 
 
-@contextlib.contextmanager
-def attention_function(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Let a model call the attention function registered under `name`, for a while.
+def with_attention(model: PreTrainedModel, name: str) -> PreTrainedModel:
+    """A model of the same weights whose layers call the attention function registered as `name`.
 
-    Before and after, the model is Hugging Face's own again: `model.generate` works on it, and
-    engines of several milestones can share it.
+    That name stands in the config, so the config is copied, and with it the modules that may read
+    it. Leaves that hold no config (`nn.Linear`), weights and hooks are shared. The model itself is
+    not changed: its `generate` works at any moment, and engines of several milestones can share it.
     """
-    config = model.config.get_text_config()
-    before = config._attn_implementation
-    config._attn_implementation = name
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
+    shared: dict[int, object] = {}
+    for module in model.modules():
+        fields = vars(module)
+        is_leaf = not module._modules
+        if is_leaf and not any(isinstance(value, PretrainedConfig) for value in fields.values()):
+            shared[id(module)] = module
+        for field in vars(torch.nn.Module()).keys() - {"_modules"}:  # parameters, buffers, hooks
+            shared[id(fields[field])] = fields[field]
+    twin = copy.deepcopy(model, shared)
+    twin.config.get_text_config()._attn_implementation = name
+    return twin

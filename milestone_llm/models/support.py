@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from milestone_llm.core.errors import InputError
@@ -131,6 +132,24 @@ def _check_config(model: PreTrainedModel) -> None:
     for layer in DynamicCache(config=config).layers:  # a dummy uses what another layer keeps
         if type(layer).__name__ not in _KV_LAYERS:
             raise UnsupportedError(f"other state than keys and values ({type(layer).__name__})")
+        _check_window(layer)
+
+
+def _check_window(layer: CacheLayerMixin) -> None:
+    """Raise `UnsupportedError` if a layer of Hugging Face's cache does not keep to its window.
+
+    One of a window of 1 drops `keys[-1 + 1 :]`, all of them where it should keep none.
+    """
+    window = getattr(layer, "sliding_window", None)
+    if window is None:
+        return
+    for num_tokens in _NUM_TOKENS:
+        keys, _ = layer.update(*[torch.zeros(1, 1, num_tokens, 1)] * 2)
+    if keys.shape[2] != min(window - 1, _NUM_TOKENS[0]) + _NUM_TOKENS[1]:
+        raise UnsupportedError(
+            f"a sliding window of {window}, which Hugging Face's KV cache does not keep to: "
+            "`generate` gives other tokens than the model without a cache"
+        )
 
 
 def _prompts(model: PreTrainedModel) -> list[torch.Tensor]:
@@ -156,6 +175,8 @@ def _alone(model: PreTrainedModel, prompt: torch.Tensor) -> torch.Tensor:
     wanted = (1, len(prompt), model.config.get_text_config(decoder=True).vocab_size)
     if tuple(logits.shape) != wanted:
         raise UnsupportedError(f"logits of shape {list(logits.shape)}, not {list(wanted)}")
+    if logits.isnan().all():
+        raise UnsupportedError(f"only NaN for logits: its weights are {logits.dtype}")
     return logits[0]
 
 
@@ -163,10 +184,15 @@ def _check_equal(logits: torch.Tensor, expected: torch.Tensor, where: str) -> No
     """Raise `UnsupportedError` if logits `[num_tokens, vocab_size]` are not the expected ones."""
     if logits.shape != expected.shape:
         raise UnsupportedError(f"no logits for the tokens asked for by `logits_to_keep` {where}")
-    tolerance = _TOLERANCE.get(expected.dtype, 0.2)
+    dtype, tolerance = expected.dtype, _TOLERANCE.get(expected.dtype, 0.2)
     expected, logits = expected.double(), logits.double()
-    # Entries that a model masks out, with -inf or the like, say nothing. Neither does a NaN.
-    ordinary = (expected.abs() < 1e30) & (logits.abs() < 1e30)
+    # Entries that a model masks out, with -inf or the like, say nothing. Neither does its own NaN.
+    ordinary = expected.abs() < 1e30
+    if not (logits.where(ordinary, 0.0).abs() < 1e30).all():
+        raise UnsupportedError(
+            f"logits that are no numbers {where}, and alone they are: its weights are {dtype}, "
+            "another dtype may do"
+        )
     difference = ((logits - expected).where(ordinary, 0.0)).norm(dim=-1)
     error = difference / expected.where(ordinary, 0.0).norm(dim=-1).clamp(min=1e-30)
     if error.median() > tolerance:

@@ -7,12 +7,12 @@ met every case. They speak no language: there is no tokenizer, prompts are token
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from typing import TYPE_CHECKING, Any
 
 from milestone_llm.core.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 VOCAB_SIZE = 199  # odd and prime: an engine that assumes a multiple of 8 fails here, not later
 BOS_TOKEN_ID, EOS_TOKEN_ID, PAD_TOKEN_ID = 1, 2, 0
@@ -72,6 +72,9 @@ def build_tiny_model(family: str, seed: int = 0, **config_overrides: Any) -> Pre
     fields = {"initializer_range": _INIT_STD, **TINY_FAMILIES[family], **config_overrides}
     if family == "opt":
         fields.setdefault("init_std", fields.pop("initializer_range"))
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     config = AutoConfig.for_model(_MODEL_TYPES.get(family, family), **fields)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # Not torch.manual_seed: that would seed the generators of all GPUs, too.

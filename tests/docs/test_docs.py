@@ -61,7 +61,7 @@ def test_the_program_of_the_readme_runs(capsys):
     exec(compile(program, "README.md", "exec"), {})
     printed = capsys.readouterr().out
     assert "Paris" in printed
-    assert "sky 20 length" in printed
+    assert "bees 20 length" in printed
 
 
 PAGE = """# A page

@@ -49,6 +49,14 @@ def test_a_measurement_that_needs_a_gpu_says_so_without_one():
         program("compute_pinned")
 
 
+def test_the_first_kernel_says_what_to_set_where_there_is_no_gpu(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(SystemExit, match="TRITON_INTERPRET=1"):
+        program("compute_vector_add")
+
+
 COMMAND = re.compile(r"`(?:[A-Z_]+=\S+ )*python -m ([\w.]+)[^`]*`")
 
 
@@ -71,3 +79,16 @@ def test_what_the_table_of_names_calls_ours_is_called_so_in_the_code():
         names = re.findall(r"`([A-Za-z_][\w.]*)`", row.split("|")[1])
         unknown = [name for name in names if not words.issuperset(name.split("."))]
         assert not unknown, f"no code has {', '.join(unknown)}"
+
+
+def test_what_is_said_of_others_names_the_commit_or_the_release_that_was_read():
+    texts = [
+        (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/questions.md")
+    ]
+    read = texts[0][texts[0].index("What we read:") :].partition("\n\n")[0]
+    projects = re.findall(r"\]\(https://github\.com/([^)]*)\)([^[]*)", read)
+    assert len(projects) == 4
+    for project, words in projects:
+        assert re.search(r"\b[0-9a-f]{7}\b|\b\d+\.\d+\.\d+\b", words), project
+    commits = {re.search(r"main\s+branch at ([0-9a-f]{7})", text)[1] for text in texts}
+    assert len(commits) == 1, "both pages speak of the same nano-vllm"

@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 
 from milestone_llm.models.families import MILESTONES, main
-from milestone_llm.models.family_check import Outcome, build_small_model, family_names, try_family
+from milestone_llm.models.family_check import (
+    VARIANTS,
+    Outcome,
+    build_small_model,
+    family_names,
+    try_family,
+)
 
 IS_STORM = bool(os.environ.get("STORM"))
 FIRST_AND_SECOND = ("m1_single", "m2_batching")
@@ -97,6 +103,31 @@ def test_encoders_are_refused(name: str, milestone: str) -> None:
     assert "logits" in found.detail or "masks" in found.detail
 
 
+EAGER_ALONE = ["bloom", "gemma2", "mpt", "granite_swa"]
+
+
+@pytest.mark.parametrize("name", [*EAGER_ALONE, "llama", "prophetnet"])
+def test_padding_that_becomes_nan_is_refused_by_m1(name: str) -> None:
+    """A mask of the lowest float64 is -inf in a softmax in float32: all masked, a row is NaN."""
+    skip_unless_known(name)
+    found = outcome(name, "m1_single", **VARIANTS["float64 and eager"])
+    assert found.kind == "refused"
+    assert "no numbers in a padded batch" in found.detail or "only NaN" in found.detail
+    assert "torch.float64" in found.detail
+
+
+@pytest.mark.parametrize("milestone", FIRST_AND_SECOND)
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "phi3", "mixtral"])
+def test_a_window_of_one_is_refused_by_name_and_one_of_two_served(
+    name: str, milestone: str
+) -> None:
+    skip_unless_known(name)
+    found = outcome(name, milestone, **VARIANTS["a window of 1"])
+    assert found.kind == "equal" or "a sliding window of 1, which" in found.detail
+    for variant in ("a window of 2", "a window of 7"):
+        assert outcome(name, milestone, **VARIANTS[variant]).kind == "equal"
+
+
 def test_a_window_that_only_the_mask_knows_is_refused() -> None:
     windowed = {
         "use_sliding_window": True,
@@ -139,4 +170,12 @@ def test_the_command_prints_a_table_and_counts(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("name", family_names())
 def test_every_family_is_equal_or_refused(name: str) -> None:
     for milestone, found in try_family(name, MILESTONES).items():
+        assert found.kind in ("equal", "refused", "not built"), f"{milestone}: {found}"
+
+
+@pytest.mark.skipif(not IS_STORM, reason="all families take minutes: STORM=1")
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", family_names())
+def test_every_variant_of_a_family_is_equal_or_refused(name: str, variant: str) -> None:
+    for milestone, found in try_family(name, FIRST_AND_SECOND, **VARIANTS[variant]).items():
         assert found.kind in ("equal", "refused", "not built"), f"{milestone}: {found}"

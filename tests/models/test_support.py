@@ -114,6 +114,9 @@ class WindowlessConfig:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._config, name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WindowlessConfig, (self._config,)
+
 
 def test_a_window_of_thousands_is_read_off_the_mask() -> None:
     """The layer is not told of its window, and no prompt that is tried is as long."""

@@ -1,0 +1,77 @@
+"""Every record of a measurement says how it was made, and so does every program that writes one."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import m1_single.bench
+from milestone_llm.lab.bench.record import FIELDS, made_by
+
+ROOT = Path(__file__).parents[2]
+RECORDS = sorted((ROOT / "docs" / "measurements").iterdir())
+sys.path.insert(0, str(ROOT / "docs"))
+from docs_commands import check_exists  # noqa: E402
+from measured import measured, parts  # noqa: E402
+
+sys.path.pop(0)
+
+
+def fields_of(record: Path) -> list[tuple[str, str]]:
+    """Names and values, one after the other; a record of several commands names each."""
+    text = record.read_text(encoding="utf-8")
+    return list(json.loads(text).items()) if record.suffix == ".json" else parts(text)[0]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.name)
+def test_a_record_says_how_when_where_and_of_what_code(record):
+    fields = fields_of(record)
+    named = {name: value for name, value in fields if name in FIELDS}
+    assert tuple(named) == FIELDS
+    assert all(isinstance(value, str) and value for value in named.values())
+    for name, value in fields:
+        if name == "command":
+            check_exists(shlex.split(value), ROOT)
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", named["date"])
+    assert "CPU" in named["machine"]
+    assert not re.search(r"(^|[\s'\"=])/", " ".join(named.values())), "a path of one machine"
+
+
+def test_what_is_not_known_is_called_so(monkeypatch):
+    def no_git(*words, **options):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(subprocess, "check_output", no_git)
+    fields = made_by(["python", "-m", "x", "--json", "/somewhere/of/mine/x.json"])
+    assert tuple(fields) == FIELDS
+    assert fields["commit"] == "unknown"
+    assert fields["command"] == "python -m x --json x.json"
+
+
+def test_a_bench_writes_them_in_both_forms(tmp_path, capsys):
+    paths = [tmp_path / "x.json", tmp_path / "x.md"]
+    small = ["--model", "tiny-llama", "--num-requests", "2", "--output-len", "2", "2"]
+    words = [*small, "--json", str(paths[0]), "--markdown", str(paths[1])]
+    assert m1_single.bench.main(words) == 0
+    for path in paths:
+        fields = dict(fields_of(path))
+        assert set(FIELDS) <= set(fields)
+        assert fields["command"].startswith("python -m m1_single.bench --model tiny-llama")
+
+
+def test_what_a_program_prints_becomes_a_record(tmp_path):
+    record = tmp_path / "x.md"
+    command = ["python", "-m", "docs.questions.m3_kv_arithmetic"]
+    subprocess.run([sys.executable, "docs/record.py", record, *command], cwd=ROOT, check=True)
+    fields, text = parts(record.read_text(encoding="utf-8"))
+    assert tuple(dict(fields)) == FIELDS
+    assert text.strip().startswith(f"```console\n$ {' '.join(command)}\n")
+
+
+def test_a_page_shows_a_record_without_its_head():
+    shown = measured(ROOT / "docs/measurements/m5_split.md", "python -m x")
+    assert shown.startswith("\nOn one NVIDIA H200")

@@ -1,0 +1,137 @@
+"""The user's model while engines serve it: it stays Hugging Face's own, whenever one looks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from engine_helpers import (
+    PACKAGES,
+    greedy,
+    hf_generate,
+    make_engine,
+    random_prompts,
+)
+from milestone_llm.models.hf_model import with_attention
+from milestone_llm.models.tiny_models import build_tiny_model
+
+ROOT = Path(__file__).parents[2]
+PROMPTS = random_prompts([9, 5])
+STRIDE = 1 if os.environ.get("STORM") else 3
+"""Every how manieth line is interrupted."""
+RUNNERS = ("runner.py", "hf_model.py", "flat_probe.py", "support.py")
+
+
+def own_tokens(model: Any) -> list[int]:
+    """What `generate` makes of a prompt, past EOS."""
+    return hf_generate(model, PROMPTS[0], 3, eos_token_id=model.config.vocab_size)
+
+
+class AtEveryLine:
+    """Calls `look` before each line of ours that runs; raises Ctrl-C before one if told to.
+
+    Args:
+        files: names of those that count.
+        interrupt_at: number of the line, from 1; 0: never.
+    """
+
+    def __init__(self, look: Any, files: tuple[str, ...], interrupt_at: int = 0) -> None:
+        self.look, self.files, self.interrupt_at = look, files, interrupt_at
+        self.num_lines = 0
+
+    def __enter__(self) -> AtEveryLine:
+        self.before = sys.gettrace()
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(self.before)
+
+    def _call(self, frame: FrameType, event: str, argument: object) -> Any:
+        path = Path(frame.f_code.co_filename)
+        is_ours = path.is_relative_to(ROOT) and not {"tests", ".venv"} & set(path.parts)
+        return self._line if is_ours and path.name in self.files else None
+
+    def _line(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event == "line":
+            self.num_lines += 1
+            self.look()
+            if self.num_lines == self.interrupt_at:
+                sys.settrace(self.before)
+                raise KeyboardInterrupt
+        return self._line
+
+
+@pytest.mark.parametrize("package", PACKAGES[:4], ids=lambda package: package.__name__)
+def test_the_model_is_hugging_faces_own_at_every_line_of_a_try_and_of_a_step(package):
+    model = build_tiny_model("mistral").double()
+    own = model.config._attn_implementation
+    seen = set()
+
+    def look() -> None:
+        seen.add(model.config._attn_implementation)
+
+    with AtEveryLine(look, (*RUNNERS, "attention.py")) as watching:
+        engine = make_engine(package, model, max_num_seqs=2, max_model_len=32)
+        engine.generate(PROMPTS, greedy(2))
+    assert watching.num_lines > 100
+    assert seen == {own}
+
+
+@pytest.mark.parametrize("package", PACKAGES[1:3], ids=lambda package: package.__name__)
+def test_ctrl_c_at_any_line_leaves_the_model_as_it_was(package):
+    model = build_tiny_model("llama", num_hidden_layers=1).double()
+    engine = make_engine(package, model, max_num_seqs=2, max_model_len=32)
+    own = own_tokens(model)
+
+    def work() -> list[int]:
+        return engine.generate(PROMPTS[0], greedy(1))[0].token_ids
+
+    expected = work()
+    with AtEveryLine(lambda: None, RUNNERS) as counting:
+        work()
+    for at in range(1, counting.num_lines + 1, STRIDE):
+        with contextlib.suppress(KeyboardInterrupt), AtEveryLine(lambda: None, RUNNERS, at):
+            work()
+        assert own_tokens(model) == own, at
+    assert work() == expected
+    make_engine(package, model, max_num_seqs=2, max_model_len=32)
+
+
+def test_generate_works_in_the_middle_of_a_step_and_so_does_another_engine():
+    model = build_tiny_model("llama").double()
+    engines = [make_engine(package, model, max_model_len=64) for package in PACKAGES[1:3]]
+    expected = [output.token_ids for output in engines[0].generate(PROMPTS, greedy(4))]
+    own, found = own_tokens(model), []
+
+    def in_the_middle(*_: Any) -> None:
+        hook.remove()
+        found.append(own_tokens(model))
+        found.extend(output.token_ids for output in engines[1].generate(PROMPTS, greedy(4)))
+
+    hook = model.model.layers[1].self_attn.v_proj.register_forward_hook(in_the_middle)
+    outputs = engines[0].generate(PROMPTS, greedy(4))
+    assert found == [own, *expected]
+    assert [output.token_ids for output in outputs] == expected
+
+
+def test_weights_hooks_and_leaves_are_shared():
+    model = build_tiny_model("gemma3")
+    twin = with_attention(model, "region_attention")
+    assert {id(tensor) for tensor in model.state_dict(keep_vars=True).values()} == {
+        id(tensor) for tensor in twin.state_dict(keep_vars=True).values()
+    }
+    assert {id(buffer) for buffer in model.buffers()} == {id(buffer) for buffer in twin.buffers()}
+    assert twin.lm_head is model.lm_head
+    calls = []
+    model.model.layers[0].mlp.register_forward_hook(lambda *_: calls.append(1))
+    twin.model.layers[0].mlp(torch.zeros(1, 1, 64))
+    assert calls == [1]
+    assert twin.model.layers[0].self_attn.config is twin.config is not model.config
