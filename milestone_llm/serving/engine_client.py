@@ -53,6 +53,8 @@ class EngineRequest:
     prompt_token_ids: list[int]
     params: SamplingParams
     priority: int = 0
+    is_streamed: bool = True
+    """Whether the client is told each token. If not, another replica may begin anew."""
     arrival_time: float = field(default_factory=time.perf_counter)
     """When the client asked, in seconds of `time.perf_counter()`: all processes of a machine have
     the same."""

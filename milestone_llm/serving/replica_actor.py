@@ -72,7 +72,8 @@ class Replica:
     async def generate(
         self, request: EngineRequest, age: float, routing: Routing
     ) -> AsyncIterator[EngineCoreOutputs]:
-        """What comes of a request.
+        """What comes of a request. If nobody sees its tokens, or looks for stop strings in them,
+        before it has ended: all at once, so that nothing is lost with a replica.
 
         Args:
             age: seconds since the client asked: machines do not share a clock.
@@ -83,17 +84,19 @@ class Replica:
         queue = asyncio.Queue[EngineCoreOutputs]()
         unfinished = {each.request_id for each in request.as_known_here().completions}
         mine = dict.fromkeys(unfinished, queue)
+        is_whole = not (request.is_streamed or request.params.stop)
         self._queues |= mine
         self._loop.add_requests([request])
         try:
+            outputs = EngineCoreOutputs()
             while unfinished:
-                outputs = await queue.get()
-                while not queue.empty():  # Ray is late
-                    outputs.extend(queue.get_nowait())
+                outputs.extend(await queue.get())
                 unfinished -= {each.request_id for each in outputs.others if each.finish_reason}
                 if outputs.refusals:
                     unfinished.clear()
-                yield outputs
+                if not unfinished or (queue.empty() and not is_whole):  # else Ray is late
+                    yield outputs
+                    outputs = EngineCoreOutputs()
         finally:
             for completion_id in mine:
                 del self._queues[completion_id]

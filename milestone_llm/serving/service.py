@@ -171,9 +171,10 @@ class Service:
             ApiError: one of them is not for this model.
         """
         names = [request_id] + [f"{request_id}-{index}" for index in range(1, len(prompts))]
-        info, priority = self.engine.client.info, body.priority or 0
+        info = self.engine.client.info
+        priority, is_stream = body.priority or 0, bool(body.stream)
         requests = [
-            EngineRequest(name, prompt, each, priority, arrival_time)
+            EngineRequest(name, prompt, each, priority, is_stream, arrival_time)
             for name, prompt, each in zip(names, prompts, params, strict=True)
         ]
         try:
@@ -183,7 +184,7 @@ class Service:
                 check_params(each.params, info.vocab_size, info.tokenizer, info.eos_token_ids)
         except InputError as error:
             raise ApiError(400, str(error)) from None
-        request.start(requests, bool(body.stream), body.deadline)
+        request.start(requests, is_stream, body.deadline)
 
     def bodies(
         self,

@@ -294,3 +294,15 @@ def test_nothing_changes_after_a_stop() -> None:
     detokenizer.flush()
     detokenizer.flush()
     assert detokenizer.text == "a"
+
+
+def test_a_tokenizer_with_a_decode_of_its_own_keeps_it():
+    class Shouting(PreTrainedTokenizerFast):
+        def decode(self, token_ids, **options):
+            return super().decode(token_ids, **options).upper()
+
+    tokenizer = Shouting(tokenizer_object=word_tokenizer().backend_tokenizer)
+    detokenizer = Detokenizer(tokenizer, [])
+    for token_id in (3, 4):
+        detokenizer.append(token_id, look_for_stop=True)
+    assert detokenizer.text == decode_whole(tokenizer, [3, 4]) == "W3 W4"
