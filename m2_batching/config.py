@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from milestone_llm.core.errors import InputError
@@ -14,11 +15,19 @@ class EngineConfig(base.EngineConfig):
 
     policy: str = "fcfs"
     """"fcfs": first come, first served. "priority": by (priority, arrival), lower is sooner."""
+    aging_seconds: float | None = None
+    """With "priority": whoever waits so long counts as more urgent by 1, and so on, so that nobody
+    starves. None: nobody ages."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.policy not in ("fcfs", "priority"):
             raise InputError(f'policy must be "fcfs" or "priority", got {self.policy!r}')
+        if self.aging_seconds is not None:
+            if not 0 < self.aging_seconds < math.inf:
+                raise InputError(f"aging_seconds must be above 0, got {self.aging_seconds}")
+            if self.policy != "priority":
+                raise InputError('aging_seconds is for policy="priority": under "fcfs" nobody ages')
         self.check_step_budget()
 
     def check_step_budget(self) -> None:

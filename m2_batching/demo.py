@@ -1,8 +1,9 @@
-"""Three requests, batched anew at every step: `python -m m2_batching.demo`
+"""Three requests for two rows, batched anew at every step: `python -m m2_batching.demo`
 
-The batch falls from 3 rows to 2 to 1 as requests finish; static batching (M1) serves the same
-requests beside it and pads. To see more:
+r2 waits, and joins r1 in the step after r0 has finished; static batching (M1) serves the same
+requests beside it, and r2 waits there for the whole batch. To see more:
 
+  --max-num-seqs 8                         a row for each: the batch falls from 3 rows to 2 to 1
   --arrivals 0,0,12                        one comes when the others are under way
   --rate 2                                 they come at random, 2 a second on average
   --max-num-seqs 1 --policy priority --priorities 2,0,1
@@ -40,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="N[,N...]",
         help="tokens of a step; several are run one after the other and compared",
     )
-    add_options(parser, "max-model-len")
+    add_options(parser, "max-model-len", max_num_seqs=2)
     add("--no-static", action="store_true", help="leave static batching out")
     add("--profile", action="store_true", help="print the 20 costliest functions")
     return parser
@@ -81,7 +82,7 @@ def demo(args: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit status."""
-    return run_demo(demo, parser().parse_args(arguments), [PICTURE], seconds=30)
+    return run_demo(demo, parser().parse_args(arguments), [PICTURE], seconds=40)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,9 @@ class RegionManager:
         self.regions: dict[str, int] = {}
         """Region of each request that has one."""
 
+    def __repr__(self) -> str:
+        return f"<RegionManager {self.regions}, free {sorted(self.free_regions)}>"
+
     def can_allocate(self) -> bool:
         """Whether a region is free; each holds `max_model_len` tokens, however few are needed."""
         return bool(self.free_regions)

@@ -70,6 +70,9 @@ class BlockManager:
         """Block table of each request that has one: a list that grows with the request."""
         self.num_copies = 0
 
+    def __repr__(self) -> str:
+        return f"<BlockManager {self.block_tables}, {self.pool}>"
+
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens."""
         return -(-num_tokens // self.block_size)

@@ -12,6 +12,9 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.reset()
 
+    def __repr__(self) -> str:
+        return f"<BlockPool: {self.num_used} of {self.num_blocks} blocks used>"
+
     def reset(self) -> None:
         """All blocks are free, lowest first."""
         self.free_blocks = deque(range(self.num_blocks))

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import m2_batching.config
 from milestone_llm.core.errors import InputError
+
+
+Config = TypeVar("Config", bound="EngineConfig")
+
+GPU_MAX_NUM_SEQS = 256
+"""A GPU reads its weights once for all rows, and blocks are taken as they are needed."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,17 @@ class EngineConfig(m2_batching.config.EngineConfig):
     swap_space_tokens: int | None = None
     """Host memory for swapped KV, in tokens; when it is full, recompute. None: as much as
     `kv_cache_tokens`, but at most 4 GiB."""
+
+    def on_device(self: Config, device_type: str, given: Collection[str]) -> Config:
+        """With as many rows as pay there, unless somebody has chosen.
+
+        Args:
+            device_type: of the model, "cpu" or "cuda".
+            given: names of the fields that were chosen.
+        """
+        if device_type != "cuda" or "max_num_seqs" in given:
+            return self
+        return replace(self, max_num_seqs=GPU_MAX_NUM_SEQS)
 
     def __post_init__(self) -> None:
         super().__post_init__()

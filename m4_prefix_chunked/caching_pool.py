@@ -26,6 +26,10 @@ class CachingBlockPool:
         self.num_evictions = 0
         self.reset()
 
+    def __repr__(self) -> str:
+        used = f"{self.num_used} of {self.num_blocks} blocks used"
+        return f"<CachingBlockPool: {used}, {len(self.block_of)} findable>"
+
     def reset(self) -> None:
         """All blocks are free, lowest first, and their content is forgotten."""
         self.free_blocks = OrderedDict.fromkeys(range(self.num_blocks))

@@ -36,6 +36,7 @@ class LLMEngine(BaseEngine):
         config = EngineConfig.from_fields(**fields)
         loaded = load_model(model, tokenizer, dtype=config.dtype, device=config.device)
         check_flat(loaded.model)
+        config = config.on_device(loaded.model.device.type, fields)
 
         def run_once(cache: BlockCache, plan: StepPlan) -> None:
             ModelRunner(loaded.model, cache).launch(plan)

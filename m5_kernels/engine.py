@@ -60,6 +60,7 @@ class LLMEngine(BaseEngine):
         ranks, number = None, 0
         if config.tensor_parallel_size > 1:
             ranks = Ranks.join(config.tensor_parallel_size, config.device)
+            config = config.on_device(ranks.device.type, fields)
             number = ranks.enter(self, model, fields)
 
         # The decoder comes first: KV memory gets what its weights leave.
@@ -69,6 +70,7 @@ class LLMEngine(BaseEngine):
         else:
             loaded = load_model(model, tokenizer, dtype=config.dtype, device=config.device)
             check_flat(loaded.model)
+            config = config.on_device(loaded.model.device.type, fields)
             wanted_len = config.resolve_max_model_len(max_position(loaded.model))
             if is_fusible(loaded.model.config):
                 owns_model = not isinstance(model, PreTrainedModel)

@@ -18,7 +18,7 @@ import torch
 
 from .sampler import Needs
 
-MAX_TOKENS = 2048
+MAX_TOKENS = 3072
 """With more, the kernels take longer than Python needs to launch them: nothing is gained."""
 MAX_CHUNKS = 16
 
@@ -51,7 +51,7 @@ class StepGraphs:
         most = len(step_rows)
         self.decode_rows = [n for n in (1, 2, 4, 8) if n < most] + [*range(16, most, 16), most]
         self.mixed_rows = [n for n in (16, 64, 128, 256, 512) if n < most] + [most]
-        sizes = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, MAX_TOKENS)
+        sizes = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, MAX_TOKENS)
         self.mixed_tokens = [n for n in sizes if n <= max_tokens]
         self.step_rows = step_rows
         self.compute = compute

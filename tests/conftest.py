@@ -1,5 +1,7 @@
 """What all tests share: no network, one thread, the real model loaded once, GPU tests skipped.
 
+Nothing here imports torch, which takes seconds: tests of a scheduler alone can do without.
+
 `make test` runs two processes side by side. A test has what it needs for itself: ports that the
 system chooses, folders of `tmp_path`.
 """
@@ -8,26 +10,24 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections import Counter
+from typing import TYPE_CHECKING
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported, so set before
 os.environ.pop("LLM_TRACE", None)
 
 import pytest
-import torch
 from hypothesis import settings
 
-from milestone_llm.models.checkpoint import DEFAULT_MODEL, LoadedModel, load_model
-from milestone_llm.models.gguf_cache import packaged_gguf
+if TYPE_CHECKING:
+    from milestone_llm.models.checkpoint import LoadedModel
 
 IS_CI = bool(os.environ.get("CI"))
 
 # A shell makes what it runs in the background ignore Ctrl-C, and so does all that this starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# Tiny matrices lose time when spread over threads, and there are several workers.
-torch.set_num_threads(1)
 
 # The same examples in every run; `make storm` draws others, and says how to get them again.
 settings.register_profile("same", deadline=None, derandomize=True, print_blob=True)
@@ -38,12 +38,20 @@ settings.load_profile("storm" if os.environ.get("STORM") else "same")
 @pytest.hookimpl(tryfirst=True)  # before `-m` deselects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip `gpu` tests without CUDA; mark those that ask for the real model `smollm2`."""
-    needs_gpu = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
         if "smollm2" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.smollm2)
-        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-            item.add_marker(needs_gpu)
+        if item.get_closest_marker("gpu"):
+            import torch
+
+            if not torch.cuda.is_available():
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """Tiny matrices lose time when spread over threads, and there are several workers."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -66,6 +74,9 @@ def smollm2() -> LoadedModel:
 
     Skips where the model package is missing, except in CI, where that is a failure.
     """
+    from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model
+    from milestone_llm.models.gguf_cache import packaged_gguf
+
     try:
         packaged_gguf()
     except ValueError as error:

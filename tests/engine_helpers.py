@@ -2,6 +2,8 @@
 
 Models are in float64. Adding up in another order then moves a logit by 1e-15 and not by 1e-6, so
 that no near tie between two tokens makes a test fail once in a thousand runs.
+
+torch and transformers are imported by what needs them: a test of a scheduler does not wait for it.
 """
 
 from __future__ import annotations
@@ -10,12 +12,9 @@ import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import m1_single
 import m2_batching
@@ -27,6 +26,9 @@ from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, build_tiny_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 PACKAGES: list[Any] = [m1_single, m2_batching, m3_paged, m4_prefix_chunked, m5_kernels]
 """Every milestone so far: `every_milestone` tests hold for all of them."""
@@ -78,6 +80,8 @@ def hf_generate(model: Any, prompt: list[int], max_tokens: int, **options: Any) 
 
     The attention mask matters: without it, pad ids inside a prompt are taken for padding.
     """
+    import torch
+
     input_ids = torch.tensor([prompt], device=model.device)
     output = model.generate(
         input_ids,
@@ -99,6 +103,9 @@ def hf_generate_once(model: Any, prompt: tuple[int, ...], max_tokens: int) -> li
 @functools.cache
 def word_tokenizer() -> PreTrainedTokenizerFast:
     """One word a token: "w7 w12" is [7, 12], and decoding gives it back."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     vocabulary = {f"w{token_id}": token_id for token_id in range(VOCAB_SIZE)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

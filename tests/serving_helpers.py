@@ -251,6 +251,7 @@ def serve(
     """
     log.touch()
     arguments = ["--model", str(model), "--port", "0", "--device", "cpu", "--threads", "1"]
+    arguments.append("--disable-log-stats")  # logs are compared, and a busy machine takes seconds
     process = _processes().Process(
         target=_serve,
         args=(milestone, [*arguments, *options], log, step_seconds, write_seconds, debugged),

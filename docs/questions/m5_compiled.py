@@ -197,7 +197,7 @@ def print_step(name: str, engine: Any) -> None:
     """Kernels of the largest decode graph without attention's time, since nobody is in the step."""
     if (graphs := getattr(engine.runner, "graphs", None)) is not None:
         graphs.step_rows.fill_(-1)
-        largest = graphs.buckets[-1]
+        largest = max(bucket for bucket in graphs.buckets if not bucket.num_chunks)
         found = kernel_times(lambda: graphs.replay(largest, Needs()), num_steps=5)
         console.print()
         print_kernels(f"a decode step without contexts, {name}", *found)

@@ -1,4 +1,4 @@
-"""A decode step of M4 on a GPU, and how long the GPU computes in it, there and in M5.
+"""A decode step of M4 on a GPU, and how long the GPU computes in it, there and in the others.
 
 python -m docs.questions.m5_gpu_waits random-qwen3-0.6b
 """
@@ -11,6 +11,7 @@ import time
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from milestone_llm import MILESTONES
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.trace.tracer import Tracer
 
@@ -19,9 +20,10 @@ REQUESTS, PROMPT, STEPS = 4, 500, 20
 
 def measure(milestone: str, model: str) -> None:
     """Print the average of some steps; before, in M4, the trace of one."""
-    engine = importlib.import_module(milestone).LLMEngine(
-        model, max_num_seqs=REQUESTS, max_model_len=1024, kv_cache_tokens=REQUESTS * 1024
-    )
+    package = importlib.import_module(milestone)
+    memory = {"kv_cache_tokens": REQUESTS * 1024}
+    fields = memory if hasattr(package.EngineConfig, "kv_cache_tokens") else {}
+    engine = package.LLMEngine(model, max_num_seqs=REQUESTS, max_model_len=1024, **fields)
     engine.warm_up()
     params = SamplingParams(max_tokens=200, ignore_eos=True)
     for number in range(REQUESTS):
@@ -46,14 +48,14 @@ def measure(milestone: str, model: str) -> None:
         print()
     print(
         f"{milestone}: {step_ms:.1f} ms a step; {len(kernels) / STEPS:,.0f} kernels and copies, "
-        f"{busy_ms:.1f} ms of work for the GPU",
+        f"{busy_ms:.1f} ms of work for the GPU, {busy_ms / step_ms:.0%}",
         flush=True,
     )
 
 
 if not torch.cuda.is_available():
     sys.exit("This measures how long a GPU waits, and torch finds no GPU here.")
-for name in ("m4_prefix_chunked", "m5_kernels"):
+for name in MILESTONES:
     measure(name, *sys.argv[1:])
     gc.collect()
     torch.cuda.empty_cache()

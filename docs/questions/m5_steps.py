@@ -8,8 +8,9 @@ what the GPU does in it - metadata, layers, LM head, sampling, append - replayed
 around it, and rated against reading the weights and the KV once.
 
 With --chunks a prompt comes while the rows decode. Its chunk may have a step of its own, or share
-theirs. A shared step is not a CUDA graph, as chunks have too many sizes, so Python launches every
-kernel; but weights are read once for both, and there is one step less.
+theirs: weights are read once for both then. A shared step is launched kernel by kernel, or replays
+the graph of its bucket, which is padded to as many tokens as the bucket has; beyond the largest
+bucket there is none. "Wait" is what the decode rows get to feel of the prompt.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 
 from m5_kernels import LLMEngine, SamplingParams
 from m5_kernels.sampler import Needs
+from m5_kernels.step_graphs import StepShape
 from m5_kernels.tools.bench_limits import RunLimit
 from m5_kernels.tools.measure import Ceilings
 from milestone_llm.core.errors import InputError
@@ -73,13 +75,20 @@ def measure_steps(args: argparse.Namespace) -> None:
     console.print(f"Decode steps, {args.context_len} tokens a row")
     console.print(table("", headings[: len(rows[0])], rows))
     if args.chunks:
-        beside = {chunk: prompt_ms(engine, chunk) for chunk in args.chunks}
+        buckets = {chunk: bucket_of(engine, num_rows, chunk) for chunk in args.chunks}
+        shared = {chunk: prompt_ms(engine, chunk) for chunk in args.chunks}
         engine.runner.graphs = None
+        launched = {chunk: prompt_ms(engine, chunk) for chunk in args.chunks}
         console.print(
             f"\n{num_rows} requests decode, {args.context_len} tokens each: {decode:.2f} ms a "
-            f"step, without graphs {median_ms(engine):.2f} ms"
+            f"step, launched kernel by kernel {median_ms(engine):.2f} ms"
         )
-        print_prompts(decode, alone, beside)
+        rows = []
+        for chunk in args.chunks:
+            times = (alone[chunk], launched[chunk], shared[chunk], shared[chunk] - decode)
+            rows.append([f"{chunk:,}", buckets[chunk], *(f"{ms:.2f}" for ms in times)])
+        headings = ["prompt, tokens", "bucket", "alone, ms", "shared, launched", "shared", "wait"]
+        console.print(table("", headings, rows))
 
 
 def build_engine(args: argparse.Namespace) -> Any:
@@ -115,14 +124,11 @@ def graph_cells(engine: Any, num_rows: int, context_len: int, ceilings: Ceilings
     return [*cells, f"{best_ms:.3f}", f"{best_ms / graph_ms:.0%}"]
 
 
-def print_prompts(decode: float, alone: dict[int, float], beside: dict[int, float]) -> None:
-    """Prompts by length: milliseconds of a step of their own, and of one shared with decodes."""
-    rows = []
-    for chunk, own in alone.items():
-        times = (own, beside[chunk], beside[chunk] - decode, own + decode - beside[chunk])
-        rows.append([f"{chunk:,}", *(f"{ms:.2f}" for ms in times)])
-    headings = ["prompt, tokens", "a step alone, ms", "a shared step", "decodes wait", "saved"]
-    console.print(table("", headings, rows))
+def bucket_of(engine: Any, num_rows: int, chunk: int) -> str:
+    """Tokens of the graph that a step of these rows and a prompt replays."""
+    shape = StepShape(num_rows + chunk, num_rows + 1, num_rows, 1)
+    bucket = engine.runner.graphs and engine.runner.graphs.bucket_for(shape)
+    return f"{bucket.num_tokens:,}" if bucket else "-"
 
 
 def random_prompt(engine: Any, length: int) -> list[int]:
@@ -160,6 +166,7 @@ def replay_ms(engine: Any, num_rows: int) -> float:
     A replay appends a token to every row on the device, unknown to the host: lengths are set back.
     """
     lengths, graphs = engine.runner.state.rows.num_computed_tokens, engine.runner.graphs
+    bucket = graphs.bucket_for(StepShape(num_rows, num_rows, num_rows, 0))
     before = lengths.clone()
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     times = []
@@ -167,7 +174,7 @@ def replay_ms(engine: Any, num_rows: int) -> float:
         for index in range(2 + NUM_REPLAYS):
             if index == 2:  # from here on the GPU has something to do while Python launches
                 start.record()
-            graphs.replay(num_rows, Needs())
+            graphs.replay(bucket, Needs())
         end.record()
         end.synchronize()
         assert not torch.equal(lengths, before), "the step appended no token"

@@ -20,6 +20,8 @@ def add_arrival_options(parser: argparse.ArgumentParser) -> None:
     either.add_argument("--rate", type=above_0, metavar="R", help=about)
     add = parser.add_argument
     add("--policy", choices=("fcfs", "priority"), default="fcfs", help="who is served first")
+    about = "with --policy priority: a wait of S counts as more urgent by 1 (default: it does not)"
+    add("--aging-seconds", type=above_0, metavar="S", help=about)
     about = "of each request, lower is sooner (default with --policy priority: last comes first)"
     add("--priorities", type=numbers(-(10**9)), metavar="P,...", help=about)
 

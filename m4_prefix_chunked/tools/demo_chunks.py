@@ -51,9 +51,12 @@ def long_arrival(args: argparse.Namespace, loaded: LoadedModel, picture: Path) -
     show.headline(f"The {len(TALKS)} running requests: ms from one token to the next")
     show.table(["policy", "p50", "p99", "max", f"TTFT of {LATE}"], gaps)
     console.print(
-        f"\nThe prompt of {LATE} has {plural(len(late), 'token')}, a step at most "
-        f"{budget}. Chunks in mixed steps spare the others the pause; the long prompt itself "
-        "gets its first token a little later for it."
+        f"\nThe prompt of {LATE} has {plural(len(late), 'token')}, a step at most {budget}. "
+        + " ".join(
+            f"With {policy} the others waited {longest} ms at most, and {LATE} had its first token "
+            f"after {first_token} ms."
+            for policy, *_, longest, first_token in gaps
+        )
     )
     show.summary(runs)
     show.timeline(runs, picture, by="time", label='prefill_policy="{}"')

@@ -34,7 +34,7 @@ class GPU(NamedTuple):
         return cls(
             max(shared, getattr(found, "shared_memory_per_block_optin", 0)),
             max(shared, getattr(found, "shared_memory_per_multiprocessor", 0)),
-            found.regs_per_multiprocessor,
+            getattr(found, "regs_per_multiprocessor", 65536),
             found.warp_size,
         )
 

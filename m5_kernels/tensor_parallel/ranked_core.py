@@ -30,7 +30,7 @@ class NewRequest(NamedTuple):
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     arrival: int
-    priority: int
+    priority: float
     seed: int
     eos_token_ids: frozenset[int]
 

@@ -37,7 +37,7 @@ class Request:
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
     arrival: int = 0
-    priority: int = 0
+    priority: float = 0
     seed: int = 0
     eos_token_ids: frozenset[int] = frozenset()
 
@@ -149,9 +149,7 @@ class Request:
     def restart(self) -> None:
         """After an interruption anywhere: keep the tokens, compute their KV again. `token_ids` is
         the truth; what follows from it may have been interrupted half way."""
-        if self.is_finished:
-            return
-        if self.finish_reason is not None:  # interrupted while it ended
+        if self.finish_reason is not None:  # it has ended, or was interrupted while it did
             self.finish(self.finish_reason)
             return
         del self.logprobs[self.num_output_tokens :]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from .request import Request
 
-Key = tuple[int, int, int]
+Key = tuple[float, int, int]
 
 
 class RequestQueue:
@@ -44,9 +44,7 @@ class RequestQueue:
     def pop(self) -> Request:
         """Take the next request out."""
         request = self.peek()
-        self._head += 1
-        del self._requests[request.request_id]
-        self._compact()
+        self.remove(request)
         return request
 
     def remove(self, request: Request) -> None:
@@ -66,8 +64,7 @@ class RequestQueue:
     def _is_current(self, entry: tuple[Key, Request]) -> bool:
         """Whether the entry's request waits. It may be here twice: removed, then added again."""
         key, request = entry
-        is_waiting = self._requests.get(request.request_id) is request
-        return is_waiting and key == self.key(request)
+        return request in self and key == self.key(request)
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -77,8 +74,8 @@ class RequestQueue:
 
     def __iter__(self) -> Iterator[Request]:
         """All requests in the order in which they would be popped."""
-        seen = set()
-        for entry in self._entries[self._head :]:
-            if self._is_current(entry) and entry[1].request_id not in seen:
-                seen.add(entry[1].request_id)
-                yield entry[1]
+        current = filter(self._is_current, self._entries[self._head :])
+        return iter({request.request_id: request for _, request in current}.values())
+
+    def __repr__(self) -> str:
+        return f"<RequestQueue {[each.request_id for each in self]}>"

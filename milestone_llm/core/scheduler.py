@@ -29,6 +29,10 @@ class BaseScheduler(ABC):
         self.events: list[KVEvent] = []
         """What happened to KV memory since the engine last asked, in order."""
 
+    def __repr__(self) -> str:
+        names = [each.request_id for each in self.running]
+        return f"<{type(self).__module__}: running {names}, waiting {self.waiting}>"
+
     @abstractmethod
     def schedule(self) -> StepPlan:
         """Plan the next step."""
@@ -125,8 +129,7 @@ class BaseScheduler(ABC):
         return EngineCoreOutput(name, new_token_ids, new_logprobs, request.finish_reason)
 
     def fail(self, plan: StepPlan) -> None:
-        """End the requests of a step whose forward raised. No KV can be trusted then: all others
-        are computed again."""
+        """End the requests of a step whose forward raised; nobody's KV can be trusted then."""
         for row in plan.rows:
             for request in (row.request, *row.request.forks, *row.sampling_requests):
                 if not request.is_finished:
@@ -141,10 +144,8 @@ class BaseScheduler(ABC):
         self.reset_memory()
         for request in requests:
             request.restart()
-        for request in requests:
+        for request in [each for each in requests if not each.is_finished]:
             leader = request.leader or request
-            if request.is_finished:
-                continue
             self._limit(leader)
             is_to_fork = request is not leader and not (
                 leader.is_finished or leader.num_output_tokens or request.num_output_tokens
@@ -174,6 +175,5 @@ class BaseScheduler(ABC):
 
     def drain_events(self) -> list[KVEvent]:
         """What happened to KV memory since the last call, in order."""
-        events = self.events[:]
-        del self.events[:]  # the KV manager writes into this very list
+        events, self.events[:] = self.events[:], []  # the KV manager writes into this very list
         return events

@@ -23,7 +23,7 @@ class EngineConfig:
     """
 
     max_num_seqs: int = 8
-    """Most requests that one step computes."""
+    """Most requests that one step computes. From m3_paged on, 256 on a GPU where none is given."""
     max_model_len: int | None = None
     """Most tokens (prompt and output) of one request. None: what the model was trained for, but at
     most `max_num_batched_tokens` where a prompt is computed whole, and what KV memory holds."""
@@ -48,7 +48,8 @@ class EngineConfig:
             if isinstance(value, bool):
                 is_good = kind is bool  # True is not taken for the number 1
             else:
-                is_good = isinstance(value, kind) or (kind is float and isinstance(value, int))
+                is_good = isinstance(value, kind)
+                is_good |= isinstance(value, int) and isinstance(0.0, kind)
             if not is_good:
                 wanted = getattr(kind, "__name__", str(kind))
                 raise InputError(f"{name} must be of type {wanted}, got {value!r}")

@@ -66,6 +66,7 @@ class BaseEngine:
             config.seed,
             self.is_taken,
             core.scheduler.validate,
+            getattr(config, "aging_seconds", None),  # from M2 on
         )
         self.output_processor = OutputProcessor(self.tokenizer, core.note_end)
         self._step_queue = OutputQueue()
@@ -188,7 +189,8 @@ class BaseEngine:
         """Queue one request; `step` will compute it. Returns its id.
 
         Args:
-            priority: lower is sooner, for schedulers with `policy="priority"` (from M2 on).
+            priority: lower is sooner, for schedulers with `policy="priority"` (from M2 on). With
+                `aging_seconds` it counts less the longer the request has waited.
 
         Raises:
             InputError: bad input; no other request is affected.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from milestone_llm.core.errors import InputError
@@ -32,6 +33,7 @@ class InputProcessor:
         seed: seeds the requests that bring no seed of their own.
         is_taken: whether an id belongs to a request that is unfinished or undelivered.
         validate: the scheduler's word on whether a request could ever be computed.
+        aging_seconds: whoever waits so long is more urgent by 1; None: nobody ages.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class InputProcessor:
         seed: int,
         is_taken: Callable[[str], bool],
         validate: Callable[[Request], None],
+        aging_seconds: float | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
@@ -51,6 +54,8 @@ class InputProcessor:
         self.seed = seed
         self.is_taken = is_taken
         self.validate = validate
+        self.aging_seconds = aging_seconds
+        self._began = perf_counter()
         self.num_arrivals = 0
 
     def make_all(
@@ -113,7 +118,7 @@ class InputProcessor:
         seed = params.seed
         if seed is None:
             seed = random.Random(f"{self.seed}/{arrival}").getrandbits(64)
-        parts = (token_ids, params, arrival, priority, seed, self.eos_token_ids)
+        parts = (token_ids, params, arrival, self._aged(priority), seed, self.eos_token_ids)
         request = build_request([request_id], *parts)
         self.validate(request)  # before n completions are made
         if params.n > 1:
@@ -121,6 +126,16 @@ class InputProcessor:
             request = build_request([request_id, *further], *parts)
         self.num_arrivals += 1
         return request
+
+    def _aged(self, priority: int) -> float:
+        """The priority that puts a request where its age wants it, at any later time.
+
+        At time t it is `priority - (t - arrival) / aging_seconds`. All age alike, so the order of
+        two requests never changes: without the part that grows with t, it is that of this number.
+        """
+        if self.aging_seconds is None:
+            return priority
+        return priority + (perf_counter() - self._began) / self.aging_seconds
 
     def _free_id(self, request_id: str) -> str:
         while self.is_taken(request_id):
@@ -133,7 +148,7 @@ def build_request(
     prompt_token_ids: Sequence[int],
     params: SamplingParams,
     arrival: int,
-    priority: int,
+    priority: float,
     seed: int,
     eos_token_ids: frozenset[int],
 ) -> Request:

@@ -121,10 +121,11 @@ def check_priority(priority: Any) -> None:
     """Refuse a priority that a queue could not put in order.
 
     Raises:
-        InputError: it is not a whole number.
+        InputError: it is not a whole number, or one that a float does not hold exactly.
     """
-    if not is_whole_number(priority):
-        raise InputError(f"priority must be a whole number, got {priority!r}")
+    if not is_whole_number(priority) or abs(priority) > 2**53:
+        wanted = "a whole number in [-(2**53), 2**53]"
+        raise InputError(f"priority must be {wanted}, got {priority!r:.200}")
 
 
 def check_request_id(request_id: Any, is_taken: Callable[[str], bool]) -> None:

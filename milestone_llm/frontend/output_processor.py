@@ -6,6 +6,7 @@ with them; a request that a stop string has ended is reported, so that the core 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -123,6 +124,7 @@ class RequestState:
         ]
         times = self.completions[0].token_times
         self.metrics = RequestMetrics(time.perf_counter(), token_times=times)
+        self._tokenizer = tokenizer
 
     @property
     def is_done(self) -> bool:
@@ -142,7 +144,18 @@ class RequestState:
             [completion.snapshot() for completion in self.completions],
             metrics,
             request.prompt_logprobs if is_asked else None,
+            self.read_prompt,
         )
+
+    @functools.cached_property
+    def prompt(self) -> str | None:
+        """The prompt's text, made when it is first asked for."""
+        tokenizer = self._tokenizer
+        return None if tokenizer is None else str(tokenizer.decode(self.request.prompt_token_ids))
+
+    def read_prompt(self) -> str | None:
+        """`prompt`, for snapshots."""
+        return self.prompt
 
 
 class OutputProcessor:

@@ -95,7 +95,7 @@ class CompletionOutput:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RequestOutput:
     """What the user sees of a request: a snapshot, the last one once `finished`.
 
@@ -110,6 +110,21 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     """Per prompt token, log-probabilities by token id, None for the first; None unless asked for.
     Complete when the first output token is there."""
+    read_prompt: Callable[[], str | None] = field(default=lambda: None, compare=False)
+    """Gives `prompt`."""
+
+    def __repr__(self) -> str:
+        return (
+            f"RequestOutput(request_id={self.request_id!r}, prompt={self.prompt!r}, "
+            f"prompt_token_ids={self.prompt_token_ids}, outputs={self.outputs}, "
+            f"metrics={self.metrics})"
+        )
+
+    @property
+    def prompt(self) -> str | None:
+        """The prompt's text as the model sees it, a chat with its template; None without a
+        tokenizer."""
+        return self.read_prompt()
 
     @property
     def finished(self) -> bool:

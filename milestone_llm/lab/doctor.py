@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from m3_paged.config import EngineConfig
 from milestone_llm.lab.cli import Formatter, console
 from milestone_llm.lab.threads import in_the_way, product_times
 
@@ -114,6 +115,8 @@ def _engine(advice: list[str]) -> Rows:
         yield "GPU", "none that torch sees: engines run on the CPU"
         if shutil.which("nvidia-smi"):
             advice.append("There is an NVIDIA driver, but this torch is built for the CPU.")
+    rows = EngineConfig().on_device("cuda" if num_gpus else "cpu", ()).max_num_seqs
+    yield "rows", f"{rows}, where no max_num_seqs is given"
     is_interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"
     if not has_triton:
         yield "M5's kernels", "their torch twins: Triton is not installed"
@@ -126,7 +129,7 @@ def _engine(advice: list[str]) -> Rows:
         yield "M5's kernels", f"Triton, {launch}"
     else:
         yield "M5's kernels", "their torch twins: there is no GPU"
-    graphs = "of decode steps, unless enforce_eager" if num_gpus else "none without a GPU"
+    graphs = "of all but the largest steps, unless enforce_eager" if num_gpus else "none: no GPU"
     yield "CUDA graphs", graphs
     if num_gpus < 2:
         way = "NCCL would need a second GPU" if num_gpus else "gloo, between processes on the CPU"

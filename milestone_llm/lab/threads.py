@@ -26,9 +26,9 @@ FAR_SLOWER = 4.0
 IN_A_ROW = 3
 """So many steps, since any program may stop for a moment."""
 SECONDS_BETWEEN_LOOKS = 10.0
-NUM_SPINS = 10_000
+NUM_SPINS = 1_000
 """How often a thread looks before it sleeps; GNU's OpenMP has 300,000, some milliseconds."""
-QUIET_MILLISECONDS = 1.0
+QUIET_MILLISECONDS = 2.0
 """Ten products, on the two cores on which the programs' times were taken."""
 
 

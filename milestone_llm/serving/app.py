@@ -30,7 +30,6 @@ from .protocol import (
 )
 from .request_json import counting_route
 from .response_bodies import Json
-from .responses import ApiResponse
 from .service import Service
 
 
@@ -59,6 +58,7 @@ def build_app(service: Service) -> FastAPI:
             request_id = f"cmpl-{uuid.uuid4().hex}"
             echoed = [""] * request.num_choices
             if body.echo:
+                body.check_prompt_logprobs(sum(map(len, token_ids)))
                 texts = [
                     prompt if isinstance(prompt, str) else await service.decode(prompt)
                     for prompt in prompts
@@ -69,9 +69,7 @@ def build_app(service: Service) -> FastAPI:
         except BaseException:
             request.close()
             raise
-        bodies = service.bodies(request, request_id, False, echoed, body)
-        bodies.drops_output = body.max_tokens == 0
-        return ApiResponse(request, bodies, bool(body.stream))
+        return service.answer(request, request_id, False, echoed, body)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, http: Request) -> Response:
@@ -91,8 +89,7 @@ def build_app(service: Service) -> FastAPI:
             request.close()
             raise
         prompts = [""] * request.num_choices
-        bodies = service.bodies(request, request_id, True, prompts, body)
-        return ApiResponse(request, bodies, bool(body.stream))
+        return service.answer(request, request_id, True, prompts, body)
 
     @app.get("/v1/models")
     async def models() -> Json:

@@ -163,7 +163,6 @@ def _setting(args: argparse.Namespace) -> dict[str, Any]:
         "good": f"first token within {args.ttft_limit:g} ms, the others every "
         f"{args.itl_limit:g} ms on average",
         "server": args.url or _command_of(args),
-        "device": _device(args),
     }
     limits = {"ttft_limit": args.ttft_limit, "itl_limit": args.itl_limit}
     return {"about": about, **limits, "seed": args.seed}
@@ -172,16 +171,6 @@ def _setting(args: argparse.Namespace) -> dict[str, Any]:
 def _command_of(args: argparse.Namespace) -> str:
     door = door_of("MILESTONE", args.step_ms, args.token_ms)
     return shlex.join(["python", "-m", *door, *args.server])
-
-
-def _device(args: argparse.Namespace) -> str:
-    """Where servers that are started here compute, as far as that is said by their options."""
-    if args.url:
-        return "that of a server elsewhere"
-    import torch
-
-    has_gpu = torch.cuda.is_available() and "cpu" not in args.server
-    return torch.cuda.get_device_name() if has_gpu else "cpu"
 
 
 @contextmanager

@@ -89,6 +89,8 @@ def spec_of(
     """The engine that the options of a server ask for."""
     config = importlib.import_module(milestone).EngineConfig
     fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(config)}
+    if fields["max_num_seqs"] is None:  # the engine knows what pays on its device
+        del fields["max_num_seqs"]
     return EngineSpec(milestone, args.model, fields, args.threads, prepare)
 
 
@@ -137,7 +139,8 @@ def serve_parser(
     kinds, about_fields = get_type_hints(config), _field_docstrings(config)
     for field in dataclasses.fields(config):
         option, kind = f"--{field.name.replace('_', '-')}", kinds[field.name]
-        options: dict[str, Any] = {"default": field.default}
+        default = None if field.name == "max_num_seqs" else field.default
+        options: dict[str, Any] = {"default": default}
         options["help"] = about_fields[field.name].replace("%", "%%")
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
@@ -181,8 +184,7 @@ def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
             engine = EngineLoop(spec.build())
         else:
             process = engine = stack.enter_context(EngineProcess(spec))
-            from . import server
-
+            importlib.import_module(".server", __package__)  # while the engine loads its model
             process.wait_until_ready()
         from .connection import ConnectionLimits
         from .middleware import is_loopback
@@ -205,16 +207,18 @@ def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
         def on_ready() -> None:
-            name = engine.info.model_name
-            console.print(f"{spec.milestone} serves {name} at {url}", soft_wrap=True)
+            info = engine.info
+            console.print(f"{spec.milestone} serves {info.model_name} at {url}", soft_wrap=True)
+            limits_of = f"{info.max_num_seqs} requests a step, {info.max_model_len:,} tokens each"
+            console.print(f"At most {limits_of}.", soft_wrap=True)
             if limits.has_page:
                 console.print(f"Watch its steps at {url}/", soft_wrap=True)
             sys.stdout.flush()
 
         write = functools.partial(log_console.print, style="dim", soft_wrap=True)
         stats_log = None if args.disable_log_stats else StatsLog(write)
-        server = Server(engine, limits, not args.debug, stats_log)
-        is_alive = server.run(listener, on_ready)
+        http = Server(engine, limits, not args.debug, stats_log)
+        is_alive = http.run(listener, on_ready)
     return 0 if is_alive else 1
 
 

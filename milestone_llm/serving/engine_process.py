@@ -14,7 +14,7 @@ loaded: HTTP's never imports torch. Neither outlives the other.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import threading
@@ -31,6 +31,7 @@ from milestone_llm.lab.cli import model_libraries
 from .engine_client import Deliver, EngineDeadError, EngineInfo
 from .engine_spec import EngineSpec
 from .orders import OrderingClient
+from .threads import started_thread, too_few
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -61,12 +62,15 @@ class EngineProcess(OrderingClient):
         self._process = CONTEXT.Process(  # type: ignore[attr-defined]
             target=run_engine, args=(spec, inner, self._last_beat), name="engine"
         )
-        with _ctrl_c_ignored():  # the child inherits it; the one to end it is this process
-            self._process.start()
+        self._is_stopping = threading.Event()
+        self._writer = started_thread(self._send_orders, "orders", daemon=True)
+        started_thread(self._cut_off, "end", daemon=True)
+        try:
+            with _ctrl_c_ignored():  # the child inherits it; the one to end it is this process
+                self._process.start()
+        except OSError as error:
+            raise too_few("a process (engine)", error) from None
         inner.close()
-        self._is_stopping = False
-        self._writer = threading.Thread(target=self._send_orders, name="orders", daemon=True)
-        self._writer.start()
 
     def wait_until_ready(self) -> None:
         """Wait for the model.
@@ -97,13 +101,15 @@ class EngineProcess(OrderingClient):
 
     def stop(self) -> None:
         """Let `run` return after the step under way, or after `STOP_SECONDS`."""
-        self._is_stopping = True
+        self._is_stopping.set()
         super().stop()
-        timer = threading.Timer(STOP_SECONDS, self._process.kill)
-        timer.daemon = True
-        timer.start()
 
-    # -- in a thread of its own --------------------------------------------------------------
+    # -- in threads of their own: later, the system might give none --------------------------
+
+    def _cut_off(self) -> None:
+        self._is_stopping.wait()
+        multiprocessing.connection.wait([self._process.sentinel], STOP_SECONDS)
+        self._process.kill()  # if it is there still
 
     def _send_orders(self) -> None:
         """Send what is ordered, until the last order. Waits where the engine does not read."""
@@ -139,7 +145,7 @@ class EngineProcess(OrderingClient):
                 self.take_step(*content)
             else:
                 raise EngineDeadError(*content)
-        if not self._is_stopping:
+        if not self._is_stopping.is_set():
             raise EngineDeadError(f"the engine is dead: its process {self._ending()}")
 
     def _ending(self) -> str:

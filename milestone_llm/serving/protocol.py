@@ -20,6 +20,8 @@ from .errors import ApiError
 
 MAX_LOGPROBS = 20
 """Most log-probabilities a token, as vLLM's: all of the vocabulary's would be megabytes a token."""
+MAX_PROMPT_LOGPROBS = 2**17
+"""Most of them in one answer, of all prompt tokens (`echo`): more would take seconds to write."""
 _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),  # of chats: the template has them
@@ -202,6 +204,22 @@ class CompletionRequest(Sampling):
         if isinstance(self.prompt[0], int):
             return [self.prompt]
         return self.prompt
+
+    def check_prompt_logprobs(self, num_tokens: int) -> None:
+        """Refuse what nobody could be answered beside.
+
+        Args:
+            num_tokens: of all prompts, which are echoed.
+
+        Raises:
+            ApiError: the answer would name too many tokens.
+        """
+        count = 0 if self.logprobs is None else num_tokens * (self.n or 1) * (1 + self.logprobs)
+        if count > MAX_PROMPT_LOGPROBS:
+            text = f"echo of {num_tokens:,} prompt tokens with logprobs={self.logprobs} and "
+            text += f"n={self.n or 1} is {count:,} log-probabilities, and an answer has at most "
+            text += f"{MAX_PROMPT_LOGPROBS:,}: send fewer prompts at a time, or ask for fewer"
+            raise ApiError(400, text, param="logprobs")
 
 
 class Part(BaseModel):

@@ -50,7 +50,7 @@ def parse_json(body: bytes, limits: JsonLimits) -> Any:
 
 def _check(what: str, count: int, limit: int) -> None:
     if count > limit:
-        text = f"the body has {count:,} {what}, but no request to this model needs more than "
+        text = f"the body has {count:,} {what}, and a request to this model may have at most "
         raise ApiError(400, f"{text}{limit:,}")
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from pydantic_core import to_json
 
 from milestone_llm.core.outputs import Logprob
 from milestone_llm.frontend.outputs import CompletionOutput, RequestOutput
@@ -19,6 +18,7 @@ from .async_engine import ApiRequest
 Json = dict[str, Any]
 MIN_LOGPROB = -9999.0
 """JSON knows no infinity."""
+_ASCII = json.JSONEncoder(separators=(",", ":"))
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class _Shown:
 
 
 class ResponseBodies:
-    """Writes the answer to one API request.
+    """Writes the answer to one API request. With log-probabilities, it decodes tokens one by one.
 
     Args:
         is_chat: whether in the format of chats.
@@ -62,7 +62,7 @@ class ResponseBodies:
         created = int(time.time())
         self._head = {"id": request_id, "object": kind, "created": created, "model": model}
         self._event_head = {**self._head, "object": kind + ".chunk" * is_chat}
-        self._event_start = b"data: " + to_json(self._event_head)[:-1] + b',"choices":['
+        self._event_start = b"data: " + _ascii(self._event_head)[:-1] + b',"choices":['
         self._places = {state.request.request_id: at for at, state in enumerate(request.states)}
         self._shown = [_Shown() for _ in range(request.num_choices)]
         self._num_completion_tokens = 0
@@ -71,16 +71,24 @@ class ResponseBodies:
         self.wants_usage = False
         """Whether a stream tells the numbers of tokens in its last event, and null before."""
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> Json:
-        """The answer that is no stream."""
-        choices = list(self._choices(outputs, is_event=False))
-        return {**self._head, "choices": choices, "usage": self._usage()}
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether log-probabilities are asked for."""
+        return self._request.states[0].request.sampling_params.logprobs is not None
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> Iterator[bytes]:
+        """The answer that is no stream, in pieces of one choice at most."""
+        before = _json(self._head)[:-1] + b',"choices":['
+        for choice in self._choices(outputs, is_event=False):
+            yield before + _json(choice)
+            before = b","
+        yield b'],"usage":' + _json(self._usage()) + b"}"
 
     def events(self, outputs: Sequence[RequestOutput]) -> bytes:
         """The next events of a stream, one for each choice that has something to show."""
         end = b'],"usage":null}\n\n' if self.wants_usage else b"]}\n\n"
         choices = self._choices(outputs, is_event=True)
-        return b"".join(self._event_start + to_json(choice) + end for choice in choices)
+        return b"".join(self._event_start + _ascii(choice) + end for choice in choices)
 
     def usage_event(self) -> bytes:
         """The event that tells the numbers of tokens."""
@@ -189,8 +197,16 @@ class ResponseBodies:
 
 
 def event(data: Json) -> bytes:
-    """A server-sent event."""
-    return b"data: " + to_json(data) + b"\n\n"
+    """A server-sent event, in ASCII: to some clients, U+2028 is the end of a line."""
+    return b"data: " + _ascii(data) + b"\n\n"
+
+
+def _ascii(data: Json) -> bytes:
+    return _ASCII.encode(data).encode()
+
+
+def _json(data: Json) -> bytes:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 LAST_EVENT = b"data: [DONE]\n\n"

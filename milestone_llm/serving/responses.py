@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from itertools import chain
+from typing import Any
 
 from fastapi import Response
-from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from milestone_llm.frontend.outputs import RequestOutput
@@ -21,12 +24,19 @@ _HEADERS = [
 
 
 class ApiResponse(Response):
-    """The answer to an API request, which is closed when it is sent or the client goes away."""
+    """The answer to an API request, which is closed when it is sent or the client goes away.
 
-    def __init__(self, request: ApiRequest, bodies: ResponseBodies, is_stream: bool) -> None:
+    Args:
+        tokenizing: where the tokenizer may be used.
+    """
+
+    def __init__(
+        self, request: ApiRequest, bodies: ResponseBodies, is_stream: bool, tokenizing: Executor
+    ) -> None:
         self._request = request
         self._bodies = bodies
         self._is_stream = is_stream
+        self._tokenizing = tokenizing
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,21 +56,32 @@ class ApiResponse(Response):
         try:
             outputs = await self._request.outputs()  # the status is known with the first ones
         except ApiError as error:
-            response = error.response()
+            response: Response = error.response()
         else:
             if self._is_stream:
                 await self._stream(outputs, send)
                 return
-            snapshots = [state.snapshot() for state in self._request.states]
-            response = JSONResponse(self._bodies.whole(snapshots))
+            response = Response(await self._whole(), media_type="application/json")
         await response(scope, receive, send)
+
+    async def _whole(self) -> bytes:
+        snapshots = [state.snapshot() for state in self._request.states]
+        pieces, body = self._bodies.whole(snapshots), []
+        while piece := await self._make(next, pieces, b""):  # others have their turn in between
+            body.append(piece)
+        return b"".join(body)
+
+    async def _make(self, make: Callable[..., bytes], *args: Any) -> bytes:
+        if not self._bodies.has_logprobs:
+            return make(*args)
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, make, *args)
 
     async def _stream(self, outputs: list[RequestOutput], send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         try:
             while outputs:
-                body = self._bodies.events(outputs)
-                if body:
+                _read_texts(outputs)
+                if body := await self._make(self._bodies.events, outputs):
                     await _send_part(send, body)
                     self._request.note_sent()
                 outputs = await self._request.outputs()
@@ -68,6 +89,12 @@ class ApiResponse(Response):
         except ApiError as error:  # too late for a status
             end = event(error.body())
         await _send_part(send, end, is_last=True)
+
+
+def _read_texts(outputs: list[RequestOutput]) -> None:
+    """Here, where texts grow: another thread would see one that is being changed."""
+    for completion in chain.from_iterable(output.outputs for output in outputs):
+        assert completion.text is not None
 
 
 async def _send_part(send: Send, body: bytes, is_last: bool = False) -> None:

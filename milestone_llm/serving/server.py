@@ -30,6 +30,7 @@ from .metrics import Metrics
 from .middleware import AdmissionMiddleware, AllowedHosts, ApiKeys
 from .service import Service
 from .stats_log import StatsLog
+from .threads import started_thread
 
 log = logging.getLogger(__name__)
 
@@ -118,8 +119,7 @@ class Server:
         Returns:
             False if the engine died.
         """
-        http = threading.Thread(target=self._run_http, args=(listener,), name="http")
-        http.start()
+        http = started_thread(functools.partial(self._run_http, listener), "http")
         try:
             self._has_started.wait()
             with self._signals_handled(), _short_switches():

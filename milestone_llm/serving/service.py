@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import time
 from collections.abc import Sequence
 from typing import TypeAlias, cast
@@ -24,12 +25,17 @@ from .live_page import LivePage
 from .protocol import Message, Sampling
 from .request_json import JsonLimits
 from .response_bodies import Json, ResponseBodies, token_decoder, token_speller
+from .responses import ApiResponse
 from .threads import started_threads
 
 Prompt: TypeAlias = str | list[int] | list[Message]
 
 REPORT_SECONDS = 1.0
 """An engine that takes longer over a step, or stands in a debugger, is not waited for."""
+
+MAX_ITEMS = 2**18
+"""Of a body: texts, lists and objects, and tokens of several prompts. To parse and check them takes
+the event loop a tenth of a second, in which nobody else is heard."""
 
 
 class Service:
@@ -42,15 +48,17 @@ class Service:
         self.max_model_len = info.max_model_len
         self.created = int(time.time())
         # A copy: the engine's thread may decode with this one. One thread: a tokenizer is not made
-        # for several.
+        # for several. It starts none itself, which would fail where the system gives no more.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._tokenizer = copy.deepcopy(info.tokenizer)
         self._tokenizing = started_threads(1, "tokenizer")
         words = self._tokenizer.get_vocab() if self._tokenizer else {}
         self._max_characters = self.max_model_len * max(map(len, words), default=1)
         # Of a token, there is hardly more than a message with one part of content: two objects, a
         # list, eight texts. Prompts of token ids have a value a token.
-        num_parts = 16 * self.max_model_len + engine.max_choices
-        num_values = num_parts + self.max_model_len * engine.max_choices
+        num_parts = min(16 * self.max_model_len + engine.max_choices, MAX_ITEMS)
+        num_tokens = min(self.max_model_len * engine.max_choices, MAX_ITEMS)
+        num_values = num_parts + max(num_tokens, self.max_model_len)
         self.json_limits = JsonLimits(num_parts, num_values)
         self.decode_token = token_decoder(self._tokenizer)
         self.spell_token = token_speller(self._tokenizer)
@@ -85,14 +93,14 @@ class Service:
         if isinstance(prompt, list) and not isinstance(next(iter(prompt), None), Message):
             return cast(list[int], prompt)
         text = cast(str | list[Message], prompt)
-        self._check_length(text, param)
         run = asyncio.get_running_loop().run_in_executor
         try:
-            return await run(self._tokenizing, self._encode, text, adds_special)
+            return await run(self._tokenizing, self._encode, text, param, adds_special)
         except InputError as error:
             raise ApiError(400, str(error), param=param) from None
 
-    def _encode(self, prompt: str | list[Message], adds_special: bool) -> list[int]:
+    def _encode(self, prompt: str | list[Message], param: str, adds_special: bool) -> list[int]:
+        self._check_length(prompt, param)
         if isinstance(prompt, str):
             return encode_prompt(self._tokenizer, prompt, False, adds_special)
         messages = [each.as_text(index) for index, each in enumerate(prompt)]
@@ -186,16 +194,17 @@ class Service:
             raise ApiError(400, str(error)) from None
         request.start(requests, is_stream, body.deadline)
 
-    def bodies(
+    def answer(
         self,
         request: ApiRequest,
         request_id: str,
         is_chat: bool,
         prompts: Sequence[str],
         body: Sampling,
-    ) -> ResponseBodies:
-        """Writes the answer to an API request."""
+    ) -> ApiResponse:
+        """The answer to an API request."""
         tokens = self.decode_token, self.spell_token
         bodies = ResponseBodies(request, request_id, self.model, is_chat, prompts, *tokens)
         bodies.wants_usage = body.wants_usage_event
-        return bodies
+        bodies.drops_output = body.max_tokens == 0
+        return ApiResponse(request, bodies, bool(body.stream), self._tokenizing)

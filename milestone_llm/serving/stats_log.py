@@ -38,7 +38,8 @@ class StatsLog:
         """Ask for the figures again and again, until this is cancelled."""
         while True:
             await asyncio.sleep(seconds)
-            self.note(await asyncio.wrap_future(client.report()))
+            reports = await asyncio.wrap_future(client.report())
+            self.note(reports)
 
     def note(self, reports: Sequence[EngineReport]) -> None:
         """Take the figures of all engines, and write a line if something ran since the last."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from milestone_llm.core.errors import InputError
@@ -21,6 +22,24 @@ def started_threads(num_threads: int, name: str) -> ThreadPoolExecutor:
         all_run.wait()
     except RuntimeError as error:
         all_run.abort()
-        text = f"the server needs {num_threads} threads ({name}): {error}. Raise `ulimit -u` or -v"
-        raise InputError(text) from None
+        raise too_few(f"{num_threads} threads ({name})", error) from None
     return pool
+
+
+def started_thread(work: Callable[[], object], name: str, daemon: bool = False) -> threading.Thread:
+    """A thread of its own for some work.
+
+    Raises:
+        InputError: the system gives none.
+    """
+    thread = threading.Thread(target=work, name=name, daemon=daemon)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise too_few(f"a thread ({name})", error) from None
+    return thread
+
+
+def too_few(what: str, error: Exception) -> InputError:
+    """What to say where the system gives too few threads or processes."""
+    return InputError(f"the server needs {what}: {error}. Raise `ulimit -u` or -v")

@@ -121,12 +121,22 @@ def test_the_kernel_of_m5_in_a_process_of_its_own():
     assert f"right sequences: yours {'' if begun else '-, before'}" in run.stdout
 
 
+def test_an_exercise_without_tensors_does_not_wait_for_torch():
+    program = (
+        "import sys, pytest; pytest.main(['--collect-only', '-p', 'no:cacheprovider', "
+        "'tests/exercises/test_m1_sorted_batches.py', 'tests/exercises/test_m4_eviction.py']); "
+        "sys.exit(str(sorted({'torch', 'transformers'} & set(sys.modules)) or ''))"
+    )
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, cwd=CONFTEST.parents[2], capture_output=True, text=True)
+    assert run.stderr.strip() == ""
+    assert "test_every_request_gets_all_its_tokens" in run.stdout
+
+
 # --- every exercise has all that belongs to it ---------------------------------------------------
 
 EXERCISES = [
-    path
-    for path in sorted(EXERCISE_FOLDER.glob("*.py"))
-    if not path.stem.endswith("_engine")
+    path for path in sorted(EXERCISE_FOLDER.glob("*.py")) if not path.stem.endswith("_engine")
 ]
 
 

@@ -12,6 +12,7 @@ from milestone_llm.lab.trace.jsonl import read_run
 
 PNG = b"\x89PNG\r\n"
 SHORT = ["--max-tokens", "6"]
+THREE_ROWS = ["--max-num-seqs", "3"]
 
 
 @pytest.fixture
@@ -33,8 +34,19 @@ def demo(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
     return run
 
 
-def test_batch_falls_from_three_to_two_to_one(demo: Any) -> None:
+def test_a_request_waits_for_a_row_and_joins_mid_flight(demo: Any) -> None:
     out, trace = demo()
+    assert [len(record["batch"]) for record in trace] == [2] * 60 + [1] * 40
+    assert [record["step"] for record in trace if record["waiting"] == ["r2"]] == [*range(10)]
+    assert trace[10]["admitted"] == ["r2"]
+    assert {row["phase"] for row in trace[10]["batch"]} == {"decode", "prefill"}
+    assert "waits     r2: no row is left: max_num_seqs=2" in out
+    steps = next(line.split() for line in out.splitlines() if line.split()[:1] == ["steps"])
+    assert steps == ["steps", "150", "100"], "in the static batch r2 waits for r1, too"
+
+
+def test_batch_falls_from_three_to_two_to_one(demo: Any) -> None:
+    out, trace = demo("--max-num-seqs", "8")
     sizes = [len(record["batch"]) for record in trace]
     assert sizes == [3] * 10 + [2] * 40 + [1] * 50
     assert "static" in out
@@ -46,7 +58,7 @@ def test_batch_falls_from_three_to_two_to_one(demo: Any) -> None:
 
 
 def test_newcomer_joins_mid_flight(demo: Any) -> None:
-    _, trace = demo("--arrivals", "0,0,3", *SHORT)
+    _, trace = demo("--arrivals", "0,0,3", *THREE_ROWS, *SHORT)
     assert [record["step"] for record in trace if "r2" in record["admitted"]] == [3]
     assert {row["phase"] for row in trace[3]["batch"]} == {"decode", "prefill"}
 
@@ -71,12 +83,12 @@ def test_priority_serves_the_most_urgent_first(demo: Any) -> None:
     priority = ["--policy", "priority"]
     assert admissions(demo(*one_row, *priority)[1]) == [3, 2, 1]
     assert admissions(demo(*one_row, *priority, "--priorities", "2,0,1")[1]) == [2, 3, 1]
-    assert "try --max-num-seqs 1" in " ".join(demo(*SHORT, *priority)[0].split())
+    assert "try --max-num-seqs 1" in " ".join(demo(*SHORT, *THREE_ROWS, *priority)[0].split())
     assert "changes nothing without --policy" in demo(*SHORT, "--priorities", "2,0,1")[0]
 
 
 def test_step_budgets_are_compared(demo: Any) -> None:
-    out, trace = demo("--max-num-batched-tokens", "32,2048", *SHORT)
+    out, trace = demo("--max-num-batched-tokens", "32,2048", *THREE_ROWS, *SHORT)
     assert "budget 32" in out
     assert "budget 2048" in out
     admitted = [record["step"] for record in trace for _ in record["admitted"]]
@@ -96,7 +108,7 @@ def test_profile_lists_the_costliest_functions(demo: Any) -> None:
     ("arguments", "message"),
     [
         (["--max-num-batched-tokens", "16"], "the prompt has 26 tokens"),
-        (["--max-num-batched-tokens", "2"], "max_num_seqs=8"),
+        (["--max-num-batched-tokens", "1"], "max_num_seqs=2"),
         (["--max-model-len", "20"], "max_model_len=20"),
         (["--arrivals", "0,1"], "--arrivals has 2 of the 3 numbers that it needs"),
         (["--priorities", "1"], "--priorities has 1 of the 3 numbers that it needs"),

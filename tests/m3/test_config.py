@@ -87,3 +87,10 @@ def test_unless_told_swapping_takes_as_much_as_kv_but_not_all_of_the_host(
     fields = {"max_num_seqs": 2, "max_model_len": 48, "preemption": "swap"}
     engine = LLMEngine(build_tiny_model("llama"), **fields)
     assert engine.scheduler.preempter.host.pool.num_blocks * 16 == expected
+
+
+def test_a_gpu_gets_more_rows_unless_a_number_is_given():
+    config = EngineConfig()
+    assert config.on_device("cpu", ()).max_num_seqs == 8
+    assert config.on_device("cuda", ("block_size",)).max_num_seqs == 256
+    assert EngineConfig(max_num_seqs=8).on_device("cuda", ("max_num_seqs",)) == config

@@ -93,6 +93,14 @@ def test_a_long_prompt_stalls_decodes_only_under_prefill_first(demo: Any) -> Non
     out, trace = demo("--part", "2")
     assert column(out, "The 4 running requests", "p99", "mixed")
     assert "mixed and prefill_first gave the same tokens." in out
+    words = " ".join(out.split())
+    for policy in ("mixed", "prefill_first"):
+        longest, first_token = (
+            column(out, "The 4 running requests", name, policy)[0] for name in ("max", "TTFT of r4")
+        )
+        told = f"With {policy} the others waited {longest} ms at most"
+        assert f"{told}, and r4 had its first token after {first_token} ms." in words
+    assert "a little later" not in words, "which of the two is later is for the figures to say"
     chunks = [r for r in trace if any(row["request_id"] == "r4" for row in r["batch"])]
     assert [len(record["batch"]) for record in chunks[:7]] == [5] * 7, "four decode beside it"
     assert [record["num_prefill_tokens"] for record in chunks[:7]] == [60] * 6 + [40]

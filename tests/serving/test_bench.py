@@ -157,6 +157,7 @@ def test_a_sweep_ends_where_the_server_refuses_and_is_drawn(tmp_path, capsys):
     assert "collapses at 60 a second: 33% are good" in capsys.readouterr().out
     assert picture.stat().st_size > 10_000
     assert "| 60/s | 12 | 4 | 8 | 0 |" in table.read_text()
+    assert "mathdefault" not in draw_sweep(record, tmp_path / "sweep.svg").read_text()
 
 
 def test_never_more_is_good_in_a_second_than_is_offered(tmp_path):
@@ -258,7 +259,7 @@ def test_sigterm_ends_its_server_too():
 
 
 def test_a_server_that_does_not_start_is_an_error(capsys):
-    assert main(["--milestones", "m4_prefix_chunked", "--", "--model", "/no/such/folder"]) == 2
+    assert main(["--milestones", "m4_prefix_chunked", "--", "--host", " "]) == 2
     assert "the server did not start" in capsys.readouterr().err
 
 

@@ -58,6 +58,12 @@ def refusal_of(server, path, body):
         (COMPLETIONS, {"prompt": [7] * 10**5}, "values"),
         (COMPLETIONS, {"prompt": [7] * 10**4}, "the prompt has 10000 tokens, but"),
         (COMPLETIONS, {"prompt": [[7]] * 261}, "261 completions are asked for"),
+        (
+            COMPLETIONS,
+            {"prompt": [[7] * 250] * 25, "echo": True, "logprobs": 20, "max_tokens": 1},
+            "6,250 prompt tokens .* is 131,250 log-probabilities.*at most 131,072",
+        ),
+        (COMPLETIONS, prompt(echo=True, logprobs=20, n=260, prompt="a" * 30), "163,800 log-prob"),
         (COMPLETIONS, prompt(model="m" * 10**5), "at most 1024 characters"),
         (COMPLETIONS, prompt(cache_salt="s" * 1025), "at most 1024 characters"),
         (DETOKENIZE, {"tokens": [5] * 257}, "257 tokens.*at most 256"),

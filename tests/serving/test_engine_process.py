@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from m3_paged import SamplingParams
+from milestone_llm.core.errors import InputError
 from milestone_llm.serving import engine_process
 from milestone_llm.serving.engine_client import EngineRequest
 from milestone_llm.serving.engine_loop import EngineLoop
@@ -50,6 +52,56 @@ def test_ctrl_c_leaves_a_process_alone_that_is_only_starting(ctrl_c):
     with engine_process._ctrl_c_ignored():
         assert child_ignores()
     assert child_ignores() == (ctrl_c is signal.SIG_IGN), "as it is in this process"
+
+
+class FakeProcess:
+    """An engine's process that stands still."""
+
+    def __init__(self, **options):
+        self.sentinel, self._end = multiprocessing.Pipe(duplex=False)
+        self.is_killed = threading.Event()
+        self.start = lambda: None
+        self.kill = self.is_killed.set
+
+
+@pytest.fixture
+def spawning(monkeypatch):
+    """`CONTEXT` of `engine_process`, without processes."""
+    fake = SimpleNamespace(
+        Pipe=multiprocessing.Pipe, Value=multiprocessing.Value, Process=FakeProcess
+    )
+    monkeypatch.setattr(engine_process, "CONTEXT", fake)
+    monkeypatch.setattr(engine_process, "STOP_SECONDS", 0.01)
+    return fake
+
+
+def fail(*args):
+    raise BlockingIOError("Resource temporarily unavailable")
+
+
+def no_thread(self):
+    raise RuntimeError("can't start new thread")
+
+
+def test_the_end_needs_no_new_thread(spawning, monkeypatch):
+    engine = engine_process.EngineProcess(None)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    engine.stop()
+    assert engine._process.is_killed.wait(PATIENCE)
+
+
+def test_no_thread_for_the_engine_is_one_line(spawning, monkeypatch):
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(InputError, match=r"a thread \(orders\): can't .*ulimit -u"):
+        engine_process.EngineProcess(None)
+
+
+def test_no_process_for_the_engine_is_one_line(spawning, monkeypatch):
+    monkeypatch.setattr(
+        spawning, "Process", lambda **options: SimpleNamespace(start=fail, kill=None)
+    )
+    with pytest.raises(InputError, match=r"a process \(engine\): Resource .*ulimit -u"):
+        engine_process.EngineProcess(None)
 
 
 def test_prompt_logprobs_travel_once(oracle):

@@ -8,6 +8,7 @@ import threading
 from types import SimpleNamespace
 
 import openai
+import psutil
 import pytest
 
 import m4_prefix_chunked.serve
@@ -15,7 +16,8 @@ from m4_prefix_chunked import EngineConfig
 from milestone_llm.core.errors import InputError
 from milestone_llm.serving import command
 from milestone_llm.serving.app import build_app
-from milestone_llm.serving.command import serve_parser
+from milestone_llm.serving.command import serve_parser, spec_of
+from milestone_llm.serving.protocol import ChatRequest
 from milestone_llm.serving.service import Service
 from serving_helpers import byte_tokenizer, http_request, read_answer, serve, wait_for
 
@@ -202,6 +204,36 @@ def test_a_request_needs_no_new_thread(service, monkeypatch):
     assert len(asyncio.run(service.encode("abc", "prompt"))) == 3
 
 
+def test_no_library_starts_a_thread_for_a_request(model_folder, tmp_path):
+    with serve("m1_single", model_folder, tmp_path / "log") as server:
+        process = psutil.Process(server.process.pid)
+        before = process.num_threads()
+        for fields in ({}, {"logprobs": 2}):
+            body = {"prompt": "a", "max_tokens": 1, **fields}
+            assert server.fetch("POST", "/v1/completions", body)[0] == 200
+        assert server.fetch("GET", "/metrics")[0] == 200
+        assert process.num_threads() == before
+
+
+def test_messages_are_counted_where_they_hold_nobody_up(service, monkeypatch):
+    threads = []
+    monkeypatch.setattr(
+        service, "_check_length", lambda *args: threads.append(threading.current_thread().name)
+    )
+    messages = ChatRequest(messages=[{"role": "user", "content": "a", "x": [1] * 1000}]).messages
+    asyncio.run(service.encode(messages, "messages"))
+    assert threads == ["tokenizer_0"]
+
+
+@pytest.mark.parametrize("max_model_len", [64, 2**17, 2**20])
+def test_the_larger_the_model_the_larger_bodies_may_be_up_to_a_limit(service, max_model_len):
+    service.engine.client.info.max_model_len = max_model_len
+    service.engine.max_choices = 512
+    limits = Service(service.engine, has_page=False).json_limits
+    assert limits.max_parts <= 2**18
+    assert max_model_len < limits.max_values <= 2**18 + max(2**18, max_model_len)
+
+
 def test_a_server_that_gets_no_threads_says_so_at_the_start(service, monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     with pytest.raises(InputError, match=r"1 threads \(tokenizer\).*ulimit -u"):
@@ -228,3 +260,10 @@ def test_a_request_for_which_there_is_no_memory_is_told_so(service, monkeypatch,
     asyncio.run(build_app(service)(scope, receive, send))
     assert sent[0]["status"] == 503
     assert (b"retry-after", b"1") in sent[0]["headers"]
+
+
+def test_rows_are_left_to_the_engine_unless_a_number_is_given():
+    parser = serve_parser("m4_prefix_chunked", None, EngineConfig)
+    for options, expected in ([], None), (["--max-num-seqs", "8"], 8):
+        fields = spec_of("m4_prefix_chunked", parser.parse_args(options)).fields
+        assert fields.get("max_num_seqs") == expected

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,27 +51,22 @@ def machine() -> str:
     """CPU, cores, load and GPUs, in words: what a figure depends on."""
     import torch
 
+    from milestone_llm.models.machine import usable_cores
+
     load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
     gpus = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
-    return ", ".join([f"CPU {cpu_name()}", f"{os.cpu_count()} cores", f"load {load}", *gpus])
+    return ", ".join([f"CPU {cpu_name()}", f"{usable_cores()} cores", f"load {load}", *gpus])
 
 
 def cpu_name() -> str:
     """As the system calls it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or "unknown")
+    facts = Path("/proc/cpuinfo")
+    text = facts.read_text(encoding="utf-8") if facts.exists() else ""
+    found = re.search(r"^model name\s*: (.+)$", text, flags=re.M)
+    return found[1] if found else platform.processor() or "unknown"
 
 
 def versions() -> str:
     """Of Python and the libraries that compute."""
-    found = [f"Python {platform.python_version()}"]
-    for name in LIBRARIES:
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
-    return ", ".join(found)
+    installed = [f"{name} {version(name)}" for name in LIBRARIES if find_spec(name)]
+    return ", ".join([f"Python {platform.python_version()}", *installed])

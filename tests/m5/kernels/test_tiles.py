@@ -1,0 +1,94 @@
+"""Tiles by what a GPU has: an H200 keeps what was tuned on it, others get what fits."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from m5_kernels.kernels import tiles
+from m5_kernels.kernels.tiles import GPU, DecodeTile, PrefillTile, decode_tile, prefill_tile
+
+KIB = 1024
+GPUS = {  # shared memory of a program (with opt-in) and of a multiprocessor, registers, warp
+    "H200": GPU(227 * KIB, 228 * KIB, 65536, 32),
+    "A100": GPU(163 * KIB, 164 * KIB, 65536, 32),
+    "RTX 4090": GPU(99 * KIB, 100 * KIB, 65536, 32),
+    "L4": GPU(99 * KIB, 100 * KIB, 65536, 32),
+    "T4": GPU(64 * KIB, 64 * KIB, 65536, 32),
+    "MI300X": GPU(64 * KIB, 64 * KIB, 131072, 64),
+}
+H200_TILES = {
+    (torch.bfloat16, 64): (DecodeTile(64, 2, 3, 4), PrefillTile(128, 64, 8, 4)),
+    (torch.bfloat16, 128): (DecodeTile(64, 2, 2, 4), PrefillTile(128, 128, 8, 2)),
+    (torch.float16, 256): (DecodeTile(64, 2, 2, 2), PrefillTile(128, 64, 8, 2)),
+    (torch.bfloat16, 16): (DecodeTile(64, 4, 2, 2), PrefillTile(64, 64, 4, 2)),
+    (torch.float32, 64): (DecodeTile(64, 4, 2, 2), PrefillTile(64, 64, 4, 2)),
+    (torch.float32, 128): (DecodeTile(32, 4, 2, 2), PrefillTile(64, 32, 4, 2)),
+    (torch.float32, 256): (DecodeTile(16, 4, 2, 2), PrefillTile(32, 16, 4, 2)),
+}
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """Tiles of a GPU that is not there, by its figures; its name says nothing."""
+
+    def tiles_on(name, head_dim, dtype):
+        gpu = GPUS[name]
+        properties = SimpleNamespace(
+            name="some GPU",
+            shared_memory_per_block=min(48 * KIB, gpu.shared_bytes),
+            shared_memory_per_block_optin=gpu.shared_bytes,
+            shared_memory_per_multiprocessor=gpu.shared_bytes_per_sm,
+            regs_per_multiprocessor=gpu.num_registers,
+            warp_size=gpu.warp_size,
+        )
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        device = torch.device("cuda", 0)
+        # Beside the caches: they would remember the GPU of the test before.
+        choose = (decode_tile.__wrapped__, prefill_tile.__wrapped__)
+        return tuple(each(head_dim, dtype, device) for each in choose)
+
+    return tiles_on
+
+
+@pytest.mark.parametrize(("dtype", "head_dim"), H200_TILES)
+def test_an_h200_keeps_its_tiles(on, dtype, head_dim):
+    assert on("H200", head_dim, dtype) == H200_TILES[dtype, head_dim]
+
+
+@pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
+def test_tiles_fit(on, name, dtype, head_dim):
+    gpu, size = GPUS[name], dtype.itemsize
+    decode, prefill = on(name, head_dim, dtype)
+    stages = decode.num_stages * 2 * decode.tokens * head_dim * size
+    assert stages + tiles.SCRATCH_BYTES <= gpu.shared_bytes
+    assert 1 <= decode.programs_per_sm <= 4
+    vectors = prefill.rows + 2 * prefill.num_stages * prefill.tokens
+    assert vectors * head_dim * size + tiles.SCRATCH_BYTES <= gpu.shared_bytes
+    threads = prefill.num_warps * gpu.warp_size
+    assert prefill.rows * (head_dim + prefill.tokens) <= tiles.MAX_REGISTERS * threads
+    assert threads <= 1024
+    for number in (decode.tokens, prefill.rows, prefill.tokens):
+        assert number >= 16, "tl.dot wants 16 at least"
+        assert number & (number - 1) == 0, "a tile's sides are powers of two"
+
+
+def test_less_shared_memory_gives_smaller_tiles(on):
+    assert on("A100", 128, torch.bfloat16)[0] == DecodeTile(64, 2, 2, 4)
+    assert on("RTX 4090", 128, torch.bfloat16) == (
+        DecodeTile(64, 2, 2, 2),
+        PrefillTile(128, 64, 8, 2),
+    )
+    for name in ("T4", "MI300X"):
+        assert on(name, 128, torch.bfloat16) == (
+            DecodeTile(32, 2, 2, 3),
+            PrefillTile(64, 32, 4, 2),
+        )
+
+
+def test_without_a_gpu_nothing_is_asked_of_one(monkeypatch):
+    monkeypatch.delattr(torch.cuda, "get_device_properties")
+    assert decode_tile(128, torch.bfloat16, torch.device("cpu")) == DecodeTile(64, 4, 2, 2)
+    assert prefill_tile(256, torch.float32, torch.device("cpu")) == PrefillTile(32, 16, 4, 2)

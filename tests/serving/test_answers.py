@@ -1,0 +1,80 @@
+"""Answers with log-probabilities: large ones let others have their turn."""
+
+import asyncio
+import json
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from m3_paged import SamplingParams
+from milestone_llm.core.outputs import Logprob
+from milestone_llm.serving.async_engine import ApiRequest
+from milestone_llm.serving.engine_client import CompletionDelta, EngineRequest, RequestDelta
+from milestone_llm.serving.response_bodies import ResponseBodies
+from milestone_llm.serving.responses import ApiResponse
+from milestone_llm.serving.threads import started_threads
+
+NUM_CHOICES = 3
+
+
+@pytest.fixture
+def tokenizing():
+    """A pool of one thread."""
+    with started_threads(1, "tokenizer") as pool:
+        yield pool
+
+
+def answered(params, is_stream, tokenizing):
+    """What a client is sent, in parts, and the threads in which tokens were decoded."""
+    threads, parts = set(), []
+
+    def decode(token_id):
+        threads.add(threading.current_thread().name)
+        return chr(token_id)
+
+    async def send(message):
+        parts.append(message.get("body", b""))
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    async def run():
+        engine = SimpleNamespace(add=lambda request: None, close_request=lambda request: None)
+        request = ApiRequest(engine, NUM_CHOICES)
+        request.start([EngineRequest("r", [65, 66], params)], None)
+        entry = {67: Logprob(-0.5, 1), 68: Logprob(-1.5, 2)}
+        tokens = ([67], [entry] if params.logprobs else [], "length")
+        choices = [CompletionDelta(index, "é", *tokens) for index in range(NUM_CHOICES)]
+        request.take(RequestDelta("r", choices, 0, [None, {66: Logprob(-0.5, 1)}]))
+        bodies = ResponseBodies(request, "r", "m", False, ["AB"] * 3, decode, str.encode)
+        await ApiResponse(request, bodies, is_stream, tokenizing)({"type": "http"}, receive, send)
+
+    asyncio.run(run())
+    return b"".join(parts), threads
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_tokens_are_decoded_where_the_tokenizer_is_used_anyway(is_stream, tokenizing):
+    """Not in the event loop: it would stand still, and a tokenizer is not made for two threads."""
+    params = SamplingParams(n=NUM_CHOICES, logprobs=1, prompt_logprobs=0)
+    answer, threads = answered(params, is_stream, tokenizing)
+    assert threads == {"tokenizer_0"}
+    assert answer.count(b'"tokens":["A","B","C"]') == NUM_CHOICES
+
+
+def test_between_two_choices_others_have_their_turn(tokenizing):
+    params = SamplingParams(n=NUM_CHOICES, logprobs=1, prompt_logprobs=0)
+    jobs = []
+    pool = SimpleNamespace(submit=lambda *job: jobs.append(job) or tokenizing.submit(*job))
+    answer, _ = answered(params, False, pool)
+    assert len(jobs) > NUM_CHOICES
+    choices = json.loads(answer)["choices"]
+    assert [choice["logprobs"]["token_logprobs"] for choice in choices] == [[None, -0.5, -0.5]] * 3
+
+
+def test_an_answer_without_them_is_made_at_once():
+    answer, threads = answered(SamplingParams(n=NUM_CHOICES), False, None)
+    assert not threads
+    assert "é".encode() in answer
+    assert [choice["text"] for choice in json.loads(answer)["choices"]] == ["ABé"] * NUM_CHOICES

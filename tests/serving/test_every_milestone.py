@@ -1,0 +1,38 @@
+"""A server of every milestone, over real HTTP: what it answers is what `generate` gives."""
+
+import asyncio
+
+import m3_paged
+
+
+def test_two_completions_at_once_and_a_chat_stream(server, oracle):
+    prompts = ["Hello", "The sea in winter is"]
+    params = m3_paged.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    fields = {"model": server.model, "temperature": 0, "extra_body": {"ignore_eos": True}}
+
+    async def complete(client, prompt):
+        answer = await client.completions.create(prompt=prompt, max_tokens=12, logprobs=0, **fields)
+        return answer.choices[0]
+
+    async def chat(client):
+        stream = await client.chat.completions.create(
+            messages=[{"role": "user", "content": "Who are you?"}],
+            max_completion_tokens=12,
+            stream=True,
+            **fields,
+        )
+        return [event.choices[0].delta.content or "" async for event in stream]
+
+    async def ask_all():
+        async with server.async_client() as client:
+            asking = [complete(client, prompt) for prompt in prompts]
+            return await asyncio.gather(*asking, chat(client))
+
+    *choices, parts = asyncio.run(ask_all())
+    expected = oracle.generate([*prompts, "user: Who are you?\n> "], params)
+    for choice, output in zip(choices, expected, strict=False):
+        assert choice.text == output.text
+        assert len(choice.logprobs.token_logprobs) == len(output.token_ids) == 12
+        assert choice.finish_reason == output.finish_reason == "length"
+    assert "".join(parts) == expected[-1].text
+    assert len(parts) > 2, "a stream comes in parts"
