@@ -66,6 +66,7 @@ class ApiResponse(Response):
 
     async def _whole(self) -> bytes:
         snapshots = [state.snapshot() for state in self._request.states]
+        _read_texts(snapshots)
         pieces, body = self._bodies.whole(snapshots), []
         while piece := await self._make(next, pieces, b""):  # others have their turn in between
             body.append(piece)
@@ -92,7 +93,7 @@ class ApiResponse(Response):
 
 
 def _read_texts(outputs: list[RequestOutput]) -> None:
-    """Here, where texts grow: another thread would see one that is being changed."""
+    """Here, where texts grow by a tokenizer of this thread's own."""
     for completion in chain.from_iterable(output.outputs for output in outputs):
         assert completion.text is not None
 
