@@ -158,8 +158,9 @@ async def ask_all(engine, all_prompts, policy):
         for number, prompt in queue:
             request = engine.open_request(1)
             try:
-                request.start([EngineRequest(f"{policy}-{number}", prompt, params)], None)
-                while await request.deltas():
+                asked = EngineRequest(f"{policy}-{number}", prompt, params)
+                request.start([asked], is_stream=True, deadline=None)
+                while await request.outputs():
                     pass
             finally:
                 request.close()

@@ -101,6 +101,16 @@ class InputProcessor:
         check_prompt(token_ids, self.vocab_size, self.max_model_len)
         check_params(params, self.vocab_size, self.tokenizer, self.eos_token_ids)
         check_priority(priority)
+        return self.number(token_ids, params, request_id, priority)
+
+    def number(
+        self, token_ids: list[int], params: SamplingParams, request_id: str | None, priority: int
+    ) -> Request:
+        """As `make`, of token ids and parameters that have been checked for this model.
+
+        Raises:
+            InputError: the id is taken, or no step could ever compute the request.
+        """
         arrival = self.num_arrivals
         if request_id is None:
             request_id = self._free_id(f"r{arrival}")

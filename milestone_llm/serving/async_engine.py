@@ -1,102 +1,93 @@
 """The engine as HTTP uses it: which requests are let in, which gets which tokens, and the end.
 
-Everything here runs in HTTP's thread, but for `AsyncEngine.deliver`.
+The engine's process sends tokens. Here they become text, and stop strings are found in it, by the
+frontend's `OutputProcessor`; the engine is told of a completion that one has ended. Everything runs
+in HTTP's thread, but for `AsyncEngine.deliver`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import time
+from collections import deque
 from collections.abc import Sequence
 
-from milestone_llm.core.outputs import Logprob
+from milestone_llm.core.outputs import EngineCoreOutput
+from milestone_llm.core.request import Request
+from milestone_llm.frontend.output_processor import OutputProcessor, RequestState
+from milestone_llm.frontend.output_queue import OutputQueue
+from milestone_llm.frontend.outputs import RequestOutput
 
-from .engine_client import CompletionDelta, EngineClient, EngineRequest, RequestDelta
+from .engine_client import EngineClient, EngineCoreOutputs, EngineRequest
 from .errors import ApiError
 from .metrics import Metrics
-
-PACE = 10.0
-"""Tokens are passed on at most once in so many times the CPU time that it took to send the last
-ones: every step where few are streaming, several tokens in one event where hundreds are. What HTTP
-takes, the engine may lack: the interpreter where both are in one process, a core where there are
-few."""
-MAX_PAUSE = 0.25
-"""Seconds between two times at most: where each token costs much, waiting makes none cheaper."""
 
 
 class ApiRequest:
     """One HTTP request: its requests to the engine, and what they have brought.
 
-    A choice is a completion, numbered over all prompts as in the answer. The code that opens an API
-    request has to close it, whatever happens.
+    The code that opens an API request has to close it, whatever happens.
     """
 
     def __init__(self, engine: AsyncEngine, num_choices: int) -> None:
         self._engine = engine
         self.num_choices = num_choices
-        self.requests: list[EngineRequest] = []
-        self.num_cached_tokens: list[int] = []
-        """Of each request: prompt tokens found in the prefix cache."""
-        self.prompt_logprobs: list[list[dict[int, Logprob] | None] | None] = []
-        self._index_of: dict[str, int] = {}
-        self._deltas: dict[int, CompletionDelta] = {}
-        self._num_unfinished = num_choices
+        self.states: list[RequestState] = []
+        """Of the requests to the engine, in order."""
+        self.queue = OutputQueue()
+        self._waits_since: float | None = None
         self._error: ApiError | None = None
         self._has_changed = asyncio.Event()
         self._deadline: asyncio.TimerHandle | None = None
 
-    def start(self, requests: Sequence[EngineRequest], deadline: float | None) -> None:
+    def start(
+        self, requests: Sequence[EngineRequest], is_stream: bool, deadline: float | None
+    ) -> None:
         """Pass the requests to the engine.
 
         Args:
+            is_stream: whether outputs are wanted as they grow, or whole.
             deadline: seconds from their arrival; later, an error is the answer.
         """
-        self.requests = list(requests)
-        self._index_of = {each.request_id: index for index, each in enumerate(requests)}
-        self.num_cached_tokens = [0] * len(requests)
-        self.prompt_logprobs = [None] * len(requests)
+        self.queue = OutputQueue(wants_all=is_stream)
         if deadline is not None:
             left = requests[0].arrival_time + deadline - time.perf_counter()
             error = ApiError(504, f"the deadline of {deadline} s has passed")
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(max(0.0, left), self.fail, error)
-        self._engine.add(self)
+        self.states = self._engine.add(self, requests)
 
-    async def deltas(self) -> list[CompletionDelta]:
-        """Wait for tokens: a delta for each choice that grew. An empty list: all is there.
+    async def outputs(self) -> list[RequestOutput]:
+        """Wait for tokens.
+
+        Returns:
+            The newest output of each request that grew; nothing once all is there.
 
         Raises:
             ApiError: there will be no answer.
         """
-        while not self._deltas:
+        while not (outputs := self.queue.take()):
             if self._error is not None:
                 raise self._error
             if self.is_finished:
-                return []
+                break
             self._has_changed.clear()
             await self._has_changed.wait()
-        deltas, self._deltas = self._deltas, {}
-        return list(deltas.values())
+        return outputs
 
-    def take(self, delta: RequestDelta) -> None:
-        """Take in what one of the requests has got."""
-        index = self._index_of[delta.request_id]
-        if delta.refusal is not None:
-            self.fail(ApiError(delta.status, delta.refusal))
-        self.num_cached_tokens[index] = delta.num_cached_tokens
-        if delta.prompt_logprobs is not None:
-            self.prompt_logprobs[index] = delta.prompt_logprobs
-        for completion in delta.completions:
-            completion.index += index * (self.num_choices // len(self.requests))
-            self._num_unfinished -= completion.finish_reason is not None
-            if completion.finish_reason == "error":
-                self.fail(ApiError(500, "the step that computed this request failed"))
-            elif completion.index in self._deltas:  # the client is late, or this thread
-                self._deltas[completion.index].extend(completion)
-            else:
-                self._deltas[completion.index] = completion
-        self._has_changed.set()
+    def note_tokens(self, step_time: float) -> None:
+        """There are tokens, the first of them of a step that ended then."""
+        if self.queue or self.is_finished:
+            self._waits_since = self._waits_since or step_time
+            self._has_changed.set()
+
+    def note_sent(self) -> None:
+        """All that there was of a stream is in the client's socket."""
+        if self._waits_since is not None:
+            self._engine.metrics.delivery.observe(time.perf_counter() - self._waits_since)
+            self._waits_since = None
 
     def fail(self, error: ApiError) -> None:
         """Answer with an error, once what is there has been passed on. The first one counts."""
@@ -112,7 +103,7 @@ class ApiRequest:
     @property
     def is_finished(self) -> bool:
         """Whether the engine has nothing more to bring."""
-        return not self._num_unfinished
+        return not self.queue.unfinished
 
 
 class AsyncEngine:
@@ -130,9 +121,12 @@ class AsyncEngine:
         self.closed_because: str | None = None
         """Why nobody is let in any more; None while all may come."""
         self._open: dict[ApiRequest, None] = {}
-        self._owner_of: dict[str, ApiRequest] = {}
-        """By the id of an engine's request."""
+        self._known: dict[str, tuple[ApiRequest, Request]] = {}
+        """By the id of a completion."""
         self._num_choices = 0
+        self._output_processor = OutputProcessor(copy.deepcopy(client.info.tokenizer))
+        self._messages: deque[EngineCoreOutputs] = deque()
+        """From the engine, and not looked at."""
 
     @property
     def num_open(self) -> int:
@@ -172,11 +166,14 @@ class AsyncEngine:
         self._num_choices += num_choices
         return request
 
-    def add(self, request: ApiRequest) -> None:
-        """Pass the engine's requests of an API request to the engine."""
-        for each in request.requests:
-            self._owner_of[each.request_id] = request
-        self.client.add_requests(request.requests)
+    def add(self, owner: ApiRequest, requests: Sequence[EngineRequest]) -> list[RequestState]:
+        """Pass the requests of an API request to the engine, and follow them."""
+        for each in requests:
+            known = each.as_known_here()
+            self._output_processor.add(known, owner.queue)
+            self._known |= {one.request_id: (owner, one) for one in known.completions}
+        self.client.add_requests(list(requests))
+        return [self._output_processor.states[each.request_id] for each in requests]
 
     def close_request(self, request: ApiRequest) -> None:
         """An API request is over; the engine drops what it has not finished of it."""
@@ -184,29 +181,57 @@ class AsyncEngine:
             return
         del self._open[request]
         self._num_choices -= request.num_choices
-        for each in request.requests:
-            del self._owner_of[each.request_id]
-            if not request.is_finished:
-                self.client.abort(each.request_id)
+        for state in request.states:
+            for completion in state.completions:
+                del self._known[completion.request.request_id]
+            if not state.is_done:
+                self._output_processor.abort(state)
+                self.client.abort(state.request.request_id)
 
     # -- tokens ------------------------------------------------------------------------------
 
-    def deliver(self, deltas: list[RequestDelta]) -> None:
-        """Take what steps brought. Called in the thread of `EngineClient.run`."""
+    def deliver(self, message: EngineCoreOutputs) -> None:
+        """Take what a step brought. Called in the thread of `EngineClient.run`.
+
+        While HTTP's thread is busy, messages wait for it, and it takes them all at once: then, an
+        event has the tokens of several steps.
+        """
+        self._messages.append(message)
         with contextlib.suppress(RuntimeError):  # HTTP has ended
-            self.event_loop.call_soon_threadsafe(self._pass_on, deltas)
+            self.event_loop.call_soon_threadsafe(self._take_messages)
 
-    def _pass_on(self, deltas: list[RequestDelta]) -> None:
-        start = time.thread_time()
-        for delta in deltas:
-            owner = self._owner_of.get(delta.request_id)
-            if owner is not None:
-                owner.take(delta)
-        self.event_loop.call_soon(self._pause, start)  # comes after those who were woken
+    def _take_messages(self) -> None:
+        waited_since: dict[ApiRequest, float] = {}
+        outputs: list[EngineCoreOutput] = []
+        while self._messages:
+            message = self._messages.popleft()
+            self._note_facts(message)
+            for output in message.outputs():
+                owner, request = self._known.get(output.request_id, (None, None))
+                if owner is None or request is None:  # it has been closed
+                    continue
+                outputs.append(output)
+                waited_since.setdefault(owner, message.time)
+                if output.finish_reason is not None:
+                    request.finish(output.finish_reason)
+                if output.finish_reason == "error":
+                    owner.fail(ApiError(500, "the step that computed this request failed"))
+        for request in self._output_processor.process(outputs):
+            request.finish("stop")
+            self.client.end_completion(request.request_id)
+        for owner, step_time in waited_since.items():
+            owner.note_tokens(step_time)
 
-    def _pause(self, start: float) -> None:
-        spent = time.thread_time() - start
-        self.event_loop.call_later(min(MAX_PAUSE, (PACE - 1) * spent), self.client.want_more)
+    def _note_facts(self, message: EngineCoreOutputs) -> None:
+        for request_id, begun in message.begun.items():
+            if request_id in self._known:
+                _, request = self._known[request_id]
+                request.num_cached_tokens = begun.num_cached_tokens
+                request.prompt_logprobs = begun.prompt_logprobs or [None]
+        for request_id, refusal in message.refusals.items():
+            if request_id in self._known:
+                owner, _ = self._known[request_id]
+                owner.fail(ApiError(refusal.status, refusal.text))
 
     # -- the end -----------------------------------------------------------------------------
 

@@ -24,6 +24,14 @@ TABLES = {
         for metric in ("ttft", "itl")
         for what in ("p50", "p95", "p99", "max")
     },
+    "{server}: means and tails in ms; ITL is between events, TPOT between tokens": {
+        **{
+            f"{metric.upper()}\n{what}": f"{{{metric}_{what}:,.2f}}"
+            for metric in ("ttft", "itl", "tpot")
+            for what in ("mean", "p99")
+        },
+        "tokens\nan event": "{tokens_per_event:.2f}",
+    },
 }
 
 

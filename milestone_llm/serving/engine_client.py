@@ -7,13 +7,15 @@ crosses it is plain data that can be pickled. Nothing here imports torch.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from milestone_llm.core.outputs import Logprob
+from milestone_llm.core.outputs import EngineCoreOutput, Logprob
+from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.frontend.input_processor import build_request
 from milestone_llm.lab.trace.records import StepRecord
 
 from .engine_metrics import EngineMetrics
@@ -37,56 +39,89 @@ class EngineInfo:
     """Most tokens of a step of one engine."""
     num_kv_blocks: int
     """Of one engine."""
+    vocab_size: int
+    eos_token_ids: frozenset[int]
     tokenizer: Any
-    """The model's, or None. Code beside the engine's thread takes a copy."""
+    """The model's, or None. A thread that uses it takes a copy."""
 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A request on its way to the engine."""
+    """A request on its way to the engine, which numbers and seeds it. Checked for its model."""
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     priority: int = 0
-    is_streamed: bool = False
-    """Whether each token is wanted as it comes, or all of them in the end."""
+    is_streamed: bool = True
+    """Whether the client is told each token. If not, another replica may begin anew."""
     arrival_time: float = field(default_factory=time.perf_counter)
     """When the client asked, in seconds of `time.perf_counter()`: all processes of a machine have
     the same."""
 
+    def as_known_here(self) -> Request:
+        """The request for an `OutputProcessor` that is not the engine's: number and seed are not
+        known, and where it stands is what the engine has told."""
+        further = [f"{self.request_id}/{index}" for index in range(1, self.params.n)]
+        ids, prompt = [self.request_id, *further], self.prompt_token_ids
+        return build_request(ids, prompt, self.params, 0, self.priority, 0, frozenset())
 
-@dataclass
-class CompletionDelta:
-    """What a completion has got since its last delta."""
 
-    index: int
+class Begun(NamedTuple):
+    """What is known of a prompt once the first token is there."""
+
+    num_cached_tokens: int
+    """Of them, those found in the prefix cache."""
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    """If they were asked for."""
+
+
+class Refusal(NamedTuple):
+    """Why nothing will come of a request, or nothing more."""
+
     text: str
-    token_ids: list[int]
-    logprobs: list[dict[int, Logprob]]
-    finish_reason: str | None
-
-    def extend(self, later: CompletionDelta) -> None:
-        """Take the next delta in."""
-        self.text += later.text
-        self.token_ids += later.token_ids
-        self.logprobs += later.logprobs
-        self.finish_reason = later.finish_reason
+    status: int
+    """Of HTTP."""
 
 
 @dataclass
-class RequestDelta:
-    """What a request has got since its last delta."""
+class EngineCoreOutputs:
+    """What a step has brought to all requests together: one message, and no object a token."""
 
-    request_id: str
-    completions: list[CompletionDelta] = field(default_factory=list)
-    num_cached_tokens: int = 0
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    """With the first tokens, if they were asked for."""
-    refusal: str | None = None
-    """Why nothing will come, or nothing more."""
-    status: int = 400
-    """Of HTTP, for a refusal."""
+    time: float = field(default_factory=time.perf_counter)
+    """When the step ended."""
+    request_ids: list[str] = field(default_factory=list)
+    """Completions that have got one token, and of which nothing else is to be said."""
+    token_ids: list[int] = field(default_factory=list)
+    """Theirs."""
+    others: list[EngineCoreOutput] = field(default_factory=list)
+    """Of completions that have ended, or have got anything but one token."""
+    begun: dict[str, Begun] = field(default_factory=dict)
+    """By request, with its first token."""
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+    """By request."""
+
+    def add(self, output: EngineCoreOutput) -> None:
+        """Take in what a completion has got."""
+        tokens = output.new_token_ids
+        if len(tokens) == 1 and output.finish_reason is None and not output.new_logprobs:
+            self.request_ids.append(output.request_id)
+            self.token_ids.append(tokens[0])
+        else:
+            self.others.append(output)
+
+    def extend(self, later: EngineCoreOutputs) -> None:
+        """Take in what later steps have brought."""
+        for output in later.outputs():
+            self.add(output)
+        self.begun |= later.begun
+        self.refusals |= later.refusals
+
+    def outputs(self) -> Iterator[EngineCoreOutput]:
+        """What each completion has got."""
+        for request_id, token_id in zip(self.request_ids, self.token_ids, strict=True):
+            yield EngineCoreOutput(request_id, [token_id])
+        yield from self.others
 
 
 @dataclass(frozen=True)
@@ -100,6 +135,10 @@ class EngineReport:
     """Which one it is, if there may be several."""
 
 
+Deliver = Callable[[EngineCoreOutputs], None]
+"""Called with what each step has brought, in the thread of `EngineClient.run`."""
+
+
 class EngineClient(Protocol):
     """Engines, as HTTP sees them. `run` is the main thread's; the rest is HTTP's."""
 
@@ -109,26 +148,21 @@ class EngineClient(Protocol):
     def problem(self) -> str | None:
         """Why nothing can be computed at present, though it may be later."""
 
-    def run(self, deliver: Callable[[list[RequestDelta]], None]) -> None:
+    def run(self, deliver: Deliver) -> None:
         """Serve until `stop`.
-
-        Args:
-            deliver: called in this thread with what steps have brought.
 
         Raises:
             EngineDeadError: nothing more will come.
         """
 
     def add_requests(self, requests: list[EngineRequest]) -> None:
-        """Queue requests. If the engine refuses one, its delta says so."""
+        """Queue requests. If the engine refuses one, it says so."""
 
     def abort(self, request_id: str) -> None:
         """End a request, wherever it is; before the next step it has no memory any more."""
 
-    def want_more(self) -> None:
-        """HTTP has passed the last deltas on. Until this is said, tokens are collected and go out
-        together: a step's worth at a time, or that of several.
-        """
+    def end_completion(self, completion_id: str) -> None:
+        """A stop string has ended a completion; others of its request go on."""
 
     def report(self) -> Future[list[EngineReport]]:
         """Ask for the figures of each engine; the answer comes between two steps."""

@@ -1,35 +1,40 @@
-"""The loop around the engine: commands in, a step, what it brought out.
+"""The loop around the core: orders in, a step, its tokens out.
 
     others' threads                                the engine's thread, the main one of its process
     add_requests, abort, report  -- orders --->    between two steps
-    deliver(list)                <-- deltas ---    at most once a step, for all requests together
+    deliver(EngineCoreOutputs)   <-- tokens ---    once a step, for all requests together
 
-Only the engine's thread touches the engine, so that no thread waits for a lock while it steps. And
-only that thread speaks: whatever leaves the loop leaves it there.
+Only the engine's thread touches the core, so that no thread waits for a lock while it steps. And
+only that thread speaks: whatever leaves the loop leaves it there. Text and stop strings are made
+where the tokens go (`async_engine.py`).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
 from milestone_llm.core.errors import InputError
+from milestone_llm.core.outputs import EngineCoreOutput
+from milestone_llm.core.request import Request
 from milestone_llm.frontend.engine import BaseEngine
-from milestone_llm.frontend.outputs import CompletionOutput, RequestOutput
 from milestone_llm.lab.threads import ThreadWatch
 from milestone_llm.lab.trace.tracer import Tracer
 
 from .engine_client import (
-    CompletionDelta,
+    Begun,
+    Deliver,
+    EngineCoreOutputs,
     EngineDeadError,
     EngineInfo,
     EngineReport,
     EngineRequest,
-    RequestDelta,
+    Refusal,
     StepSink,
 )
 from .engine_metrics import EngineMetrics
@@ -37,50 +42,30 @@ from .orders import OrderingClient, Orders
 
 log = logging.getLogger(__name__)
 
-PACE = 20.0
-"""Deltas are sent at most once in so many times the CPU time that it took to send the last ones:
-every step where few are streaming, those of several steps together where hundreds are. The engine
-waits while they are made."""
-MAX_PAUSE = 0.05
-"""Seconds between two times at most: where each token costs much, waiting makes none cheaper."""
 MAX_FAILURES = 3
 """Steps that fail one after the other before the engine is given up."""
 
 
-class _RequestState:
-    """A request that the engine has: how much of each completion has been sent."""
+class CompletionState:
+    """A completion that the core has not finished.
 
-    def __init__(self, request: EngineRequest) -> None:
+    Args:
+        arrival_time: when the client asked.
+    """
+
+    def __init__(self, request: Request, arrival_time: float) -> None:
         self.request = request
-        n = request.params.n
-        self.num_sent_characters, self.num_sent_tokens = [0] * n, [0] * n
-        self.is_ended = [False] * n
-        self.num_counted = [0] * n  # tokens that the metrics know
+        self.arrival_time = arrival_time
+        self.num_sent = 0
+        """Tokens that have left the loop."""
+        self.last_time = 0.0
+        """When the last of them did."""
 
-    def delta(self, output: RequestOutput) -> RequestDelta:
-        """What is new of the request; it counts as sent from now on."""
-        is_first = not any(self.num_sent_tokens)
-        return RequestDelta(
-            output.request_id,
-            [self._completion(each) for each in output.outputs if not self.is_ended[each.index]],
-            output.metrics.num_cached_tokens,
-            output.prompt_logprobs if is_first else None,
-        )
-
-    def _completion(self, output: CompletionOutput) -> CompletionDelta:
-        index, text = output.index, output.text
-        first = self.num_sent_tokens[index]
-        delta = CompletionDelta(
-            index,
-            text[self.num_sent_characters[index] :],
-            output.token_ids[first:],
-            (output.logprobs or [])[first:],
-            output.finish_reason,
-        )
-        self.num_sent_characters[index] = len(text)
-        self.num_sent_tokens[index] = output.num_tokens
-        self.is_ended[index] = output.finish_reason is not None
-        return delta
+    def missing(self) -> EngineCoreOutput:
+        """What the core knows and has not left the loop, after an interruption anywhere."""
+        request, first = self.request, self.num_sent
+        tokens, logprobs = request.output_token_ids[first:], request.logprobs[first:]
+        return EngineCoreOutput(request.request_id, tokens, logprobs, request.finish_reason)
 
 
 class EngineLoop(OrderingClient):
@@ -94,48 +79,31 @@ class EngineLoop(OrderingClient):
             engine.config.max_num_seqs,
             engine.config.max_num_batched_tokens,
             engine.scheduler.kv_usage().total,
+            engine.vocab_size,
+            engine.eos_token_ids,
             engine.tokenizer,
         )
         self.problem: str | None = None
-        self._engine = engine
+        self._engine, self._core = engine, engine.core
         self._metrics = EngineMetrics()
-        self._deliver: Callable[[list[RequestDelta]], None]
+        self._deliver: Deliver
         self._on_report: Callable[[list[EngineReport]], None]
         self._on_step: StepSink
-        self._is_wanted = True
-        self._next_send = 0.0
-        """Time (`perf_counter`) before which nothing is sent, unless the engine idles."""
-        self._states: dict[str, _RequestState] = {}
-        self._unsent: dict[str, RequestOutput] = {}
+        self._requests: dict[str, Request] = {}
+        self._completions: dict[str, CompletionState] = {}
         self._num_failures = 0
         self._page_tracer: Tracer | None = None
         self._threads = ThreadWatch(engine.model.device.type, log.warning)
 
-    # -- from any thread ---------------------------------------------------------------------
-
-    def put(self, orders: Orders) -> None:
-        """Pass on orders that came together from another process."""
-        if orders.wants_more:
-            self.want_more()
-        self.orders.put(orders)
-
-    def want_more(self) -> None:
-        """Send tokens with the next step, or with the one under way."""
-        self._is_wanted = True
-
-    # -- in the engine's thread --------------------------------------------------------------
-
     def run(
         self,
-        deliver: Callable[[list[RequestDelta]], None],
+        deliver: Deliver,
         on_report: Callable[[list[EngineReport]], None] | None = None,
         on_step: StepSink | None = None,
     ) -> None:
         """Serve until `stop`.
 
         Args:
-            deliver: called in this thread with what steps have brought, at most once a step, and
-                not again before `want_more` unless the engine is idle or refuses a request.
             on_report, on_step: called in this thread, instead of those who asked or watch here.
 
         Raises:
@@ -146,20 +114,19 @@ class EngineLoop(OrderingClient):
         self._on_step = on_step or self.take_step
         is_last = False
         while not is_last:
-            is_idle = not self._engine.has_unfinished_requests()
-            if is_idle:  # nobody else wants the interpreter
-                self._send()
-            orders = self.orders.take(waits=is_idle)
+            orders = self.orders.take(waits=not self._requests)
             self._carry_out(orders)
             is_last = orders.is_last
-            if not is_last and self._engine.has_unfinished_requests():
+            if not is_last and self._requests:
                 self._try(self._step)
-        for request_id in list(self._states):
+        for request_id in list(self._requests):
             self._try(partial(self._abort, request_id))
 
     def _carry_out(self, orders: Orders) -> None:
         for request_id in orders.aborts:
             self._try(partial(self._abort, request_id))
+        for completion_id in orders.stops:
+            self._try(partial(self._stop, completion_id))
         for request in orders.requests.values():
             self._try(partial(self._add, request))
         if orders.is_watched is not None:
@@ -178,11 +145,18 @@ class EngineLoop(OrderingClient):
         except Exception as error:
             self._num_failures += 1
             log.exception("The engine failed; the requests of the step have ended")
-            self._take(self._engine.take_outputs())
-            self._send()
+            self._recover()
             # What a device reports once, it reports for ever.
             if isinstance(error, torch.AcceleratorError) or self._num_failures >= MAX_FAILURES:
                 raise EngineDeadError(f"the engine is dead: {error!r}") from error
+
+    def _recover(self) -> None:
+        """After whatever was raised: go on with the requests as they are."""
+        states = list(self._completions.values())
+        self._core.restart([state.request for state in states])
+        outputs = [state.missing() for state in states]
+        self._take([each for each in outputs if each.new_token_ids or each.finish_reason])
+        self._core.close_steps()
 
     def _report(self) -> None:
         preempted = sum(bool(each.num_preemptions) for each in self._engine.scheduler.waiting)
@@ -190,7 +164,7 @@ class EngineLoop(OrderingClient):
         self._on_report([EngineReport(stats, self._metrics)])
 
     def _watch(self, is_watched: bool) -> None:
-        watchers = self._engine.core.watchers
+        watchers = self._core.watchers
         if self._page_tracer is not None:
             watchers.remove(self._page_tracer)
             self._page_tracer = None
@@ -198,69 +172,89 @@ class EngineLoop(OrderingClient):
             self._page_tracer = Tracer([self._on_step], keeps_records=False)
             watchers.append(self._page_tracer)
 
-    def _add(self, request: EngineRequest) -> None:
-        name = request.request_id
+    def _add(self, new: EngineRequest) -> None:
+        name, refusal = new.request_id, None
         try:
-            self._engine.add_request(
-                request.prompt_token_ids, request.params, name, request.priority
+            request = self._engine.input_processor.number(
+                new.prompt_token_ids, new.params, name, new.priority
             )
+            self._core.add_request(request)
+            self._requests[name] = request
+            for each in request.completions:
+                self._completions[each.request_id] = CompletionState(each, new.arrival_time)
         except InputError as error:
-            self._deliver([RequestDelta(name, refusal=str(error))])
+            refusal = Refusal(str(error), 400)
         except Exception as error:
-            text = f"the engine failed: {type(error).__name__}"
-            self._deliver([RequestDelta(name, refusal=text, status=500)])
+            refusal = Refusal(f"the engine failed: {type(error).__name__}", 500)
             raise
-        else:
-            self._states[name] = _RequestState(request)
+        finally:
+            if refusal is not None:
+                self._deliver(EngineCoreOutputs(refusals={name: refusal}))
 
     def _abort(self, request_id: str) -> None:
+        if (request := self._requests.get(request_id)) is None:
+            return
         try:
-            output = self._engine.abort(request_id)
+            for completion in reversed(request.completions):  # forks before what they fork from
+                self._finish(completion.request_id, "abort")
         except Exception:
             self.abort(request_id)  # once more, after the next step
             raise
-        state = self._states.pop(request_id, None)
-        self._unsent.pop(request_id, None)
-        if state is not None and output is not None:
-            self._metrics.note_end(output, state.request.arrival_time)
+        self._core.close_steps()
+
+    def _stop(self, completion_id: str) -> None:
+        self._finish(completion_id, "stop")
+        self._core.close_steps()
+
+    def _finish(self, completion_id: str, reason: str) -> None:
+        if (state := self._completions.get(completion_id)) is not None:
+            if not state.request.is_finished:
+                self._core.finish_request(state.request, reason)
+            self._note_end(completion_id, reason)
 
     def _step(self) -> None:
-        counts = dict(self._engine.counts)
+        counts = dict(self._core.counts)
         start = time.perf_counter()
-        outputs = self._engine.step()
+        outputs = self._core.step()
         seconds = time.perf_counter() - start
-        if self._engine.counts["steps"] > counts["steps"]:
-            self._num_failures = 0
-            self._metrics.note_step(seconds, counts, self._engine.counts)
-            self._threads.note_step(seconds, len(outputs))
         self._take(outputs)
-        if self._is_wanted and time.perf_counter() >= self._next_send:
-            self._send()
+        self._core.close_steps()
+        if self._core.counts["steps"] > counts["steps"]:
+            self._num_failures = 0
+            self._metrics.note_step(seconds, counts, self._core.counts)
+            self._threads.note_step(seconds, len(outputs))
 
-    def _take(self, outputs: list[RequestOutput]) -> None:
-        """Count what came, and keep it until it is sent. The newest snapshot has it all."""
+    def _take(self, outputs: Sequence[EngineCoreOutput]) -> None:
+        """Send what the core has brought, and count it."""
+        message = EngineCoreOutputs()
+        now, num_tokens, gaps = message.time, 0, Counter[float]()
         for output in outputs:
-            state = self._states.get(output.request_id)
-            if state is None:  # aborted since
-                continue
-            request = state.request
-            self._metrics.note_tokens(output, request.arrival_time, state.num_counted)
-            if output.finished:
-                self._metrics.note_end(output, request.arrival_time)
-            if output.finished or request.is_streamed:
-                self._unsent[output.request_id] = output
-
-    def _send(self) -> None:
-        outputs, self._unsent = self._unsent, {}
+            state, num_new = self._completions[output.request_id], len(output.new_token_ids)
+            message.add(output)
+            if num_new > 1:
+                gaps[0.0] += num_new - 1
+            if num_new and state.num_sent:
+                gaps[now - state.last_time] += 1
+            elif num_new and state.request.leader is None:
+                request = state.request
+                is_asked = request.sampling_params.prompt_logprobs is not None
+                logprobs = request.prompt_logprobs if is_asked else None
+                message.begun[output.request_id] = Begun(request.num_cached_tokens, logprobs)
+                self._metrics.note_first_token(request, state.arrival_time, now)
+            state.num_sent += num_new
+            state.last_time = now
+            num_tokens += num_new
+            if output.finish_reason is not None:
+                self._note_end(output.request_id, output.finish_reason)
+        self._metrics.note_tokens(num_tokens, gaps)
         if outputs:
-            start = time.thread_time()
-            self._is_wanted = False
-            self._deliver([self._delta(output) for output in outputs.values()])
-            spent = time.thread_time() - start
-            self._next_send = time.perf_counter() + min(MAX_PAUSE, (PACE - 1) * spent)
+            self._deliver(message)
 
-    def _delta(self, output: RequestOutput) -> RequestDelta:
-        """Made here, since a request changes in the engine's thread."""
-        name = output.request_id
-        state = self._states.pop(name) if output.finished else self._states[name]
-        return state.delta(output)
+    def _note_end(self, completion_id: str, reason: str) -> None:
+        """A completion has ended; with the last one, so has its request."""
+        self._core.note_end(completion_id, reason)
+        state = self._completions.pop(completion_id)
+        request = state.request.leader or state.request
+        is_done = all(each.is_finished for each in request.completions)
+        if is_done and self._requests.pop(request.request_id, None) is not None:
+            self._metrics.note_end(request, state.arrival_time, time.perf_counter())

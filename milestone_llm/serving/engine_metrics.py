@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 
-from milestone_llm.frontend.outputs import RequestOutput
+from milestone_llm.core.request import Request
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -40,10 +40,10 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count a value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value that has come so many times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += times * value
 
     def buckets(self) -> list[tuple[str, float]]:
         """Bounds and the counts up to them, as Prometheus wants them."""
@@ -76,39 +76,36 @@ class EngineMetrics:
         self.histograms["step_batch_size"].observe(after["rows"] - before["rows"])
         self.histograms["iteration_tokens_total"].observe(num_tokens)
 
-    def note_tokens(
-        self, output: RequestOutput, arrival_time: float, num_counted: list[int]
-    ) -> None:
-        """A request has got tokens. Times are those of its first completion.
+    def note_first_token(self, request: Request, arrival_time: float, now: float) -> None:
+        """A request has got its first token.
 
         Args:
-            arrival_time: when the client asked, on the clock of the request's own times.
-            num_counted: tokens of each completion that were counted before; brought up to date.
+            arrival_time: when the client asked, in seconds of `time.perf_counter()`, as `now`.
         """
-        for completion in output.outputs:
-            self.num_generation_tokens += completion.num_tokens - num_counted[completion.index]
-            if completion.index:
-                num_counted[completion.index] = completion.num_tokens
-        times = output.metrics.token_times
-        for index in range(num_counted[0], output.outputs[0].num_tokens):
-            if index:
-                self._itl.observe(times[index] - times[index - 1])
-            else:
-                self._ttft.observe(times[0] - arrival_time)
-                self.num_prompt_tokens += len(output.prompt_token_ids)
-        num_counted[0] = output.outputs[0].num_tokens
+        self._ttft.observe(now - arrival_time)
+        self.num_prompt_tokens += request.num_prompt_tokens
 
-    def note_end(self, output: RequestOutput, arrival_time: float) -> None:
-        """A request has ended, for whatever reason."""
-        self.ended[output.finish_reason or "abort"] += 1
-        if output.finish_reason in ("abort", "error"):
+    def note_tokens(self, num_tokens: int, gaps: Mapping[float, int]) -> None:
+        """A step has brought tokens.
+
+        Args:
+            gaps: seconds between two tokens of a completion, and of how many tokens that is true:
+                of most, it is the time of a step.
+        """
+        self.num_generation_tokens += num_tokens
+        for seconds, times in gaps.items():
+            self._itl.observe(seconds, times)
+
+    def note_end(self, request: Request, arrival_time: float, now: float) -> None:
+        """A request has ended with all of its completions, for whatever reason."""
+        self.ended[request.finish_reason or "abort"] += 1
+        if request.finish_reason in ("abort", "error"):
             return
         observe = self.histograms
-        times = output.metrics
-        if times.finish_time is not None and times.first_scheduled_time is not None:
-            observe["e2e_request_latency_seconds"].observe(times.finish_time - arrival_time)
-            queued = times.first_scheduled_time - arrival_time
+        if request.first_scheduled_time is not None:
+            observe["e2e_request_latency_seconds"].observe(now - arrival_time)
+            queued = request.first_scheduled_time - arrival_time
             observe["request_queue_time_seconds"].observe(queued)
-        num_tokens = sum(completion.num_tokens for completion in output.outputs)
-        observe["request_prompt_tokens"].observe(len(output.prompt_token_ids))
+        num_tokens = sum(completion.num_output_tokens for completion in request.completions)
+        observe["request_prompt_tokens"].observe(request.num_prompt_tokens)
         observe["request_generation_tokens"].observe(num_tokens)

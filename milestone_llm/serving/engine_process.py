@@ -19,7 +19,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.cli import model_libraries
 
-from .engine_client import EngineDeadError, EngineInfo, RequestDelta
+from .engine_client import Deliver, EngineDeadError, EngineInfo
 from .engine_spec import EngineSpec
 from .orders import OrderingClient
 from .threads import started_thread, too_few
@@ -126,11 +126,8 @@ class EngineProcess(OrderingClient):
 
     # -- in the main thread ------------------------------------------------------------------
 
-    def run(self, deliver: Callable[[list[RequestDelta]], None]) -> None:
+    def run(self, deliver: Deliver) -> None:
         """Serve until `stop`.
-
-        Args:
-            deliver: called in this thread with what steps have brought.
 
         Raises:
             EngineDeadError: the engine gave up, or its process has ended.
@@ -140,7 +137,7 @@ class EngineProcess(OrderingClient):
                 kind, *content = self._pipe.recv()
             except (EOFError, OSError):
                 break
-            if kind == "deltas":
+            if kind == "tokens":
                 deliver(*content)
             elif kind == "report":
                 self.take_report(*content)
@@ -207,7 +204,7 @@ def _run_loop(loop: EngineLoop, pipe: Connection) -> None:
     send("info", loop.info)
     threading.Thread(target=_receive_orders, args=(loop, pipe), daemon=True).start()
     try:
-        loop.run(partial(send, "deltas"), partial(send, "report"), partial(send, "step"))
+        loop.run(partial(send, "tokens"), partial(send, "report"), partial(send, "step"))
     except EngineDeadError as error:
         send("death", str(error))
         raise SystemExit(1) from None
@@ -243,6 +240,6 @@ def _receive_orders(loop: EngineLoop, pipe: Connection) -> None:
     try:
         with contextlib.suppress(EOFError, OSError):
             while True:
-                loop.put(pipe.recv())
+                loop.orders.put(pipe.recv())
     finally:
         loop.stop()

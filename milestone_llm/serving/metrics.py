@@ -15,10 +15,14 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from .engine_client import EngineReport
-from .engine_metrics import HISTOGRAMS, EngineMetrics
+from .engine_metrics import HISTOGRAMS, EngineMetrics, Histogram
 
 PREFIX = "milestone_llm:"
-OURS_ALONE = {"step_time_seconds", "step_batch_size", "admission_rejections"}
+OURS_ALONE = {
+    *("step_time_seconds", "step_batch_size", "admission_rejections"),
+    "token_delivery_seconds",
+}
+DELIVERY_SECONDS = (2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 Labels = Mapping[str, str]
 
@@ -30,6 +34,8 @@ class Metrics(Collector):
         self._labels = {"model_name": model_name}
         self.refused: Counter[str] = Counter()
         """Requests that were not taken in, by reason."""
+        self.delivery = Histogram(DELIVERY_SECONDS)
+        """From the end of a step to a stream's socket, of each event."""
         self._reports = [EngineReport({}, EngineMetrics())]
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -55,6 +61,8 @@ class Metrics(Collector):
         yield from families.values()
         what = "refused requests"
         yield _by_label("admission_rejections", "reason", what, self.refused, self._labels)
+        what = "from a step's end until its tokens are in a stream's socket"
+        yield _histogram("token_delivery_seconds", what, self.delivery, self._labels)
 
 
 def _of_engine(report: EngineReport, labels: Labels) -> Iterator[Metric]:
@@ -93,9 +101,13 @@ def _of_engine(report: EngineReport, labels: Labels) -> Iterator[Metric]:
         yield counters
     yield _by_label("request_success", "finished_reason", "ended requests", metrics.ended, labels)
     for name, histogram in metrics.histograms.items():
-        family = HistogramMetricFamily(PREFIX + name, HISTOGRAMS[name][0], labels=list(labels))
-        family.add_metric(list(labels.values()), histogram.buckets(), histogram.sum)
-        yield family
+        yield _histogram(name, HISTOGRAMS[name][0], histogram, labels)
+
+
+def _histogram(name: str, what: str, histogram: Histogram, labels: Labels) -> Metric:
+    family = HistogramMetricFamily(PREFIX + name, what, labels=list(labels))
+    family.add_metric(list(labels.values()), histogram.buckets(), histogram.sum)
+    return family
 
 
 def _by_label(

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from statistics import fmean
 from typing import Any
 
 from milestone_llm.lab.bench.measure import PERCENTS, percentile
@@ -123,6 +124,9 @@ def figures(
 ) -> dict[str, float | None]:
     """A run in numbers; times in ms, rates a second. A latency is None if nobody got there.
 
+    TTFT is the time to the first token. ITL is that between two events of a stream. TPOT is that
+    between two tokens, the mean of a request, however many come in one event.
+
     A request is good if it is complete, its first token came within `ttft_limit` ms, and its others
     came at most `itl_limit` ms after one another on average.
     """
@@ -143,8 +147,15 @@ def figures(
         "most_inside": _most_inside(done),
         "late_ms": 1e3 * max(each.sent - each.due for each in outcomes),
     }
-    gaps = [after - before for each in done for before, after in pairwise(each.times)]
-    for name, values in {"ttft": [each.ttft for each in done], "itl": gaps}.items():
+    latencies = {
+        "ttft": [each.ttft for each in done],
+        "itl": [after - before for each in done for before, after in pairwise(each.times)],
+        "tpot": [each.mean_gap for each in done if each.num_tokens > 1],
+    }
+    num_events = sum(len(each.times) for each in done)
+    numbers["tokens_per_event"] = sum(e.num_tokens for e in done) / num_events if done else None
+    for name, values in latencies.items():
+        numbers[f"{name}_mean"] = 1e3 * fmean(values) if values else None
         for percent in (*PERCENTS, 100):
             key = f"{name}_max" if percent == 100 else f"{name}_p{percent}"
             numbers[key] = 1e3 * percentile(values, percent) if values else None

@@ -22,8 +22,9 @@ class Orders:
 
     aborts: dict[str, None] = field(default_factory=dict)
     """Ids of requests that were taken earlier, in order."""
+    stops: dict[str, None] = field(default_factory=dict)
+    """Ids of completions that a stop string has ended."""
     requests: dict[str, EngineRequest] = field(default_factory=dict)
-    wants_more: bool = False
     wants_report: bool = False
     is_watched: bool | None = None
     """Whether anybody wants the records of steps; None: that has not changed."""
@@ -36,7 +37,7 @@ class Orders:
             if self.requests.pop(request_id, None) is None:
                 self.aborts[request_id] = None
         self.requests |= later.requests
-        self.wants_more |= later.wants_more
+        self.stops |= later.stops
         self.wants_report |= later.wants_report
         self.is_last |= later.is_last
         if later.is_watched is not None:
@@ -79,16 +80,16 @@ class OrderingClient:
         self._asking = threading.Lock()
 
     def add_requests(self, requests: list[EngineRequest]) -> None:
-        """Queue requests. If the engine refuses one, its delta says so."""
+        """Queue requests. If the engine refuses one, it says so."""
         self.orders.put(Orders(requests={each.request_id: each for each in requests}))
 
     def abort(self, request_id: str) -> None:
         """End a request, wherever it is; before the next step it has no memory any more."""
         self.orders.put(Orders(aborts={request_id: None}))
 
-    def want_more(self) -> None:
-        """Send tokens with the next step."""
-        self.orders.put(Orders(wants_more=True))
+    def end_completion(self, completion_id: str) -> None:
+        """A stop string has ended a completion; others of its request go on."""
+        self.orders.put(Orders(stops={completion_id: None}))
 
     def report(self) -> Future[list[EngineReport]]:
         """The figures as they are between two steps."""

@@ -15,11 +15,14 @@ from ray import serve
 
 from milestone_llm.lab.cli import model_libraries
 
-from .async_engine import AsyncEngine
-from .engine_client import EngineDeadError, EngineInfo, EngineReport, EngineRequest, RequestDelta
+from .engine_client import (
+    EngineCoreOutputs,
+    EngineDeadError,
+    EngineInfo,
+    EngineReport,
+    EngineRequest,
+)
 from .engine_spec import EngineSpec
-from .errors import ApiError
-from .metrics import Metrics
 from .replica_router import Routing
 
 MAX_ONGOING = 2**20
@@ -40,12 +43,14 @@ class Replica:
             self._loop = EngineLoop(spec.build())
         sys.setswitchinterval(SWITCH_SECONDS)
         self._name = serve.get_replica_context().replica_id.unique_id
-        self._engine = AsyncEngine(self._loop, Metrics(""), max_choices=MAX_ONGOING)
+        self._event_loop: asyncio.AbstractEventLoop
+        self._queues: dict[str, asyncio.Queue[EngineCoreOutputs]] = {}
+        """By the id of a completion: where what comes of it is waited for."""
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         try:
-            self._loop.run(self._engine.deliver)
+            self._loop.run(self._deliver)
         except EngineDeadError:  # every caller is told by Ray, which starts another
             log.exception("The replica ends")
             os._exit(1)
@@ -59,25 +64,62 @@ class Replica:
         (report,) = await asyncio.wrap_future(self._loop.report())
         return replace(report, replica=self._name)
 
+    def end_completion(self, completion_id: str) -> None:
+        """A stop string has ended a completion. It may be one of another replica."""
+        if completion_id in self._queues:
+            self._loop.end_completion(completion_id)
+
     async def generate(
         self, request: EngineRequest, age: float, routing: Routing
-    ) -> AsyncIterator[RequestDelta]:
-        """What comes of a request, at the pace of `AsyncEngine`.
+    ) -> AsyncIterator[EngineCoreOutputs]:
+        """What comes of a request. If nobody sees its tokens, or looks for stop strings in them,
+        before it has ended: all at once, so that nothing is lost with a replica.
 
         Args:
             age: seconds since the client asked: machines do not share a clock.
             routing: for `PrefixRouter`.
         """
-        self._engine.event_loop = asyncio.get_running_loop()
+        self._event_loop = asyncio.get_running_loop()
         request = replace(request, arrival_time=time.perf_counter() - age)
-        api_request = self._engine.open_request(request.params.n)
+        queue = asyncio.Queue[EngineCoreOutputs]()
+        unfinished = {each.request_id for each in request.as_known_here().completions}
+        mine = dict.fromkeys(unfinished, queue)
+        is_whole = not (request.is_streamed or request.params.stop)
+        self._queues |= mine
+        self._loop.add_requests([request])
         try:
-            api_request.start([request], None)
-            while deltas := await api_request.deltas():
-                cached, prompt = api_request.num_cached_tokens[0], api_request.prompt_logprobs[0]
-                yield RequestDelta(request.request_id, deltas, cached, prompt)
-                api_request.prompt_logprobs[0] = None
-        except ApiError as error:
-            yield RequestDelta(request.request_id, refusal=error.detail, status=error.status_code)
+            outputs = EngineCoreOutputs()
+            while unfinished:
+                outputs.extend(await queue.get())
+                unfinished -= {each.request_id for each in outputs.others if each.finish_reason}
+                if outputs.refusals:
+                    unfinished.clear()
+                if not unfinished or (queue.empty() and not is_whole):  # else Ray is late
+                    yield outputs
+                    outputs = EngineCoreOutputs()
         finally:
-            api_request.close()
+            for completion_id in mine:
+                del self._queues[completion_id]
+            if unfinished:
+                self._loop.abort(request.request_id)
+
+    def _deliver(self, message: EngineCoreOutputs) -> None:
+        """Called in the engine's thread."""
+        self._event_loop.call_soon_threadsafe(self._pass_on, message)
+
+    def _pass_on(self, message: EngineCoreOutputs) -> None:
+        """Give each caller his own part."""
+        parts: dict[asyncio.Queue[EngineCoreOutputs], EngineCoreOutputs] = {}
+
+        def part_of(name: str) -> EngineCoreOutputs:
+            queue = self._queues.get(name) or asyncio.Queue()  # the caller may have gone
+            return parts.setdefault(queue, EngineCoreOutputs())
+
+        for output in message.outputs():
+            part_of(output.request_id).add(output)
+        for name, begun in message.begun.items():
+            part_of(name).begun[name] = begun
+        for name, refusal in message.refusals.items():
+            part_of(name).refusals[name] = refusal
+        for queue, part in parts.items():
+            queue.put_nowait(part)

@@ -1,8 +1,8 @@
 """Several engines behind one HTTP server: replicas of a Ray Serve deployment.
 
     HTTP's process                                    a Ray actor for each engine
-    Replicas   a task a request  -- generate -->      Replica: EngineLoop in a thread, AsyncEngine
-               deliver           <-- a stream --      before it: what has come since the last item
+    Replicas   a task a request  -- generate -->      Replica: EngineLoop in a thread, and a queue
+               deliver           <-- a stream --      a request: what has come since the last item
     PrefixRouter  which replica?
 
 Ray starts replicas, on one machine or several, replaces those that end, and adds and removes them
@@ -18,7 +18,6 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -35,11 +34,13 @@ from ray.serve.schema import LoggingConfig
 from milestone_llm.core.errors import InputError
 
 from .engine_client import (
+    Deliver,
+    EngineCoreOutputs,
     EngineDeadError,
     EngineInfo,
     EngineReport,
     EngineRequest,
-    RequestDelta,
+    Refusal,
     StepSink,
 )
 from .engine_spec import EngineSpec
@@ -83,7 +84,7 @@ class Replicas:
         self.problem: str | None = None
         self.policy = "prefix"
         """Of the `Router`; each has one of its own."""
-        self._deliver: Callable[[list[RequestDelta]], None]
+        self._deliver: Deliver
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._has_ended = threading.Event()
         self._is_ray_ours = address is None
@@ -108,8 +109,9 @@ class Replicas:
         if task := self._tasks.get(request_id):
             task.cancel()
 
-    def want_more(self) -> None:
-        """Nothing to do: replicas send what they have at a pace of their own."""
+    def end_completion(self, completion_id: str) -> None:
+        """End a completion: the replica that has it knows its id."""
+        self._handle.broadcast("end_completion", (completion_id,))
 
     def watch(self, sink: StepSink | None) -> None:
         """Not supported: there would be several engines on one page."""
@@ -134,9 +136,9 @@ class Replicas:
             routing = Routing(self.policy, self.info.num_kv_blocks)
             stream = self._generate.remote(request, age, routing)
             try:
-                async for delta in stream:
+                async for outputs in stream:
                     has_begun = True
-                    self._deliver([delta])
+                    self._deliver(replace(outputs, time=time.perf_counter()))
                 return
             except asyncio.CancelledError:
                 stream.cancel()
@@ -144,7 +146,7 @@ class Replicas:
             except REPLICA_LOST:
                 if has_begun or num_tries == MAX_TRIES:
                     text = "the replica that computed this request has ended"
-                    self._deliver([RequestDelta(request.request_id, refusal=text, status=503)])
+                    self._refuse(request.request_id, Refusal(text, 503))
                     return
 
     def _forget(self, request_id: str, task: asyncio.Task[None]) -> None:
@@ -152,11 +154,14 @@ class Replicas:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("A request failed", exc_info=error)
             text = f"the request failed: {type(error).__name__}"
-            self._deliver([RequestDelta(request_id, refusal=text, status=500)])
+            self._refuse(request_id, Refusal(text, 500))
+
+    def _refuse(self, request_id: str, refusal: Refusal) -> None:
+        self._deliver(EngineCoreOutputs(refusals={request_id: refusal}))
 
     # -- in the main thread ------------------------------------------------------------------
 
-    def run(self, deliver: Callable[[list[RequestDelta]], None]) -> None:
+    def run(self, deliver: Deliver) -> None:
         """Serve until `stop`.
 
         Raises:

@@ -6,17 +6,32 @@ import functools
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from milestone_llm.core.outputs import Logprob
+from milestone_llm.frontend.outputs import CompletionOutput, RequestOutput
 
 from .async_engine import ApiRequest
-from .engine_client import CompletionDelta
 
 Json = dict[str, Any]
 MIN_LOGPROB = -9999.0
 """JSON knows no infinity."""
+_ASCII = json.JSONEncoder(separators=(",", ":"))
+
+
+@dataclass(slots=True)
+class _Shown:
+    """How much of a choice the client has been sent."""
+
+    num_characters: int = 0
+    num_tokens: int = 0
+    text_offset: int = 0
+    """Characters of the tokens whose log-probabilities it has been sent."""
+    is_new: bool = True
+    """Whether it has been sent nothing."""
+    is_ended: bool = False
 
 
 class ResponseBodies:
@@ -47,8 +62,9 @@ class ResponseBodies:
         created = int(time.time())
         self._head = {"id": request_id, "object": kind, "created": created, "model": model}
         self._event_head = {**self._head, "object": kind + ".chunk" * is_chat}
-        self._begun: set[int] = set()
-        self._text_lengths: dict[int, int] = {}
+        self._event_start = b"data: " + _ascii(self._event_head)[:-1] + b',"choices":['
+        self._places = {state.request.request_id: at for at, state in enumerate(request.states)}
+        self._shown = [_Shown() for _ in range(request.num_choices)]
         self._num_completion_tokens = 0
         self.drops_output = False
         """Whether only the prompt was asked for (`max_tokens` 0)."""
@@ -58,89 +74,101 @@ class ResponseBodies:
     @property
     def has_logprobs(self) -> bool:
         """Whether log-probabilities are asked for."""
-        return self._request.requests[0].params.logprobs is not None
+        return self._request.states[0].request.sampling_params.logprobs is not None
 
-    def whole(self, deltas: Iterable[CompletionDelta]) -> Iterator[bytes]:
+    def whole(self, outputs: Sequence[RequestOutput]) -> Iterator[bytes]:
         """The answer that is no stream, in pieces of one choice at most."""
-        deltas = sorted(deltas, key=lambda delta: delta.index)
-        self._count(deltas)
         before = _json(self._head)[:-1] + b',"choices":['
-        for delta in deltas:
-            yield before + _json(self._choice(delta, is_event=False))
+        for choice in self._choices(outputs, is_event=False):
+            yield before + _json(choice)
             before = b","
         yield b'],"usage":' + _json(self._usage()) + b"}"
 
-    def events(self, deltas: Iterable[CompletionDelta]) -> bytes:
+    def events(self, outputs: Sequence[RequestOutput]) -> bytes:
         """The next events of a stream, one for each choice that has something to show."""
-        self._count(deltas)
-        usage = {"usage": None} if self.wants_usage else {}
-        return b"".join(
-            event({**self._event_head, "choices": [self._choice(delta, is_event=True)], **usage})
-            for delta in deltas
-            if delta.text or delta.logprobs or delta.finish_reason or self._is_new(delta)
-        )
+        end = b'],"usage":null}\n\n' if self.wants_usage else b"]}\n\n"
+        choices = self._choices(outputs, is_event=True)
+        return b"".join(self._event_start + _ascii(choice) + end for choice in choices)
 
     def usage_event(self) -> bytes:
         """The event that tells the numbers of tokens."""
         return event({**self._event_head, "choices": [], "usage": self._usage()})
 
-    def _count(self, deltas: Iterable[CompletionDelta]) -> None:
-        if not self.drops_output:
-            self._num_completion_tokens += sum(len(delta.token_ids) for delta in deltas)
+    def _choices(self, outputs: Sequence[RequestOutput], is_event: bool) -> Iterator[Json]:
+        """What is new of the choices that have something to show; from now on, they are shown."""
+        n = self._request.num_choices // len(self._places)
+        for output in outputs:
+            place = self._places[output.request_id]
+            for completion in output.outputs:
+                index = place * n + completion.index
+                shown = self._shown[index]
+                if shown.is_ended or completion.finish_reason == "error":
+                    continue
+                text = completion.text[shown.num_characters :]
+                shown.num_characters += len(text)
+                if not self.drops_output:
+                    self._num_completion_tokens += completion.num_tokens - shown.num_tokens
+                is_news = text or completion.finish_reason or (self._is_chat and shown.is_new)
+                if is_news or (completion.logprobs and completion.num_tokens > shown.num_tokens):
+                    yield self._choice(index, text, output, completion, is_event)
+                    shown.is_new, shown.is_ended = False, completion.finish_reason is not None
+                shown.num_tokens = completion.num_tokens
 
-    def _is_new(self, delta: CompletionDelta) -> bool:
-        return delta.index not in self._begun and self._is_chat
-
-    def _choice(self, delta: CompletionDelta, is_event: bool) -> Json:
-        is_first = delta.index not in self._begun
-        self._begun.add(delta.index)
-        logprobs = self._logprobs(delta, is_first)
-        choice: Json = {"index": delta.index, "logprobs": logprobs}
-        choice["finish_reason"] = delta.finish_reason
+    def _choice(
+        self,
+        index: int,
+        text: str,
+        output: RequestOutput,
+        completion: CompletionOutput,
+        is_event: bool,
+    ) -> Json:
+        shown = self._shown[index]
+        logprobs = None
+        if completion.logprobs is not None:
+            logprobs = self._logprobs(shown, output, completion)
+        choice: Json = {"index": index, "logprobs": logprobs}
+        choice["finish_reason"] = completion.finish_reason
         if not self._is_chat:
-            text = "" if self.drops_output else delta.text
-            return {**choice, "text": self._prompts[delta.index] * is_first + text}
-        message: Json = {"content": delta.text}
-        if is_first:
+            text = "" if self.drops_output else text
+            return {**choice, "text": self._prompts[index] * shown.is_new + text}
+        message: Json = {"content": text}
+        if shown.is_new:
             message = {"role": "assistant", **message}
         return {**choice, "delta" if is_event else "message": message}
 
     def _usage(self) -> Json:
-        requests = self._request.requests
-        num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        requests = [state.request for state in self._request.states]
+        num_prompt_tokens = sum(request.num_prompt_tokens for request in requests)
+        num_cached_tokens = sum(request.num_cached_tokens for request in requests)
         return {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": self._num_completion_tokens,
             "total_tokens": num_prompt_tokens + self._num_completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self._request.num_cached_tokens)},
+            "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
         }
 
     # -- log-probabilities -------------------------------------------------------------------
 
-    def _logprobs(self, delta: CompletionDelta, is_first: bool) -> Json | None:
+    def _logprobs(self, shown: _Shown, output: RequestOutput, completion: CompletionOutput) -> Json:
         tokens: list[tuple[int, dict[int, Logprob] | None]] = []
-        index = delta.index * len(self._request.requests) // self._request.num_choices
-        request = self._request.requests[index]
-        prompt_logprobs = self._request.prompt_logprobs[index]
-        if is_first and prompt_logprobs is not None:
-            tokens += zip(request.prompt_token_ids, prompt_logprobs, strict=True)
+        if shown.is_new and output.prompt_logprobs is not None:
+            tokens += zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
         if not self.drops_output:
-            tokens += zip(delta.token_ids, delta.logprobs, strict=False)  # none if not asked for
-        if not self.has_logprobs:
-            return None
+            new = slice(shown.num_tokens, None)
+            logprobs = completion.logprobs or []
+            tokens += zip(completion.token_ids[new], logprobs[new], strict=True)
         if self._is_chat:
             return {"content": [self._chat_token(*token) for token in tokens]}
-        return self._text_tokens(delta.index, tokens)
+        return self._text_tokens(shown, tokens)
 
     def _text_tokens(
-        self, index: int, tokens: Sequence[tuple[int, dict[int, Logprob] | None]]
+        self, shown: _Shown, tokens: Sequence[tuple[int, dict[int, Logprob] | None]]
     ) -> Json:
-        offset, offsets = self._text_lengths.get(index, 0), []
+        offsets = []
         names = [self._decode(token_id) for token_id, _ in tokens]
         for name in names:
-            offsets.append(offset)
-            offset += len(name)
-        self._text_lengths[index] = offset
+            offsets.append(shown.text_offset)
+            shown.text_offset += len(name)
         top: list[dict[str, float] | None] = []
         for _, logprobs in tokens:
             if logprobs is None:  # nothing comes before the first token of a prompt
@@ -159,7 +187,7 @@ class ResponseBodies:
 
     def _chat_token(self, token_id: int, logprobs: dict[int, Logprob] | None) -> Json:
         assert logprobs is not None, "a chat has no prompt logprobs"
-        num_top = self._request.requests[0].params.logprobs or 0
+        num_top = self._request.states[0].request.sampling_params.logprobs or 0
         top = [self._named(each, logprobs) for each, _ in _by_rank(logprobs)[:num_top]]
         return {**self._named(token_id, logprobs), "top_logprobs": top}
 
@@ -170,7 +198,11 @@ class ResponseBodies:
 
 def event(data: Json) -> bytes:
     """A server-sent event, in ASCII: to some clients, U+2028 is the end of a line."""
-    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _ascii(data) + b"\n\n"
+
+
+def _ascii(data: Json) -> bytes:
+    return _ASCII.encode(data).encode()
 
 
 def _json(data: Json) -> bytes:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from itertools import chain
 from typing import Any
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
+from milestone_llm.frontend.outputs import RequestOutput
+
 from .async_engine import ApiRequest
-from .engine_client import CompletionDelta
 from .errors import ApiError
 from .response_bodies import LAST_EVENT, ResponseBodies, event
 
@@ -52,20 +54,20 @@ class ApiResponse(Response):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            deltas = await self._request.deltas()  # the status is known with the first ones
-            if not self._is_stream:
-                body = await self._whole(await self._rest(deltas))
-                response = Response(body, media_type="application/json")
+            outputs = await self._request.outputs()  # the status is known with the first ones
         except ApiError as error:
-            response = error.response()
+            response: Response = error.response()
         else:
             if self._is_stream:
-                await self._stream(deltas, send)
+                await self._stream(outputs, send)
                 return
+            response = Response(await self._whole(), media_type="application/json")
         await response(scope, receive, send)
 
-    async def _whole(self, deltas: list[CompletionDelta]) -> bytes:
-        pieces, body = self._bodies.whole(deltas), []
+    async def _whole(self) -> bytes:
+        snapshots = [state.snapshot() for state in self._request.states]
+        _read_texts(snapshots)
+        pieces, body = self._bodies.whole(snapshots), []
         while piece := await self._make(next, pieces, b""):  # others have their turn in between
             body.append(piece)
         return b"".join(body)
@@ -75,27 +77,25 @@ class ApiResponse(Response):
             return make(*args)
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, make, *args)
 
-    async def _rest(self, deltas: list[CompletionDelta]) -> list[CompletionDelta]:
-        whole = {delta.index: delta for delta in deltas}
-        while deltas := await self._request.deltas():
-            for delta in deltas:
-                if delta.index in whole:
-                    whole[delta.index].extend(delta)
-                else:
-                    whole[delta.index] = delta
-        return list(whole.values())
-
-    async def _stream(self, deltas: list[CompletionDelta], send: Send) -> None:
+    async def _stream(self, outputs: list[RequestOutput], send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         try:
-            while deltas:
-                if body := await self._make(self._bodies.events, deltas):
+            while outputs:
+                _read_texts(outputs)
+                if body := await self._make(self._bodies.events, outputs):
                     await _send_part(send, body)
-                deltas = await self._request.deltas()
+                    self._request.note_sent()
+                outputs = await self._request.outputs()
             end = (self._bodies.usage_event() if self._bodies.wants_usage else b"") + LAST_EVENT
         except ApiError as error:  # too late for a status
             end = event(error.body())
         await _send_part(send, end, is_last=True)
+
+
+def _read_texts(outputs: list[RequestOutput]) -> None:
+    """Here, where texts grow by a tokenizer of this thread's own."""
+    for completion in chain.from_iterable(output.outputs for output in outputs):
+        assert completion.text is not None
 
 
 async def _send_part(send: Send, body: bytes, is_last: bool = False) -> None:

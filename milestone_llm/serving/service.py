@@ -11,7 +11,12 @@ from typing import TypeAlias, cast
 
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.frontend.inputs import encode_prompt
+from milestone_llm.frontend.inputs import (
+    check_params,
+    check_priority,
+    check_prompt,
+    encode_prompt,
+)
 
 from .async_engine import ApiRequest, AsyncEngine
 from .engine_client import EngineReport, EngineRequest
@@ -168,13 +173,26 @@ class Service:
         body: Sampling,
         arrival_time: float,
     ) -> None:
-        """Pass an API request to the engine: a request for each prompt."""
+        """Pass an API request to the engine: a request for each prompt.
+
+        Raises:
+            ApiError: one of them is not for this model.
+        """
         names = [request_id] + [f"{request_id}-{index}" for index in range(1, len(prompts))]
+        info = self.engine.client.info
+        priority, is_stream = body.priority or 0, bool(body.stream)
         requests = [
-            EngineRequest(name, prompt, each, body.priority or 0, bool(body.stream), arrival_time)
+            EngineRequest(name, prompt, each, priority, is_stream, arrival_time)
             for name, prompt, each in zip(names, prompts, params, strict=True)
         ]
-        request.start(requests, body.deadline)
+        try:
+            check_priority(priority)
+            for each in requests:
+                check_prompt(each.prompt_token_ids, info.vocab_size, info.max_model_len)
+                check_params(each.params, info.vocab_size, info.tokenizer, info.eos_token_ids)
+        except InputError as error:
+            raise ApiError(400, str(error)) from None
+        request.start(requests, is_stream, body.deadline)
 
     def answer(
         self,

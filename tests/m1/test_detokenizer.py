@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from milestone_llm.frontend.detokenizer import Detokenizer
+from engine_helpers import word_tokenizer
+from milestone_llm.frontend.detokenizer import Detokenizer, decode_whole
 
 FAMILY = "👨‍👩‍👧‍👦"  # four emoji and three joiners: 25 bytes
 LINES = [
@@ -294,3 +295,15 @@ def test_nothing_changes_after_a_stop() -> None:
     detokenizer.flush()
     detokenizer.flush()
     assert detokenizer.text == "a"
+
+
+def test_a_tokenizer_with_a_decode_of_its_own_keeps_it():
+    class Shouting(PreTrainedTokenizerFast):
+        def decode(self, token_ids, **options):
+            return super().decode(token_ids, **options).upper()
+
+    tokenizer = Shouting(tokenizer_object=word_tokenizer().backend_tokenizer)
+    detokenizer = Detokenizer(tokenizer, [])
+    for token_id in (3, 4):
+        detokenizer.append(token_id, look_for_stop=True)
+    assert detokenizer.text == decode_whole(tokenizer, [3, 4]) == "W3 W4"

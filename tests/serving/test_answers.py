@@ -8,14 +8,25 @@ from types import SimpleNamespace
 import pytest
 
 from m3_paged import SamplingParams
-from milestone_llm.core.outputs import Logprob
-from milestone_llm.serving.async_engine import ApiRequest
-from milestone_llm.serving.engine_client import CompletionDelta, EngineRequest, RequestDelta
+from milestone_llm.core.outputs import EngineCoreOutput, Logprob
+from milestone_llm.serving.async_engine import AsyncEngine
+from milestone_llm.serving.engine_client import Begun, EngineCoreOutputs, EngineRequest
+from milestone_llm.serving.metrics import Metrics
 from milestone_llm.serving.response_bodies import ResponseBodies
 from milestone_llm.serving.responses import ApiResponse
 from milestone_llm.serving.threads import started_threads
 
 NUM_CHOICES = 3
+
+
+class Tokenizer:
+    """For which every token is an é."""
+
+    def convert_ids_to_tokens(self, token_id):
+        return "é"
+
+    def decode(self, token_ids, **options):
+        return "é" * len(token_ids)
 
 
 @pytest.fixture
@@ -40,13 +51,19 @@ def answered(params, is_stream, tokenizing):
         await asyncio.Event().wait()
 
     async def run():
-        engine = SimpleNamespace(add=lambda request: None, close_request=lambda request: None)
-        request = ApiRequest(engine, NUM_CHOICES)
-        request.start([EngineRequest("r", [65, 66], params)], None)
+        client = SimpleNamespace(
+            info=SimpleNamespace(tokenizer=Tokenizer()), add_requests=lambda requests: None
+        )
+        engine = AsyncEngine(client, Metrics("m"), NUM_CHOICES)
+        engine.event_loop = asyncio.get_running_loop()
+        request = engine.open_request(NUM_CHOICES)
+        request.start([EngineRequest("r", [65, 66], params)], is_stream, None)
         entry = {67: Logprob(-0.5, 1), 68: Logprob(-1.5, 2)}
-        tokens = ([67], [entry] if params.logprobs else [], "length")
-        choices = [CompletionDelta(index, "é", *tokens) for index in range(NUM_CHOICES)]
-        request.take(RequestDelta("r", choices, 0, [None, {66: Logprob(-0.5, 1)}]))
+        logprobs = [entry] if params.logprobs else []
+        message = EngineCoreOutputs(begun={"r": Begun(0, [None, {66: Logprob(-0.5, 1)}])})
+        for name in ("r", "r/1", "r/2"):
+            message.add(EngineCoreOutput(name, [67], logprobs, "length"))
+        engine.deliver(message)
         bodies = ResponseBodies(request, "r", "m", False, ["AB"] * 3, decode, str.encode)
         await ApiResponse(request, bodies, is_stream, tokenizing)({"type": "http"}, receive, send)
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
+from milestone_llm.core.outputs import EngineCoreOutput
+from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.serving.engine_client import EngineDeadError, EngineRequest
+from milestone_llm.frontend.input_processor import InputProcessor
+from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineDeadError, EngineRequest
 from milestone_llm.serving.engine_loop import MAX_FAILURES, EngineLoop
 
 
-class FakeEngine:
+class FakeCore:
     """Has requests and computes nothing. Each call of a method takes the next of its errors."""
 
-    model_name, max_model_len, tokenizer = "fake", 64, None
-    model = SimpleNamespace(device=SimpleNamespace(type="meta"))
-    config = SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64)
     scheduler = SimpleNamespace(kv_usage=lambda: SimpleNamespace(total=0), waiting=[])
 
     def __init__(self, **errors: list[Exception | None]) -> None:
@@ -26,69 +26,93 @@ class FakeEngine:
         self.counts = dict.fromkeys((*names, "recomputed_tokens", "finished"), 0)
         self.requests: list[str] = []
         self.calls: list[str] = []
-        self.when_stepped: Any = lambda: None
+        self.when_stepped: Any = lambda: []
 
     def _fail(self, method: str) -> None:
         errors = self.errors.get(method)
         if errors and (error := errors.pop(0)) is not None:
             raise error
 
-    def add_request(self, prompt: Any, params: Any, name: str, priority: int) -> None:
-        self.calls.append(f"add {name}")
+    def add_request(self, request: Request) -> None:
+        self.calls.append(f"add {request.request_id}")
         self._fail("add_request")
-        self.requests.append(name)
+        self.requests.append(request.request_id)
 
-    def abort(self, name: str) -> None:
-        self.calls.append(f"abort {name}")
-        self._fail("abort")
-        if name in self.requests:
-            self.requests.remove(name)
+    def finish_request(self, request: Request, reason: str) -> None:
+        self.calls.append(f"{reason} {request.request_id}")
+        self._fail("finish_request")
+        request.finish(reason)
+        self.requests.remove(request.request_id)
 
     def step(self) -> list[Any]:
         self.calls.append("step")
-        self.when_stepped()
+        outputs = self.when_stepped()
         self._fail("step")
-        return []
+        return outputs or []
 
-    def take_outputs(self) -> list[Any]:
-        return []
+    def restart(self, requests: Any) -> None:
+        self.calls.append("restart")
 
-    def has_unfinished_requests(self) -> bool:
-        return bool(self.requests)
+    def note_end(self, request_id: str, reason: str) -> None:
+        pass
+
+    def close_steps(self) -> None:
+        pass
+
+
+class FakeEngine:
+    """An engine around such a core."""
+
+    model_name, max_model_len, tokenizer = "fake", 64, None
+    vocab_size, eos_token_ids = 64, frozenset[int]()
+    model = SimpleNamespace(device=SimpleNamespace(type="meta"))
+    config = SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64)
+
+    def __init__(self, **errors: list[Exception | None]) -> None:
+        self.core = FakeCore(**errors)
+        self.scheduler = self.core.scheduler
+        parts = None, self.vocab_size, self.max_model_len, self.eos_token_ids, 0
+        self.input_processor = InputProcessor(*parts, lambda name: False, lambda request: None)
 
     def stats(self) -> dict[str, Any]:
         return {}
 
 
-def play(engine: FakeEngine, *rounds: Any) -> list[Any]:
+def play(engine: FakeEngine, *rounds: Any) -> list[EngineCoreOutputs]:
     """Run the loop; in each step the next round is called with it, and after the last it stops."""
     loop, delivered, left = EngineLoop(engine), [], list(rounds)  # type: ignore[arg-type]
-    engine.when_stepped = lambda: left.pop(0)(loop) if left else loop.stop()
-    loop.add_requests([EngineRequest("a", [3], SamplingParams()), request("b")])
-    loop.run(delivered.extend)
+    engine.core.when_stepped = lambda: left.pop(0)(loop) if left else loop.stop()
+    loop.add_requests([request("a"), request("b")])
+    loop.run(delivered.append)
     return delivered
 
 
-def request(name: str) -> EngineRequest:
-    return EngineRequest(name, [3], SamplingParams())
+def request(name: str, **params: Any) -> EngineRequest:
+    return EngineRequest(name, [3], SamplingParams(**params))
 
 
 def test_an_abort_that_fails_is_one_failure_and_is_tried_again():
     """As that of the last client does, where the step in flight is one that fails."""
-    engine = FakeEngine(abort=[RuntimeError("of a step in flight")])
+    engine = FakeEngine(finish_request=[RuntimeError("of a step in flight")])
     play(engine, lambda loop: loop.abort("a"), lambda loop: None)
-    assert engine.calls[2:6] == ["step", "abort a", "step", "abort a"]
-    assert engine.requests == []
+    assert engine.core.calls[2:7] == ["step", "abort a", "restart", "step", "abort a"]
+    assert engine.core.requests == []
 
 
-@pytest.mark.parametrize("method", ["step", "abort", "add_request"])
+@pytest.mark.parametrize("method", ["step", "finish_request", "add_request"])
 def test_three_failures_in_a_row_are_the_end_whatever_failed(method):
     errors: list[Exception | None] = [RuntimeError(str(number)) for number in range(9)]
     if method == "add_request":
         errors.insert(0, None)  # "a" is taken
     engine = FakeEngine(**{method: errors})
+
+    def act(loop: EngineLoop) -> None:
+        if method == "finish_request":
+            loop.abort("a")
+        loop.add_requests([request("c")])
+
     with pytest.raises(EngineDeadError, match="RuntimeError\\('2'\\)"):
-        play(engine, *[lambda loop: (loop.abort("nobody"), loop.add_requests([request("c")]))] * 9)
+        play(engine, *[act] * 9)
     assert len(errors) == 9 - MAX_FAILURES
 
 
@@ -97,17 +121,17 @@ def test_a_step_that_works_makes_failures_forgotten():
     engine = FakeEngine(step=[error, error, None, error, error, None])
 
     def count(loop: EngineLoop) -> None:
-        engine.counts["steps"] += 1
+        engine.core.counts["steps"] += 1
 
     play(engine, *[count] * 6)
-    assert engine.calls.count("step") == 7
+    assert engine.core.calls.count("step") == 7
 
 
 def test_who_could_not_be_added_is_told():
     engine = FakeEngine(add_request=[None, RuntimeError("no memory")])
-    (refusal,) = play(engine)
-    assert (refusal.request_id, refusal.status) == ("b", 500)
-    assert "RuntimeError" in refusal.refusal
+    (message,) = play(engine)
+    assert message.refusals["b"].status == 500
+    assert "RuntimeError" in message.refusals["b"].text
 
 
 def test_figures_that_cannot_be_had_are_not_the_end():
@@ -116,3 +140,38 @@ def test_figures_that_cannot_be_had_are_not_the_end():
     answers = []
     play(engine, lambda loop: answers.append(loop.report()), lambda loop: None)
     assert not answers[0].done()
+
+
+def test_a_step_is_one_message_of_token_ids():
+    engine = FakeEngine()
+
+    def tokens(loop: EngineLoop) -> list[EngineCoreOutput]:
+        return [EngineCoreOutput("a", [7]), EngineCoreOutput("b", [8])]
+
+    def last(loop: EngineLoop) -> list[EngineCoreOutput]:
+        return [EngineCoreOutput("a", [9]), EngineCoreOutput("b", [3, 4], [], "length")]
+
+    first, second = play(engine, tokens, last)
+    assert (first.request_ids, first.token_ids, first.others) == (["a", "b"], [7, 8], [])
+    assert list(first.begun) == ["a", "b"]
+    assert (second.request_ids, second.token_ids, second.begun) == (["a"], [9], {})
+    assert [output.finish_reason for output in second.others] == ["length"]
+
+
+def test_tokens_that_a_failure_has_kept_back_come_after_it():
+    """The core has handed them to the request; the step that was to bring them has failed."""
+    engine = FakeEngine(step=[None, RuntimeError("later in the step"), None])
+    requests: list[Request] = []
+    add = engine.core.add_request
+    engine.core.add_request = lambda each: (requests.append(each), add(each))  # type: ignore
+
+    def sample(*token_ids: int) -> Any:
+        def sampled(loop: EngineLoop) -> list[EngineCoreOutput]:
+            requests[0].token_ids += token_ids
+            return [EngineCoreOutput("a", list(token_ids))]
+
+        return sampled
+
+    messages = play(engine, sample(7), sample(8, 9), sample(10))
+    outputs = [output for message in messages for output in message.outputs()]
+    assert [output.new_token_ids for output in outputs] == [[7], [8, 9], [10]]

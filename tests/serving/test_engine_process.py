@@ -105,22 +105,23 @@ def test_no_process_for_the_engine_is_one_line(spawning, monkeypatch):
 
 
 def test_prompt_logprobs_travel_once(oracle):
-    batches = []
+    messages = []
 
-    def deliver(batch):
-        batches.extend(batch)
-        loop.want_more()
-        if not oracle.has_unfinished_requests():
+    def deliver(message):
+        messages.append(message)
+        if message.others:
             loop.stop()
 
     loop = EngineLoop(oracle)
     params = SamplingParams(max_tokens=4, ignore_eos=True, prompt_logprobs=2)
-    loop.add_requests([EngineRequest("r", [3, 4, 5], params, is_streamed=True)])
+    loop.add_requests([EngineRequest("r", [3, 4, 5], params)])
     loop.run(deliver)
-    assert [len(delta.completions[0].token_ids) for delta in batches] == [1, 1, 1, 1]
-    first, *later = [delta.prompt_logprobs for delta in pickle.loads(pickle.dumps(batches))]
-    assert len(first) == 3
-    assert later == [None] * 3
+    messages = pickle.loads(pickle.dumps(messages))
+    tokens = [[len(each.new_token_ids) for each in message.outputs()] for message in messages]
+    assert tokens == [[1], [1], [1], [1]]
+    first, *later = [message.begun for message in messages]
+    assert len(first["r"].prompt_logprobs) == 3
+    assert later == [{}] * 3
 
 
 def test_all_that_the_engine_says_is_said_in_its_own_thread(oracle):
@@ -139,14 +140,14 @@ def test_all_that_the_engine_says_is_said_in_its_own_thread(oracle):
             self._send(message)
 
     outer, inner = multiprocessing.Pipe()
-    kinds = {"info", "deltas", "report", "step"}
+    kinds = {"info", "tokens", "report", "step"}
 
     def ask():
         params = SamplingParams(max_tokens=30, ignore_eos=True)
-        request = EngineRequest("r", [3, 4, 5], params, is_streamed=True)
+        request = EngineRequest("r", [3, 4, 5], params)
         outer.send(Orders(requests={"r": request}, is_watched=True))
         for _ in range(20):
-            outer.send(Orders(wants_more=True, wants_report=True))
+            outer.send(Orders(wants_report=True))
         missing = set(kinds)
         while missing and outer.poll(PATIENCE):
             missing.discard(outer.recv()[0])

@@ -21,11 +21,10 @@ def test_who_leaves_before_the_engine_knew_of_him_leaves_nothing_behind():
     for number in range(1000):
         client.add_requests([request(f"r{number}")])
         client.abort(f"r{number}")
-        client.want_more()
         client.report().cancel()
     orders = client.orders.take()
     assert (orders.requests, orders.aborts) == ({}, {})
-    assert (orders.wants_more, orders.wants_report) == (True, True)
+    assert orders.wants_report
     assert client.orders.take(waits=False) == Orders()
     client.report()
     assert len(client._askers) == 1
@@ -98,7 +97,6 @@ def test_nobody_waits_for_an_engine_that_does_not_read():
     process.abort("first")
     for number in range(100):
         process.add_requests([request(f"r{number}")])
-        process.want_more()
     process.orders.put(Orders(is_last=True))
     pipe.is_read.set()
     writer.join(PATIENCE)

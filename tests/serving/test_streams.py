@@ -1,14 +1,17 @@
 """What a stream brings: characters whole, stop strings held back, several tokens in one event."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from engine_helpers import word_tokenizer
 from m3_paged import SamplingParams
-from milestone_llm.serving import engine_loop
+from milestone_llm.core.outputs import EngineCoreOutput
 from milestone_llm.serving.async_engine import AsyncEngine
-from milestone_llm.serving.engine_client import CompletionDelta, EngineRequest, RequestDelta
+from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineRequest, Refusal
 from milestone_llm.serving.engine_loop import EngineLoop
+from milestone_llm.serving.errors import ApiError
 from milestone_llm.serving.metrics import Metrics
 
 
@@ -38,107 +41,83 @@ def test_a_stop_string_is_held_back_and_the_first_to_complete_wins(m4, oracle):
     assert texts[-1].finish_reason == "stop"
 
 
-def with_one_request(play, num_choices=1):
-    """Run `play(engine, request)` with an open request; what the client is told is a list."""
+def with_one_request(play, n=1):
+    """Run `play(engine, request)` with a stream of `n` completions; what the client is told is a
+    list."""
 
     class Commands(list):
+        info = SimpleNamespace(tokenizer=word_tokenizer())
+
         def add_requests(self, requests):
             self += [("add", request.request_id) for request in requests]
 
         def abort(self, request_id):
             self.append(("abort", request_id))
 
-        def want_more(self):
-            self.append("want more")
+        def end_completion(self, completion_id):
+            self.append(("end", completion_id))
 
     async def run():
         engine = AsyncEngine(Commands(), Metrics("tiny"), max_choices=4)
         engine.event_loop = asyncio.get_running_loop()
-        request = engine.open_request(num_choices)
-        params = SamplingParams(max_tokens=9, n=num_choices)
-        request.start([EngineRequest("r", [1], params, is_streamed=True)], None)
+        request = engine.open_request(n)
+        params = SamplingParams(max_tokens=9, n=n, stop=["w7"])
+        request.start([EngineRequest("r", [1], params)], is_stream=True, deadline=None)
         return await play(engine, request)
 
     return asyncio.run(run())
 
 
-def delta_of(text, finish_reason=None, index=0):
-    return RequestDelta("r", [CompletionDelta(index, text, [len(text)], [], finish_reason)])
+def deliver(engine, *token_ids, completion="r", finish_reason=None):
+    message = EngineCoreOutputs()
+    message.add(EngineCoreOutput(completion, list(token_ids), [], finish_reason))
+    engine.deliver(message)
 
 
-def test_tokens_that_nobody_has_fetched_go_out_together():
+def test_tokens_that_come_while_http_is_busy_go_out_together():
     async def play(engine, request):
-        for text in ("a", "bb", "ccc"):
-            engine.deliver([delta_of(text)])
-        (delta,) = await request.deltas()
-        assert (delta.text, delta.token_ids) == ("abbccc", [1, 2, 3])
-        engine.deliver([delta_of("d", "stop")])
-        (delta,) = await request.deltas()
-        assert (delta.text, delta.finish_reason) == ("d", "stop")
-        assert await request.deltas() == []
+        for token_id in (3, 4, 5):
+            deliver(engine, token_id)
+        (output,) = await request.outputs()
+        assert output.token_ids == [3, 4, 5]
+        deliver(engine, 6, finish_reason="length")
+        (output,) = await request.outputs()
+        assert (output.text, output.finish_reason) == ("w3 w4 w5 w6", "length")
+        assert await request.outputs() == []
         request.close()
-        return [command for command in engine.client if command != "want more"]
+        return engine.client
 
     assert with_one_request(play) == [("add", "r")], "what is finished is not aborted"
 
 
-def test_what_comes_before_http_wants_it_goes_out_together(oracle, monkeypatch):
-    batches, step, num_steps = [], oracle.step, 0
-
-    def counted_step():
-        nonlocal num_steps
-        num_steps += 1
-        if num_steps == 4:
-            loop.want_more()
-        return step()
-
-    def deliver(batch):
-        batches.append(batch)
-        if not oracle.has_unfinished_requests():
-            loop.stop()
-
-    monkeypatch.setattr(oracle, "step", counted_step)
-    monkeypatch.setattr(engine_loop, "PACE", 1.0)  # as soon as it is wanted
-    loop = EngineLoop(oracle)
-    params = SamplingParams(max_tokens=6, ignore_eos=True)
-    requests = [EngineRequest("r", [3, 4], params, is_streamed=True)]
-    loop.add_requests([*requests, EngineRequest("whole", [3, 4], params)])
-    loop.run(deliver)
-    sizes = [
-        {each.request_id: len(each.completions[0].token_ids) for each in batch} for batch in batches
-    ]
-    assert sizes == [{"r": 1}, {"r": 3}, {"r": 2, "whole": 6}]
-
-
-def test_the_engine_does_not_send_all_the_time(oracle, monkeypatch):
-    batches = []
-
-    def deliver(batch):
-        batches.append(batch)
-        loop.want_more()  # at once, as if passing on cost nothing
-        if not oracle.has_unfinished_requests():
-            loop.stop()
-
-    monkeypatch.setattr(engine_loop, "PACE", 1e9)
-    monkeypatch.setattr(engine_loop, "MAX_PAUSE", 1e9)
-    loop = EngineLoop(oracle)
-    params = SamplingParams(max_tokens=6, ignore_eos=True)
-    loop.add_requests([EngineRequest("r", [3, 4], params, is_streamed=True)])
-    loop.run(deliver)
-    sizes = [len(each.completions[0].token_ids) for batch in batches for each in batch]
-    assert sizes == [1, 5], "what is left comes when the engine is idle"
-
-
-def test_http_asks_for_more_once_it_has_passed_on_what_came():
+def test_each_step_is_passed_on_where_http_is_not_busy():
     async def play(engine, request):
-        engine.deliver([delta_of("a")])
-        assert "want more" not in engine.client
-        await request.deltas()
-        while "want more" not in engine.client:
-            await asyncio.sleep(0)
-        return engine.client.count("want more")
+        seen = []
+        for token_id in (3, 4, 5):
+            deliver(engine, token_id)
+            (output,) = await request.outputs()
+            seen.append(output.token_ids)
+            request.note_sent()
+        assert sum(engine.metrics.delivery.counts) == 3, "how long they waited is counted"
+        return seen
 
-    assert with_one_request(play) == 1
+    assert with_one_request(play) == [[3], [3, 4], [3, 4, 5]]
+
+
+def test_the_engine_is_told_once_of_a_stop_string_and_what_it_sent_meanwhile_is_dropped():
+    async def play(engine, request):
+        for token_id in (3, 7, 8):
+            deliver(engine, token_id)
+            await asyncio.sleep(0)
+        deliver(engine, 9, completion="r/1", finish_reason="length")
+        while not (outputs := await request.outputs())[0].finished:
+            pass
+        first, second = outputs[0].outputs
+        assert (first.text, first.finish_reason) == ("w3 ", "stop")
+        assert (second.text, second.finish_reason) == ("w9", "length")
+        return engine.client
+
+    assert with_one_request(play, n=2) == [("add", "r"), ("end", "r")]
 
 
 def test_what_is_closed_unfinished_is_aborted_and_leaves_its_room():
@@ -148,8 +127,35 @@ def test_what_is_closed_unfinished_is_aborted_and_leaves_its_room():
         request.close()
         request.close()
         engine.check_room(4)
-        engine.deliver([delta_of("late")])
+        deliver(engine, 3)
         await asyncio.sleep(0)
-        return [command for command in engine.client if command != "want more"]
+        return engine.client
 
-    assert with_one_request(play, num_choices=2) == [("add", "r"), ("abort", "r")]
+    assert with_one_request(play, n=2) == [("add", "r"), ("abort", "r")]
+
+
+def test_who_waits_is_told_what_the_engine_refuses():
+    async def play(engine, request):
+        engine.deliver(EngineCoreOutputs(refusals={"r": Refusal("no room", 400)}))
+        with pytest.raises(ApiError, match="no room"):
+            await request.outputs()
+
+    with_one_request(play)
+
+
+def test_the_core_has_no_row_of_a_stopped_completion_any_more(oracle):
+    messages = []
+
+    def deliver(message):
+        messages.append(message)
+        if len(messages) == 2:
+            loop.end_completion("r")
+        if message.others:
+            loop.stop()
+
+    loop = EngineLoop(oracle)
+    params = SamplingParams(max_tokens=4, ignore_eos=True, n=2)
+    loop.add_requests([EngineRequest("r", [3, 4, 5], params)])
+    loop.run(deliver)
+    rows = [[output.request_id for output in message.outputs()] for message in messages]
+    assert rows == [["r", "r/1"], ["r", "r/1"], ["r/1"], ["r/1"]]
