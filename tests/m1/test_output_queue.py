@@ -15,7 +15,7 @@ from engine_helpers import as_text, greedy, make_engine, make_request, word_toke
 from m1_single import RequestOutput, SamplingParams
 from milestone_llm.core.outputs import EngineCoreOutput
 from milestone_llm.core.request import Request
-from milestone_llm.frontend import input_processor
+from milestone_llm.frontend import input_processor, output_processor
 from milestone_llm.frontend.output_processor import OutputProcessor
 from milestone_llm.frontend.output_queue import OutputQueue
 
@@ -157,11 +157,11 @@ def test_what_the_core_gave_and_nobody_processed_is_caught_up_once():
 
 def test_text_that_nobody_sees_grow_is_made_at_the_end_at_once(monkeypatch):
     following, calls = Following(), []
-    decode = word_tokenizer().decode
+    decode = output_processor.decode_whole
+    monkeypatch.setattr(output_processor, "Detokenizer", None)  # nothing is made token by token
     monkeypatch.setattr(
-        type(word_tokenizer()), "decode",
-        lambda self, *args, **options: calls.append(args) or decode(*args, **options),
-    )  # fmt: skip
+        output_processor, "decode_whole", lambda *given: calls.append(given) or decode(*given)
+    )
     queue = OutputQueue(wants_all=False)
     following.add("a", queue)
     state = following.processor.states["a"]

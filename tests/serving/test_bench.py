@@ -56,6 +56,12 @@ def test_a_slow_stream_is_not_good_though_it_began_in_time():
     assert figures(outcomes, 200, 500)["good"] == 1  # ten times as many tokens in as many events
 
 
+def test_time_between_events_and_time_per_token_differ_where_events_carry_several():
+    got = figures([answered(0.0, 0.1, 0.6, 1.1, num_tokens=11)], 1000, 1000)
+    assert (got["itl_mean"], got["tpot_mean"]) == pytest.approx((500, 100))
+    assert got["tokens_per_event"] == pytest.approx(11 / 3)
+
+
 def test_refused_and_failed_requests_have_no_latency():
     cut_off = Outcome(0.0, 0.0, 0.2, 200, False, [0.1], 0)
     nobody = Outcome(0.0, 0.0, 0.1)
