@@ -9,7 +9,6 @@ from typing import TypeVar
 import m2_batching.config
 from milestone_llm.core.errors import InputError
 
-
 Config = TypeVar("Config", bound="EngineConfig")
 
 GPU_MAX_NUM_SEQS = 256
