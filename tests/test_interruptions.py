@@ -126,7 +126,7 @@ def test_after_an_interrupted_generate_the_same_prompts_give_the_same_tokens(pac
 
 # --- requests come and go ------------------------------------------------------------------------
 
-SHORT_STRIDE = 1 if os.environ.get("STORM") else 5
+SHORT_STRIDE = 1 if os.environ.get("STORM") else 13
 """Every how manieth line of what is short."""
 
 

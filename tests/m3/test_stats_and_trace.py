@@ -9,7 +9,7 @@ import pytest
 import m3_paged
 from engine_helpers import greedy, make_engine, random_prompts, run_to_end
 from milestone_llm.core.kv import KVEvent
-from milestone_llm.lab.plots.timeline_spans import useful_share
+from milestone_llm.lab.trace.positions import useful_share
 from paged_helpers import PagedDevice
 
 
