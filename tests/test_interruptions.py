@@ -22,7 +22,7 @@ from interrupter import Interrupter
 from m1_single import RequestOutput, SamplingParams
 from read_back import ReadBackRunner, right_output
 
-STRIDE = 1 if os.environ.get("STORM") else 389
+STRIDE = 1 if os.environ.get("STORM") else 193
 """Every how manieth line is interrupted; a prime, so that all lines of a loop come up."""
 PROMPTS = [[5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 11], [12, 13], [5, 6, 7, 8, 9, 10, 20, 21, 22]]
 
@@ -126,7 +126,7 @@ def test_after_an_interrupted_generate_the_same_prompts_give_the_same_tokens(pac
 
 # --- requests come and go ------------------------------------------------------------------------
 
-SHORT_STRIDE = 1 if os.environ.get("STORM") else 13
+SHORT_STRIDE = 1 if os.environ.get("STORM") else 5
 """Every how manieth line of what is short."""
 
 
