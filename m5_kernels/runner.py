@@ -26,9 +26,10 @@ from .decoder.decoder import FusedDecoder
 from .device_state import DeviceState
 from .kernels.backend import compiling
 from .kernels.flash_decode import DecodeWorkspace
+from .kernels.prefill_tiles import prefill_tiles, runs_on_hopper
 from .kernels.step_metadata import StepMetadata, append_sampled, expand_step
 from .sampler import Needs, Sampler
-from .step_graphs import StepGraphs, StepShape
+from .step_graphs import MAX_TOKENS, StepGraphs, StepShape
 
 PromptLogprobs = list[tuple[ScheduledRequest, range, torch.Tensor]]
 """A row, some of its prompt positions, and their columns (`logprob_columns`) in host memory."""
@@ -119,6 +120,7 @@ class FusedRunner:
         sizes = sorted({n for n in (1, 2, 16, 17, 32, 64, 128, 256, most) if n <= most})
         shapes = [(StepShape(n, n, n, 0), Needs()) for n in sizes]
         shapes += [(StepShape(max(n, 64), n, n, n), Needs()) for n in (1, 16, 17) if n <= most]
+        shapes += [(StepShape(MAX_TOKENS + 1, 1, 1, 1), Needs())]
         shapes += [
             (StepShape(n, n, n, 0), Needs(filters, penalties))
             for n in sizes[:3]
@@ -202,8 +204,25 @@ class FusedRunner:
             shape.num_decodes,
             shape.num_chunks,
             self.workspace,
+            self._chunk_tiles(shape, metadata),
         )
         return self.decoder.forward(metadata.input_ids, attention, self.kv_caches), metadata
+
+    def _chunk_tiles(self, shape: StepShape, metadata: StepMetadata) -> torch.Tensor | None:
+        """For the kernel for Hopper, in steps that are too large for a graph; else None.
+
+        In small ones, few programs would have work, and `paged_prefill` makes more of them.
+        """
+        keys = self.kv_caches[0][0]
+        head_dim, block_size = self.decoder.config.head_dim, self.cache.block_size
+        if shape.num_tokens <= MAX_TOKENS or not shape.num_chunks:
+            return None
+        if not runs_on_hopper(keys.device, keys.dtype, head_dim, block_size):
+            return None
+        return prefill_tiles(
+            metadata.context_lens, metadata.query_start_loc, metadata.first_chunk,
+            shape.num_tokens, shape.num_chunks,
+        )  # fmt: skip
 
     def _sample(
         self, hidden: torch.Tensor, metadata: StepMetadata, shape: StepShape, needs: Needs

@@ -19,6 +19,7 @@ class AttentionMetadata:
     query_start_loc: int32 `[num_seqs + 1]`; decode_lens: int32 `[num_seqs]`, context_lens of the
     sequences with one new token, 0 for others; first_chunk: int32 `[1]`, how many those are. None
     but the first num_decodes sequences has one token, and there are at most num_chunks chunks.
+    chunk_tiles: of `prefill_tiles`, where the kernel for Hopper is to attend for the chunks.
     """
 
     positions: torch.Tensor
@@ -31,6 +32,7 @@ class AttentionMetadata:
     num_decodes: int
     num_chunks: int
     workspace: DecodeWorkspace | None = None
+    chunk_tiles: torch.Tensor | None = None
 
 
 def attend(
@@ -55,7 +57,12 @@ def attend(
             query[:n], key_cache, value_cache, m.block_table[:n], m.decode_lens[:n],
             scale, window, output[:n], m.workspace, pdl,
         )  # fmt: skip
-    if m.num_chunks:
+    if m.chunk_tiles is not None and window is None:
+        from m5_kernels.kernels.hopper_prefill import hopper_prefill  # Gluon: NVIDIA's GPUs alone
+
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        hopper_prefill(query, key_cache, value_cache, m.block_table, m.chunk_tiles, scale, output)
+    elif m.num_chunks:
         paged_prefill(
             query, key_cache, value_cache, m.block_table, m.context_lens, m.query_start_loc,
             scale, window, output, first_seq=m.first_chunk, max_seqs=m.num_chunks,

@@ -234,12 +234,13 @@ def paged_prefill_torch(
     first_seq: torch.Tensor | None = None,
     max_seqs: int | None = None,
 ) -> torch.Tensor:
-    """The specification of `paged_prefill`: gather a sequence's KV, attend in fp32, next."""
+    """The specification of `paged_prefill`: gather a sequence's KV, attend in fp32 at least."""
     output = (
         torch.empty_like(query, memory_format=torch.contiguous_format) if output is None else output
     )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     _, block_size, num_kv_heads, _ = key_cache.shape
+    wide = torch.promote_types(query.dtype, torch.float32)
     starts, lens = query_start_loc.tolist(), context_lens.tolist()
     for seq, context_len in enumerate(lens):
         if first_seq is not None and seq < int(first_seq):
@@ -251,10 +252,10 @@ def paged_prefill_torch(
         first_token = 0 if window is None else max(0, context_len - query_len - window + 1)
         tokens = torch.arange(first_token, context_len, device=query.device)
         blocks = block_table[seq, tokens // block_size].long()
-        keys = key_cache[blocks, tokens % block_size].float()
-        values = value_cache[blocks, tokens % block_size].float()
+        keys = key_cache[blocks, tokens % block_size].to(wide)
+        values = value_cache[blocks, tokens % block_size].to(wide)
         # [query_len, num_kv_heads, group, head_dim]: query heads beside the KV head they share.
-        q = query[chunk].float().unflatten(1, (num_kv_heads, -1))
+        q = query[chunk].to(wide).unflatten(1, (num_kv_heads, -1))
         scores = torch.einsum("qhgd,khd->hgqk", q, keys) * scale
         positions = torch.arange(context_len - query_len, context_len, device=query.device)
         visible = tokens[None, :] <= positions[:, None]

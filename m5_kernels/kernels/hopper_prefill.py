@@ -1,0 +1,349 @@
+"""Paged prefill for Hopper: loads, matrix products and softmax at the same time.
+
+What `paged_prefill` does, written in Gluon, where one says which warps do what. Tensor cores of a
+Hopper GPU are so fast that a program which computes, then exponentiates, then computes again
+leaves them idle for a third of the time. Here a program has three parts, each with warps and
+registers of its own:
+
+    producer    1 warp    K0 V0 K1 V1 K2 V2 ...      the copy engine (TMA) brings pages of KV
+    consumer 0  4 warps   QK0 | QK1 softmax0 PV0 | QK2 softmax1 PV1 | ...     query rows 0..63
+    consumer 1  4 warps      QK0 | QK1 softmax0 PV0 | QK2 softmax1 PV1 | ...  query rows 64..127
+
+Within a consumer the product of the next tile, QK1, runs while softmax0 is computed. Between the
+two, one computes products while the other exponentiates. A ring of `STAGES` tiles of keys and
+values lies between producer and consumers; a barrier says of each when it is full, and one when
+both have read it.
+
+Programs stay: each takes tile after tile from a list (`prefill_tiles`), one multiprocessor each, so
+that the producer loads the beginning of the next tile while consumers finish this one.
+
+Pages need no gathering. A tile of keys in shared memory is, 64 columns wide, a pile of rows, so
+each page of 16 tokens is a copy of its own to its place in the pile, and the tensor cores see one
+tile. Slots behind the end of a context may hold anything: scores of such keys are masked, and such
+values are zeros, for 0 x NaN is NaN. Paper: Shah et al., FlashAttention-3 (2024).
+"""
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from .backend import num_multiprocessors
+from .paged_prefill import LOG2_E
+from .prefill_tiles import QUERIES
+
+ROWS = gl.constexpr(QUERIES // 2)
+"""Query rows of a consumer: what one matrix instruction of four warps takes."""
+TILE = gl.constexpr(128)
+"""Keys and values of a tile."""
+STAGES = gl.constexpr(3)
+"""Tiles in flight."""
+COLUMNS = gl.constexpr(64)
+"""128 bytes: the widest box that the copy engine swizzles against bank conflicts."""
+SWIZZLED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
+all_threads = getattr(gl, "thread_barrier", None) or gl.barrier  # its name before and since 3.7
+
+
+def hopper_prefill(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    tiles: torch.Tensor,
+    scale: float,
+    output: torch.Tensor,
+) -> None:
+    """Causal attention of each chunk over its context, into `output`.
+
+    query, output: `[num_tokens, num_q_heads, head_dim]`, last dimension contiguous; key_cache,
+    value_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`, contiguous; block_table: int32
+    `[num_seqs, max_blocks]`; tiles: of `prefill_tiles`. Only where `runs_on_hopper`.
+    """
+    num_tokens, num_q_heads, head_dim = query.shape
+    num_blocks, block_size, num_kv_heads, _ = key_cache.shape
+    num_slots, width = num_blocks * block_size, num_kv_heads * head_dim
+    rows = query.as_strided((num_tokens, num_q_heads * head_dim), (query.stride(0), 1))
+    keys, values = (cache.view(num_slots, width) for cache in (key_cache, value_cache))
+    num_items = len(tiles) * num_q_heads
+    _hopper_prefill_kernel[(min(num_multiprocessors(query.device), num_items),)](
+        _boxes(rows, ROWS.value), _boxes(keys, block_size), _boxes(values, block_size),
+        values, block_table, tiles, output, num_items, num_q_heads, scale * LOG2_E, num_slots,
+        block_table.stride(0), output.stride(0), output.stride(1),
+        GROUP=num_q_heads // num_kv_heads,
+        HEAD_DIM=head_dim,
+        WIDTH=width,
+        BLOCK_SIZE=block_size,
+        num_warps=4,
+    )  # fmt: skip
+
+
+def _boxes(matrix: torch.Tensor, num_rows: int) -> TensorDescriptor:
+    """How the copy engine takes boxes of so many rows and 64 columns from a matrix."""
+    box = [num_rows, COLUMNS.value]
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), box, SWIZZLED.value)
+
+
+@gluon.jit(do_not_specialize=["num_items"])
+def _hopper_prefill_kernel(
+    query_boxes, key_boxes, value_boxes, values, block_table, tiles, output,
+    num_items, num_q_heads, scale, num_slots, table_stride, output_stride, output_head_stride,
+    GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    WIDTH: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+    num_warps: gl.constexpr,
+):  # fmt: skip
+    PAGES: gl.constexpr = TILE // BLOCK_SIZE
+    PARTS: gl.constexpr = HEAD_DIM // COLUMNS
+    dtype: gl.constexpr = key_boxes.dtype
+    # The same memory twice: as boxes, into which pages are copied, and as tiles to be multiplied.
+    q_boxes = gl.allocate_shared_memory(dtype, [2 * PARTS, ROWS, COLUMNS], SWIZZLED)
+    k_boxes = gl.allocate_shared_memory(
+        dtype, [STAGES * PARTS * PAGES, BLOCK_SIZE, COLUMNS], SWIZZLED
+    )
+    v_boxes = gl.allocate_shared_memory(
+        dtype, [STAGES * PARTS * PAGES, BLOCK_SIZE, COLUMNS], SWIZZLED
+    )
+    q = q_boxes._reinterpret(dtype, [2, ROWS, HEAD_DIM], SWIZZLED)
+    k = k_boxes._reinterpret(dtype, [STAGES, TILE, HEAD_DIM], SWIZZLED)
+    v = v_boxes._reinterpret(dtype, [STAGES, TILE, HEAD_DIM], SWIZZLED)
+    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(2):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(k_empty.index(i), count=2)  # both consumers
+        mbarrier.init(v_empty.index(i), count=2)
+    barriers = (k_full, k_empty, v_full, v_empty)
+    work = (tiles, num_items, num_q_heads)
+    store = (output, output_stride, output_head_stride, scale)
+    full = (q_full.index(0), q_full.index(1))
+    empty = (q_empty.index(0), q_empty.index(1))
+    gl.warp_specialize(
+        [
+            (_consumer, (q.index(0), k, v, full[0], empty[0], barriers, work, store, 0, HEAD_DIM)),
+            (
+                _consumer,
+                (q.index(1), k, v, full[1], empty[1], barriers, work, store, ROWS, HEAD_DIM),
+            ),
+            (
+                _producer,
+                (
+                    query_boxes, key_boxes, value_boxes, values, block_table, table_stride,
+                    num_slots, q_boxes, k_boxes, v_boxes, q_full, q_empty, barriers, work,
+                    GROUP, HEAD_DIM, WIDTH, BLOCK_SIZE,
+                ),
+            ),
+        ],
+        worker_num_warps=[4, 1],
+        worker_num_regs=[232, 40],
+    )  # fmt: skip
+
+
+@gluon.jit
+def _tile_of(turn, work):
+    """What this program does in its turn: head, and the row of `prefill_tiles`."""
+    tiles, num_items, num_q_heads = work
+    # There and back again, so that no program has the longest of each turn.
+    last = gl.num_programs(0) - 1
+    place = gl.where(turn % 2 == 0, gl.program_id(0), last - gl.program_id(0))
+    item = turn * (last + 1) + place
+    is_item = item < num_items
+    tile = tiles + gl.minimum(item, num_items - 1) // num_q_heads * 4
+    num_rows = gl.where(is_item, gl.load(tile + 1), 0)
+    return item % num_q_heads, gl.load(tile), num_rows, gl.load(tile + 2), gl.load(tile + 3)
+
+
+@gluon.jit
+def _num_walked(position, num_rows):
+    """Tiles of keys that a tile of queries sees, up to the last token of either of them."""
+    return gl.cdiv(position + gl.minimum(2 * ROWS, num_rows), TILE)
+
+
+@gluon.jit
+def _producer(
+    query_boxes, key_boxes, value_boxes, values, block_table, table_stride, num_slots,
+    q_boxes, k_boxes, v_boxes, q_full, q_empty, barriers, work,
+    GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    WIDTH: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+):  # fmt: skip
+    PAGES: gl.constexpr = TILE // BLOCK_SIZE
+    PARTS: gl.constexpr = HEAD_DIM // COLUMNS
+    k_full, k_empty, v_full, v_empty = barriers
+    num_done, num_loaded = 0, 0
+    for turn in range(gl.cdiv(work[1], gl.num_programs(0))):
+        head, first_row, num_rows, position, seq = _tile_of(turn, work)
+        if num_rows > 0:
+            for consumer in gl.static_range(2):
+                mbarrier.wait(q_empty.index(consumer), (num_done & 1) ^ 1)
+                mbarrier.expect(q_full.index(consumer), ROWS * HEAD_DIM * 2)
+                for part in gl.static_range(PARTS):
+                    tma.async_copy_global_to_shared(
+                        query_boxes,
+                        [first_row + consumer * ROWS, head * HEAD_DIM + part * COLUMNS],
+                        q_full.index(consumer),
+                        q_boxes.index(consumer * PARTS + part),
+                    )
+            num_done += 1
+            column = head // GROUP * HEAD_DIM
+            table = block_table + seq * table_stride
+            context_len = position + num_rows
+            last_page = (context_len - 1) // BLOCK_SIZE
+            for tile in range(_num_walked(position, num_rows)):
+                stage, phase = num_loaded % STAGES, (num_loaded // STAGES) & 1
+                num_loaded += 1
+                full = k_full.index(stage)
+                mbarrier.wait(k_empty.index(stage), phase ^ 1)
+                mbarrier.expect(full, TILE * HEAD_DIM * 2)
+                for i in gl.static_range(PAGES):
+                    slot = gl.load(table + gl.minimum(tile * PAGES + i, last_page)) * BLOCK_SIZE
+                    for part in gl.static_range(PARTS):
+                        tma.async_copy_global_to_shared(
+                            key_boxes,
+                            [slot, column + part * COLUMNS],
+                            full,
+                            k_boxes.index((stage * PARTS + part) * PAGES + i),
+                        )
+                full = v_full.index(stage)
+                mbarrier.wait(v_empty.index(stage), phase ^ 1)
+                end = context_len - tile * TILE
+                if (end >= TILE) | (end % BLOCK_SIZE == 0):
+                    mbarrier.expect(full, TILE * HEAD_DIM * 2)
+                else:  # the page in which the context ends is brought by hand, with zeros behind it
+                    LANES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
+                    rows = gl.arange(0, BLOCK_SIZE, layout=gl.SliceLayout(1, LANES))[:, None]
+                    columns = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, LANES))[None, :]
+                    last_slot = gl.load(table + last_page).to(gl.int64) * BLOCK_SIZE
+                    for part in gl.static_range(PARTS):
+                        page = gl.load(
+                            values + (last_slot + rows) * WIDTH + column + part * COLUMNS + columns,
+                            mask=(rows < end % BLOCK_SIZE) & (columns < COLUMNS),
+                            other=0.0,
+                        )
+                        place = (stage * PARTS + part) * PAGES + end // BLOCK_SIZE
+                        v_boxes.index(place).store(page)
+                    fence_async_shared()
+                    all_threads()
+                    mbarrier.expect(full, (TILE - BLOCK_SIZE) * HEAD_DIM * 2)
+                for i in gl.static_range(PAGES):
+                    page_number = tile * PAGES + i
+                    slot = gl.load(table + gl.minimum(page_number, last_page)) * BLOCK_SIZE
+                    slot = gl.where(page_number <= last_page, slot, num_slots)  # outside: zeros
+                    is_whole = (i * BLOCK_SIZE >= end) | ((i + 1) * BLOCK_SIZE <= end)
+                    for part in gl.static_range(PARTS):
+                        tma.async_copy_global_to_shared(
+                            value_boxes,
+                            [slot, column + part * COLUMNS],
+                            full,
+                            v_boxes.index((stage * PARTS + part) * PAGES + i),
+                            pred=is_whole,
+                        )
+
+
+@gluon.jit
+def _consumer(q, k, v, q_full, q_empty, barriers, work, store, row, HEAD_DIM: gl.constexpr):
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
+    RESULT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    k_full, k_empty, _v_full, _v_empty = barriers
+    output, output_stride, output_head_stride, scale = store
+    num_done, num_read = 0, 0
+    for turn in range(gl.cdiv(work[1], gl.num_programs(0))):
+        head, first_row, num_rows, position, _seq = _tile_of(turn, work)
+        if num_rows > 0:
+            num_tiles = _num_walked(position, num_rows)
+            position += row
+            positions = position + gl.arange(0, ROWS, layout=gl.SliceLayout(1, SCORES))
+            result = gl.zeros([ROWS, HEAD_DIM], gl.float32, RESULT)
+            row_max = gl.full([ROWS], -1.0e30, gl.float32, gl.SliceLayout(1, SCORES))
+            row_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
+            stage = num_read % STAGES
+            mbarrier.wait(q_full, num_done & 1)
+            mbarrier.wait(k_full.index(stage), (num_read // STAGES) & 1)
+            scores = gl.zeros([ROWS, TILE], gl.float32, SCORES)
+            scores = warpgroup_mma(q, k.index(stage).permute((1, 0)), scores, use_acc=False)
+            mbarrier.arrive(k_empty.index(stage), count=1)
+            first_masked = gl.minimum((position + 1) // TILE, num_tiles - 1)
+            for tile in range(first_masked):
+                scores, result, row_max, row_sum = _attend(
+                    q, k, v, barriers, num_read + tile, tile, scores, result, row_max, row_sum,
+                    positions, scale, False, False, SCORES, RESULT,
+                )  # fmt: skip
+            for tile in range(first_masked, num_tiles - 1):
+                scores, result, row_max, row_sum = _attend(
+                    q, k, v, barriers, num_read + tile, tile, scores, result, row_max, row_sum,
+                    positions, scale, True, False, SCORES, RESULT,
+                )  # fmt: skip
+            mbarrier.arrive(q_empty, count=1)
+            num_read += num_tiles
+            num_done += 1
+            scores, result, row_max, row_sum = _attend(
+                q, k, v, barriers, num_read - 1, num_tiles - 1, scores, result, row_max, row_sum,
+                positions, scale, True, True, SCORES, RESULT,
+            )  # fmt: skip
+            result = result / gl.convert_layout(row_sum, gl.SliceLayout(1, RESULT))[:, None]
+            rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, RESULT))[:, None]
+            columns = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, RESULT))[None, :]
+            place = (first_row + rows).to(gl.int64) * output_stride + head * output_head_stride
+            gl.store(
+                output + place + columns,
+                result.to(output.dtype.element_ty),
+                mask=(rows < num_rows) & (columns < HEAD_DIM),
+            )
+
+
+@gluon.jit
+def _attend(
+    q, k, v, barriers, number, tile, scores, result, row_max, row_sum, positions, scale,
+    IS_MASKED: gl.constexpr,
+    IS_LAST: gl.constexpr,
+    SCORES: gl.constexpr,
+    RESULT: gl.constexpr,
+):  # fmt: skip
+    """Softmax of `scores`, of a tile of keys, and its product with the values; and what comes next.
+
+    number: of the tile since the program began, which says where in the ring it is.
+    Returns the scores of the next tile, and the three states of online softmax.
+    """
+    k_full, k_empty, v_full, v_empty = barriers
+    stage, next_stage = number % STAGES, (number + 1) % STAGES
+    if not IS_LAST:  # runs while softmax is computed
+        mbarrier.wait(k_full.index(next_stage), ((number + 1) // STAGES) & 1)
+        next_scores = warpgroup_mma(
+            q, k.index(next_stage).permute((1, 0)), gl.zeros_like(scores),
+            use_acc=False, is_async=True,
+        )  # fmt: skip
+    if IS_MASKED:
+        columns = tile * TILE + gl.arange(0, TILE, layout=gl.SliceLayout(0, SCORES))
+        scores = gl.where(columns[None, :] <= positions[:, None], scores, -float("inf"))
+    new_max = gl.maximum(row_max, gl.max(scores, 1))
+    rescale = gl.exp2((row_max - new_max) * scale)
+    weights = gl.exp2(scores * scale - (new_max * scale)[:, None])
+    row_sum = row_sum * rescale + gl.sum(weights, 1)
+    result = result * gl.convert_layout(rescale, gl.SliceLayout(1, RESULT))[:, None]
+    weights = gl.convert_layout(weights.to(v.dtype), gl.DotOperandLayout(0, RESULT, 2))
+    mbarrier.wait(v_full.index(stage), (number // STAGES) & 1)
+    result = warpgroup_mma(weights, v.index(stage), result, is_async=True)
+    if not IS_LAST:
+        scores = warpgroup_mma_wait(1, deps=[next_scores])
+        mbarrier.arrive(k_empty.index(next_stage), count=1)
+    result = warpgroup_mma_wait(0, deps=[result])
+    mbarrier.arrive(v_empty.index(stage), count=1)
+    return scores, result, new_max, row_sum
