@@ -23,7 +23,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = {"yours": ROOT / "exercises", "solution": Path(__file__).parent / "solutions"}
-KERNEL_TEST = Path(__file__).parent / "test_m5_paged_decode.py"
+KERNEL_TESTS = [
+    Path(__file__).parent / name for name in ("test_m5_paged_decode.py", "test_build_triton.py")
+]
 
 TOLD = pytest.StashKey[set[Path]]()
 """Test files whose reader has been told that the exercise is not solved."""
@@ -54,7 +56,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
     By now it has been. So whoever names the test of a kernel gets the same run in a new process.
     """
-    if not is_named(KERNEL_TEST, config) or os.environ.get("TRITON_INTERPRET") == "1":
+    is_wanted = any(is_named(path, config) for path in KERNEL_TESTS)
+    if not is_wanted or os.environ.get("TRITON_INTERPRET") == "1":
         return None
     import torch
 

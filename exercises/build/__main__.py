@@ -1,0 +1,114 @@
+"""Build the engine: write what M2, M3 and M4 add, step by step.
+
+python -m exercises.build            how far you are in every course
+python -m exercises.build m2         check M2's steps in order, up to the first that fails
+python -m exercises.build m2 3       check step 3 alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+from rich.console import Console
+
+from .check import Course, Step, course_names, problem
+
+console = Console(highlight=False, markup=False, emoji=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit status: 0 if all that was checked passes, else 1."""
+    parser = argparse.ArgumentParser(
+        prog="python -m exercises.build",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("course", nargs="?", choices=course_names(), help="all, if left out")
+    parser.add_argument("step", nargs="?", type=int, help="its number; all, if left out")
+    args = parser.parse_args(arguments)
+    if args.course is None:
+        return progress()
+    course = Course.named(args.course)
+    if args.step is None:
+        return check_in_order(course)
+    if not 1 <= args.step <= len(course.steps):
+        parser.error(f"{course.name} has the steps 1 to {len(course.steps)}, got {args.step}")
+    return check(course, args.step)
+
+
+def progress() -> int:
+    """Which steps pass, in every course, up to the first that does not."""
+    is_done = True
+    for name in course_names():
+        course = Course.named(name)
+        console.print(f"{name}  {course.title}", style="bold")
+        mark = "passes"
+        for number, step in enumerate(course.steps, 1):
+            command = ""
+            if mark != "passes":
+                mark = ""
+            elif problem_in_time(course, step) is not None:
+                mark, is_done = "next", False
+                command = f"\n     python -m exercises.build {name} {number}"
+            line = f"  {number}  {step.title:<44}{step.file:<19}{mark}"
+            console.print(f"{line.rstrip()}{command}")
+    return 0 if is_done else 1
+
+
+def check_in_order(course: Course) -> int:
+    """Steps of one course, up to the first that fails."""
+    for number in range(1, len(course.steps) + 1):
+        if check(course, number):
+            return 1
+    return 0
+
+
+def check(course: Course, number: int) -> int:
+    """One step: its task and what is wrong, or that it passes and what comes next."""
+    step = course.steps[number - 1]
+    name = f"{course.name}, step {number} of {len(course.steps)}: {step.title}"
+    found = problem_in_time(course, step)
+    if found is None:
+        console.print(f"{name}  passes", style="green")
+        if number == len(course.steps):
+            console.print(f"\n{course.done}", soft_wrap=True)
+        return 0
+    console.print(f"{name}\n", style="bold")
+    console.print(f"{step.task}\nYou write it in {course.path(step)}.\n", style="dim")
+    console.print(found)
+    console.print(f"\nCheck again: python -m exercises.build {course.name} {number}", style="dim")
+    return 1
+
+
+def problem_in_time(course: Course, step: Step) -> str | None:
+    """What is wrong with a step; a loop without an end is stopped where it is."""
+    with _stopped_after(step.seconds):
+        return problem(step, course.parts)
+
+
+@contextlib.contextmanager
+def _stopped_after(seconds: int) -> Iterator[None]:
+    """Within, a TimeoutError is raised when so much CPU time is spent."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"no end after {seconds} s: does a loop go on for ever?")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+if __name__ == "__main__":
+    # Kernels run on the CPU, unless the reader says otherwise. Triton asks when it is imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    sys.exit(main())

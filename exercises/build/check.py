@@ -1,0 +1,170 @@
+"""A course is a folder with files to be written and a list of steps; a step is a check in words.
+
+`steps.py` of a course has `TITLE`, `STEPS` and `DONE`. A check gets the `Parts` that the reader has
+written and raises `Wrong` with what it saw, what it expected and why.
+"""
+
+from __future__ import annotations
+
+import importlib
+import linecache
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+
+FILE_OF = {
+    "Scheduler": "scheduler",
+    "BlockPool": "block_pool",
+    "BlockManager": "block_manager",
+    "CachingBlockPool": "caching_pool",
+    "PrefixCache": "prefix_cache",
+    "hash_block": "prefix_cache",
+}
+"""In which file of a course each part is written."""
+
+
+class Wrong(Exception):  # noqa: N818
+    """What is wrong, in words for the reader."""
+
+
+def expect(what: str, got: object, wanted: object, why: str) -> None:
+    """Compare one value.
+
+    Raises:
+        Wrong: `got` is not `wanted`.
+    """
+    if got != wanted:
+        raise Wrong(f"{what}\n  yours     {got!r}\n  expected  {wanted!r}\nWhy: {why}")
+
+
+class Parts:
+    """Classes and functions of a course by name: the reader's, or those of a milestone.
+
+    Args:
+        package: `exercises.build.m2`, or `m2_batching`, whose files are called the same.
+    """
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+        self.scheduler_path = str(ROOT.joinpath(*package.split("."), "scheduler.py"))
+        """The file that an engine takes as `scheduler=`."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in FILE_OF:
+            raise AttributeError(name)
+        return getattr(importlib.import_module(f"{self.package}.{FILE_OF[name]}"), name)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to write, and the check that says whether it is right."""
+
+    title: str
+    file: str
+    """Where it is written, in the course's folder."""
+    task: str
+    """What to write, in a few sentences."""
+    check: Callable[[Parts], None]
+    seconds: int = 10
+    """CPU time after which the check is taken for an endless loop."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """A folder below this one that has steps."""
+
+    name: str
+    title: str
+    steps: list[Step]
+    done: str
+    """What to do when all steps pass."""
+
+    @classmethod
+    def named(cls, name: str) -> Course:
+        """The course in this folder."""
+        module = importlib.import_module(f"{__package__}.{name}.steps")
+        return cls(name, module.TITLE, module.STEPS, module.DONE)
+
+    @property
+    def parts(self) -> Parts:
+        """What the reader has written."""
+        return Parts(f"{__package__}.{self.name}")
+
+    def path(self, step: Step) -> str:
+        """The file in which a step is written, from the root of the repository."""
+        return (FOLDER / self.name / step.file).relative_to(ROOT).as_posix()
+
+
+def course_names() -> list[str]:
+    """All courses, in the order in which they are taken."""
+    return sorted(path.parent.name for path in FOLDER.glob("*/steps.py"))
+
+
+def problem(step: Step, parts: Parts) -> str | None:
+    """What is wrong with a step, in words; None if it passes."""
+    try:
+        step.check(parts)
+    except NotImplementedError as error:
+        return explained(error) if error.args else _unexpected(error)
+    except Wrong as wrong:
+        return str(wrong)
+    except Exception as error:
+        return explained(error)
+    return None
+
+
+def explained(error: Exception) -> str:
+    """An exception out of the reader's code: what was raised, and at which line of theirs."""
+    all_frames = traceback.extract_tb(error.__traceback__)
+    frames = [
+        frame
+        for frame in all_frames
+        if Path(frame.filename).parent.parent == FOLDER
+        and not frame.filename.endswith("steps.py")
+        and not frame.name.endswith(("comp>", "genexpr>"))
+    ]
+    if isinstance(error, SyntaxError) and error.filename:
+        place = _relative(error.filename)
+        return f"{place}, line {error.lineno}, is no Python: {error.msg}\n    {error.text or ''}"
+    if not frames:
+        return _unexpected(error)
+    last = frames[-1]
+    if isinstance(error, NotImplementedError):
+        return f"Not written yet: {_place(last)}.\nHint: {error}"
+    innermost = {frame.filename: frame for frame in frames}  # of each file
+    lines = [_said(error), f"raised in {_place(last)}:", _code(last)]
+    for frame in reversed(innermost.values()):
+        if frame is not last:
+            lines += [f"called by {_place(frame)}:", _code(frame)]
+    before = all_frames[all_frames.index(frames[0]) - 1]
+    if before.filename.endswith("steps.py"):  # otherwise by traffic, which is shown
+        lines += ["called by the check:", _code(before)]
+    return "\n".join(lines)
+
+
+def _place(frame: traceback.FrameSummary) -> str:
+    name = "" if frame.name == "<module>" else f"{frame.name}() in "
+    return f"{name}{_relative(frame.filename)}, line {frame.lineno}"
+
+
+def _code(frame: traceback.FrameSummary) -> str:
+    return f"    {linecache.getline(frame.filename, frame.lineno or 0).strip()}"
+
+
+def _unexpected(error: Exception) -> str:
+    """An exception that did not come through the reader's files: all of it."""
+    lines = traceback.format_exception(error)[-4:]
+    return f"{_said(error)}\n{''.join(lines)}"
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _relative(path: str) -> str:
+    return Path(path).relative_to(ROOT).as_posix() if ROOT in Path(path).parents else path

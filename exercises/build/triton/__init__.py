@@ -1,0 +1,1 @@
+"""The course of Triton: six kernels, from the sum of a row to paged attention."""

@@ -1,0 +1,352 @@
+"""The steps of Triton's course: a few shapes each, what the kernel must make of them, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from exercises.build.check import Parts, Step
+from exercises.build.guarded import (
+    always,
+    call,
+    compare,
+    first_row_is,
+    guarded,
+    has_nan,
+    like,
+    output_of,
+    random_tensor,
+)
+from milestone_llm.lab.trace.text import plural
+
+TITLE = "six kernels in Triton, on a CPU (3 to 4 hours)"
+DONE = """All of it. What is left on the way to M5's kernel:
+
+  exercises/m5_paged_decode.py            query heads that share keys and values, in one kernel
+  python -m docs.questions.walkthrough_flash_decode
+  m5_kernels/kernels/flash_decode.py      equal shares for all programs, and one launch
+
+On a GPU, TRITON_INTERPRET=0 python -m exercises.build triton compiles your kernels."""
+
+READ_BEYOND = (
+    "The kernel has read what lies behind the row: the next row, and in the end foreign memory, "
+    "which here is filled with NaN. tl.load needs mask=columns < num_columns. What the mask leaves "
+    "out is undefined (on a GPU anything, here NaN) unless you say what it is: other=..."
+)
+
+
+# --- step 1 ---------------------------------------------------------------------------------------
+
+
+def check_row_sum(parts: Parts) -> None:
+    """A full tile, a tail, and rows that lie apart."""
+    for num_columns in (8, 5, 1):
+        x = random_tensor(3, num_columns)
+        output = output_of(3)
+        call(parts, "row_sum", "row_sum", guarded(x), output)
+        memory = torch.cat([x.flatten(), torch.full((8,), torch.nan)])
+        causes = [
+            (like(memory.unfold(0, 8, num_columns)[:3].sum(1)), READ_BEYOND),
+            (has_nan, READ_BEYOND),
+            (first_row_is(x.sum(1)), "Row 0 is right. Row i begins at x + i * row_stride."),
+            (always, "Is it the sum of the whole tile (tl.sum(tile, 0)), stored at output + row?"),
+        ]
+        compare(f"3 rows of {num_columns} columns", output, x.sum(1), causes)
+    wide = random_tensor(3, 12)
+    output = output_of(3)
+    call(parts, "row_sum", "row_sum", guarded(wide)[:, :5], output)
+    compare(
+        "3 rows of 5 columns, 12 elements from one row's beginning to the next",
+        output,
+        wide[:, :5].sum(1),
+        [(always, "Rows may lie apart: row i begins at x + i * row_stride.")],
+    )
+
+
+# --- steps 2 and 3 --------------------------------------------------------------------------------
+
+SCORES = {
+    "3 rows of 8 columns": random_tensor(3, 8),
+    "3 rows of 5 columns": random_tensor(3, 5),
+    "2 rows of 5 negative numbers, about -200": random_tensor(2, 5) - 200,
+    "2 rows of 5 large numbers, about 1000": random_tensor(2, 5) + 1000,
+    "a row with -inf in it": torch.tensor([[1.0, -torch.inf, 2.0, -torch.inf, 0.0]]),
+}
+"""Inputs of a softmax, by what is said of them."""
+
+
+def softmax_causes(x: torch.Tensor, tile: int) -> list[tuple[Callable[[torch.Tensor], bool], str]]:
+    """What makes the softmax of a row wrong that is read in tiles."""
+    with_zeros = torch.nn.functional.pad(x, (0, -x.shape[1] % tile))
+    return [
+        (
+            lambda out: has_nan(out) and bool((x > 90).any()),
+            "exp of a number above 88 is too large for a float32, and inf / inf is NaN: subtract "
+            "the row's maximum before exp.",
+        ),
+        (
+            lambda out: has_nan(out) and bool((x < -90).all()),
+            "Every exp was 0, and 0 / 0 is NaN: subtract the row's maximum before exp. If you do, "
+            "masked elements are its maximum, as 0 is larger than all others: load them as "
+            'other=-float("inf").',
+        ),
+        (has_nan, READ_BEYOND),
+        (
+            like(with_zeros.softmax(1)[:, : x.shape[1]]),
+            "That is the softmax of a row with zeros behind it: exp(0 - maximum) was added for "
+            'each masked element. Load them as other=-float("inf").',
+        ),
+        (
+            first_row_is(x.softmax(1)),
+            "Row 0 is right. Where does row i begin, in x and in output?",
+        ),
+        (
+            like((x - x.amax(1, keepdim=True)).exp()),
+            "The exponentials are right. Divide them by their sum.",
+        ),
+        (like(x.softmax(0)), "That is the softmax of columns, not of rows."),
+        (always, "exp(x - maximum of the row), divided by the sum of these over the row."),
+    ]
+
+
+def check_row_softmax(parts: Parts) -> None:
+    """Full tiles, tails, large and small numbers, -inf."""
+    for case, x in SCORES.items():
+        output = output_of(*x.shape)
+        call(parts, "row_softmax", "row_softmax", guarded(x), output)
+        compare(case, output, x.softmax(1), softmax_causes(x, 8))
+
+
+def check_online_softmax(parts: Parts) -> None:
+    """Tiles in which the maximum grows or not, a tail, a first tile of nothing but -inf."""
+    falling = torch.arange(12.0, 0.0, -1.0)[None]
+    nothing = torch.cat([torch.full((1, 4), -torch.inf), random_tensor(1, 5)], 1)
+    cases = {
+        "a row of 4 columns": random_tensor(1, 4),
+        "a falling row of 12 columns: no tile has a larger maximum than the first": falling,
+        "a rising row of 12 columns: every tile brings a larger maximum": falling.flip(1),
+        "3 rows of 10 columns": random_tensor(3, 10),
+        **{name: x for name, x in SCORES.items() if "5" in name},
+        "a row of 9 columns that begins with four times -inf": nothing,
+    }
+    for case, x in cases.items():
+        output = output_of(*x.shape)
+        call(parts, "online_softmax", "online_softmax", guarded(x), output, 4)
+        causes = softmax_causes(x, 4)
+        if "rising" in case:
+            words = (
+                "The falling row was right. When the maximum grows, what was summed before must "
+                "shrink: row_sum * tl.exp(row_max - new_max), before row_max takes its new value."
+            )
+            causes = [(always, words)]
+        elif "falling" in case:
+            words = "A single tile was right. Is row_sum kept from tile to tile, and each stored?"
+            causes = [(always, words)]
+        elif "begins with" in case:
+            words = (
+                "Its first tile is all -inf. If row_max is -inf after it, -inf - -inf is NaN: "
+                "begin with row_max = -1.0e30, which is finite."
+            )
+            causes = [(has_nan, words), *causes]
+        compare(f"{case}, tiles of 4", output, x.softmax(1), causes)
+
+
+# --- step 4 ---------------------------------------------------------------------------------------
+
+
+def check_matvec(parts: Parts) -> None:
+    """Full tiles, several of them, tails of both kinds, float16."""
+    for num_rows, num_columns, words in (
+        (4, 8, "One tile is all there is: load it, multiply by vector[None, :], tl.sum(..., 1)."),
+        (12, 8, "Several programs: rows = program_id * TILE_ROWS + tl.arange(0, TILE_ROWS)."),
+        (4, 24, "Several tiles of columns: add up over the loop, and load the vector's part, too."),
+        (6, 8, "The last program has two rows only."),
+        (4, 13, "The last tile has five columns only."),
+    ):
+        matrix, vector = random_tensor(num_rows, num_columns), random_tensor(num_columns, seed=1)
+        output = output_of(num_rows)
+        call(parts, "matvec", "matvec", guarded(matrix), guarded(vector), output, (4, 8))
+        beyond = (
+            "It is NaN because the kernel has read memory around matrix or vector, which here is "
+            "filled with NaN: both loads need a mask, of rows and columns, and other=0.0, since "
+            "what a mask leaves out is undefined."
+        )
+        case = f"matrix of {num_rows} x {num_columns}, tiles of 4 x 8"
+        causes = [(has_nan, beyond), (always, words)]
+        compare(case, output, matrix @ vector, causes, tolerance=1e-2)
+    matrix, vector = torch.full((4, 4096), 0.1).half(), torch.full((4096,), 0.1).half()
+    output = output_of(4)
+    call(parts, "matvec", "matvec", guarded(matrix), guarded(vector), output, (4, 128))
+    words = (
+        "In float16 a sum of 32 grows in steps of 1/32. Convert what you load to float32 before "
+        "you multiply, and add up in float32."
+    )
+    wanted = matrix.float() @ vector.float()
+    compare("matrix of 4 x 4096 in float16, all 0.1", output, wanted, [(always, words)])
+
+
+# --- steps 5 and 6 --------------------------------------------------------------------------------
+
+
+def attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output `[head_dim]` and log-sum-exp of one query; zeros and -inf without a key."""
+    scores = keys @ query / len(query) ** 0.5
+    return scores.softmax(0) @ values, scores.logsumexp(0)
+
+
+def check_split(parts: Parts) -> None:
+    """Each split alone: full tiles, tails, splits of nothing."""
+    for num_tokens, num_splits, scale, words in (
+        (4, 1, 1.0, "One split and one tile: scores, softmax, weighted sum of values."),
+        (8, 1, 1.0, "Two tiles: rescale row_sum and accumulator when the maximum grows."),
+        (24, 2, 30.0, "Large scores: rescale row_sum and accumulator when the maximum grows."),
+        (7, 1, 1.0, "The last tile has three tokens: load keys and values with a mask, and give "
+                    'masked scores -float("inf"): as 0 they would count.'),
+        (10, 4, 1.0, "A tile that reaches into the next split: mask the tokens from `end` on."),
+        (5, 4, 1.0, "Splits of 2, 2, 1 and 0 tokens: the last leaves zeros, and -inf as its "
+                    "log-sum-exp. 0 / 0 is NaN: divide by 1 where row_sum is 0."),
+    ):  # fmt: skip
+        query, keys, values = (random_tensor(n, 16, seed=n) for n in (1, num_tokens, num_tokens))
+        query, values = query[0] * scale, values.flip(0)
+        output, lse = output_of(num_splits, 16), output_of(num_splits)
+        tensors = [guarded(each) for each in (query, keys, values)]
+        call(parts, "split_merge", "split", *tensors, output, lse, 4)
+        shares = [slice(i * -(-num_tokens // num_splits), None) for i in range(num_splits)]
+        length = -(-num_tokens // num_splits)
+        parts_wanted = [
+            attention(query, keys[own][:length], values[own][:length]) for own in shares
+        ]
+        case = f"split: {num_tokens} tokens, {plural(num_splits, 'split')}, tiles of 4"
+        causes = [(always, words)]
+        compare(f"{case}; outputs", output, torch.stack([o for o, _ in parts_wanted]), causes)
+        words = "The outputs are right. The log-sum-exp is row_max + tl.log(row_sum)."
+        lses = torch.stack([lse for _, lse in parts_wanted])
+        compare(f"{case}; log-sum-exps", lse, lses, [(always, words)])
+
+
+def check_merge(parts: Parts) -> None:
+    """Parts of equal and unequal weight, parts of nothing, more than a power of two."""
+    inf = float("inf")
+    for lses, words in (
+        ([[0.0, 0.0]], "Two parts of equal weight: the mean of both."),
+        ([[0.0, 1.0, 2.0]], "Three parts in a tile of four: mask what is not there, lse as -inf."),
+        ([[500.0, 501.0]], "exp(500) is too large: subtract the largest log-sum-exp first."),
+        ([[0.0, 1.0], [3.0, 1.0]], "Two sequences: the parts of sequence i begin at part "
+                                   "i * num_splits."),
+        ([[1.0, -inf, 2.0, -inf]], "Parts without a token (lse -inf) have weight 0."),
+        ([[-inf, -inf]], "No part has a token: zeros. -inf - -inf is NaN, and so is 0 / 0."),
+    ):  # fmt: skip
+        lse = torch.tensor(lses)
+        outputs = random_tensor(*lse.shape, 16)
+        outputs[lse == -inf] = 0
+        output = output_of(len(lse), 16)
+        call(parts, "split_merge", "merge", guarded(outputs), guarded(lse), output)
+        weights = lse.softmax(1).nan_to_num(0.0)
+        wanted = (weights[:, :, None] * outputs).sum(1)
+        compare(f"merge: log-sum-exps {lses}", output, wanted, [(always, words)])
+
+
+def check_attend(parts: Parts) -> None:
+    """Both kernels together, by hand and then by `attend`."""
+    check_split(parts)
+    check_merge(parts)
+    query, keys, values = (random_tensor(n, 16, seed=n) for n in (1, 21, 22))
+    values, output = values[:21], output_of(16)
+    tensors = [guarded(each) for each in (query[0], keys, values)]
+    call(parts, "split_merge", "attend", *tensors, output, 3, 4)
+    wanted, _ = attention(query[0], keys, values)
+    compare("attend: 21 tokens, 3 splits, tiles of 4", output, wanted, [])
+
+
+def check_paged(parts: Parts) -> None:
+    """One block, several, tails, several sequences, padding, more splits than blocks."""
+    order = [5, 2, 7, 4, 1, 3, 6, 8]  # block 0 belongs to nobody
+    for context_lens, num_splits, words in (
+        ([4], 1, "One sequence, one full block: which block does block_table name?"),
+        ([8], 1, "Two blocks, which are no neighbours: ask the table for each."),
+        ([6], 1, "The last block has two tokens: mask keys, values and scores behind them."),
+        ([12], 2, "Splits of two blocks and one: which blocks does a split begin and end with?"),
+        ([5, 9, 3], 2, "Several sequences: row `seq` of block_table begins at seq * table_stride; "
+                       "queries and parts have their places, too."),
+        ([5, 0, 3], 4, "A row of padding (context_len 0) gets zeros, and so does a split without "
+                       "a block."),
+    ):  # fmt: skip
+        query, caches, table, wanted = paged_inputs(context_lens, order)
+        output = output_of(len(context_lens), 16)
+        lens = guarded(torch.tensor(context_lens, dtype=torch.int32), 0)
+        tensors = [guarded(each) for each in (query, *caches)]
+        call(parts, "paged", "paged_attend", *tensors, guarded(table, 0), lens, output, num_splits)
+        beyond = (
+            "It is NaN because something was read that is not this sequence's: blocks and places "
+            "that nobody owns are filled with NaN here."
+        )
+        causes = [(has_nan, f"{beyond} {words}"), (always, words)]
+        compare(
+            f"contexts of {context_lens} tokens, {plural(num_splits, 'split')}, blocks of 4",
+            output,
+            wanted,
+            causes,
+        )
+
+
+def paged_inputs(
+    context_lens: list[int], order: list[int]
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Queries, key and value cache, block table, and what must come out."""
+    size, free = 4, list(order)
+    query = random_tensor(len(context_lens), 16)
+    caches = torch.full((9, size, 16), torch.nan), torch.full((9, size, 16), torch.nan)
+    table = torch.zeros(len(context_lens), 4, dtype=torch.int32)
+    wanted = []
+    for seq, length in enumerate(context_lens):
+        keys, values = random_tensor(2, length, 16, seed=seq + 1).unbind()
+        for index in range(-(-length // size)):
+            block = table[seq, index] = free.pop(0)
+            part = slice(index * size, min((index + 1) * size, length))
+            for cache, own in zip(caches, (keys, values), strict=True):
+                cache[block, : part.stop - part.start] = own[part]
+        wanted.append(attention(query[seq], keys, values)[0])
+    return query, caches, table, torch.stack(wanted)
+
+
+STEPS = [
+    Step(
+        "the sum of each row",
+        "row_sum.py",
+        "A program for each row, a tile for its columns, a mask for what the tile has too many.",
+        check_row_sum,
+    ),
+    Step(
+        "softmax of each row",
+        "row_softmax.py",
+        "Maximum, exponentials, sum: and what a masked element must be, to do no harm to either.",
+        check_row_softmax,
+    ),
+    Step(
+        "softmax in tiles",
+        "online_softmax.py",
+        "Rows longer than a tile: maximum and sum in one pass (online softmax).",
+        check_online_softmax,
+    ),
+    Step(
+        "a matrix times a vector",
+        "matvec.py",
+        "Tiles of two dimensions, several programs, sums in float32.",
+        check_matvec,
+    ),
+    Step(
+        "attention by split and merge",
+        "split_merge.py",
+        "One query against many keys, by several programs; a second kernel merges their parts.",
+        check_attend,
+    ),
+    Step(
+        "paged attention",
+        "paged.py",
+        "The same for many sequences whose keys and values lie in blocks anywhere.",
+        check_paged,
+    ),
+]

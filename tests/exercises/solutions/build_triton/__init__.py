@@ -1,0 +1,1 @@
+"""Solutions of the Triton course, under the names of its files."""
