@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import m1_single
 from engine_helpers import (
     assert_empty,
     every_milestone,
@@ -170,3 +171,15 @@ def test_an_id_is_taken_until_its_last_output_has_been_given_out(package):
     assert not engine.has_unfinished_requests()
     engine.add_request(PROMPTS[2], greedy(2), request_id="mine")
     assert run_to_end(engine)["mine"].token_ids == EXPECTED[2][:2]
+
+
+def test_a_generate_does_not_look_through_what_was_there_before(monkeypatch):
+    engine = make_engine(m1_single)
+    step, frozen = engine.core.step, []
+    monkeypatch.setattr(
+        engine.core, "step", lambda: (frozen.append(gc.get_freeze_count()), step())[1]
+    )
+    gc.unfreeze()
+    engine.generate([[3, 4, 5]], greedy(2))
+    assert min(frozen) > 10_000
+    assert gc.get_freeze_count() == 0
