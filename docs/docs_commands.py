@@ -75,7 +75,7 @@ def output_of(words: list[str], root: Path) -> str:
                 importlib.import_module(module)
             child = os.fork()
             if child == 0:
-                _become(words[1:], settings, root, out.fileno(), err.fileno())
+                become(words[1:], settings, root, out.fileno(), err.fileno())
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         else:
             command = [sys.executable, *words[1:]]
@@ -90,7 +90,7 @@ def output_of(words: list[str], root: Path) -> str:
     return text
 
 
-def _become(
+def become(
     arguments: list[str], settings: dict[str, str], root: Path, stdout: int, stderr: int
 ) -> None:
     """Turn this forked process into `python ARGUMENTS`; does not return."""

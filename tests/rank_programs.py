@@ -15,9 +15,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PRELOAD = ["torch", "transformers", "m5_kernels.engine", "milestone_llm.models.tiny_models"]
-"""What the processes need is imported once, and they are forked from there."""
-
 LIMITS: dict[str, Any] = {
     "max_num_seqs": 6,
     "max_model_len": 96,

@@ -1,4 +1,4 @@
-"""Real server processes for tests: forked from one that has imported everything, so they are quick.
+"""Real server processes for tests: forked from one that has imported everything (`forked`).
 
 The model is tiny and has a tokenizer of bytes. Nearly a third of its tokens are halves of
 characters, so that what a random model says is full of characters that take two tokens.
@@ -13,10 +13,10 @@ import json
 import multiprocessing
 import re
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from multiprocessing import forkserver
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,13 @@ import psutil
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from milestone_llm import MILESTONES
+import forked
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 from milestone_llm.serving import command, engine_process
 from milestone_llm.serving import connection as http_connection
+from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineRequest
+from milestone_llm.serving.engine_loop import EngineLoop
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}> "
@@ -209,21 +211,6 @@ def descendants(pid: int) -> dict[int, str]:
     return found
 
 
-@functools.cache
-def _processes() -> Any:
-    context = multiprocessing.get_context("forkserver")
-    modules = [f"{milestone}.engine" for milestone in MILESTONES]
-    modules += ["milestone_llm.serving.engine_loop", "milestone_llm.serving.server"]
-    context.set_forkserver_preload([*modules, "serving_helpers"])
-    return context
-
-
-def start_importing() -> None:
-    """Start the process that servers are forked from."""
-    _processes()
-    forkserver.ensure_running()
-
-
 @contextlib.contextmanager
 def serve(
     milestone: str,
@@ -252,10 +239,15 @@ def serve(
     log.touch()
     arguments = ["--model", str(model), "--port", "0", "--device", "cpu", "--threads", "1"]
     arguments.append("--disable-log-stats")  # logs are compared, and a busy machine takes seconds
-    process = _processes().Process(
-        target=_serve,
-        args=(milestone, [*arguments, *options], log, step_seconds, write_seconds, debugged),
-        kwargs={"engine_seconds": engine_seconds or {}},
+    process = forked.process(
+        _serve,
+        milestone,
+        [*arguments, *options],
+        log,
+        step_seconds,
+        write_seconds,
+        debugged,
+        engine_seconds or {},
     )
     process.start()
     try:
@@ -276,8 +268,6 @@ def _serve(
     engine_seconds: dict[str, float],
 ) -> None:
     sys.stdout = sys.stderr = log.open("w", buffering=1)
-    # The engine's process, too, is forked from one that has imported everything.
-    engine_process.CONTEXT = multiprocessing.get_context("fork")
     for name, seconds in engine_seconds.items():
         setattr(engine_process, name, seconds)
     if write_seconds is not None:
@@ -285,10 +275,25 @@ def _serve(
         command._listen = functools.partial(_with_small_buffers, command._listen)
     if debugged is not None:
         _stop_when_scheduling(importlib.import_module(f"{milestone}.engine"), debugged)
-    if step_seconds:
-        slow = functools.partial(_make_slow_and_fragile, step_seconds=step_seconds)
-        sys.exit(command.serve_command(milestone, None, arguments, prepare=slow))
-    sys.exit(importlib.import_module(f"{milestone}.serve").main(arguments))
+    slow = functools.partial(_make_slow_and_fragile, step_seconds=step_seconds)
+    sys.exit(_run_command(milestone, arguments, slow if step_seconds else None))
+
+
+def start_and_fail(
+    milestone: str, *arguments: str, prepare: Callable[[Any], object] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A server that ends by itself: its exit code, and what it has said."""
+    return forked.run(_run_command, milestone, arguments, prepare)
+
+
+def _run_command(
+    milestone: str, arguments: Sequence[str], prepare: Callable[[Any], object] | None
+) -> int:
+    # The engine's process, too, is forked from one that has imported everything.
+    engine_process.CONTEXT = multiprocessing.get_context("fork")
+    if prepare is not None:
+        return command.serve_command(milestone, None, arguments, prepare)
+    return importlib.import_module(f"{milestone}.serve").main(arguments)
 
 
 def _with_small_buffers(
@@ -333,3 +338,26 @@ def random_engine_outputs(engine: Any) -> list[list[int]]:
     prompts = [[3, 4, 5], [6] * 20, [7]]
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     return [output.token_ids for output in engine.generate(prompts, params)]
+
+
+def messages_of(
+    engine: Any, params: SamplingParams, note: Callable[[EngineLoop, int], object] | None = None
+) -> list[EngineCoreOutputs]:
+    """All that an `EngineLoop` says of one request.
+
+    Args:
+        note: called after each message with the loop and the number of messages.
+    """
+    messages: list[EngineCoreOutputs] = []
+
+    def deliver(message: EngineCoreOutputs) -> None:
+        messages.append(message)
+        if note is not None:
+            note(loop, len(messages))
+        if message.others:
+            loop.stop()
+
+    loop = EngineLoop(engine)
+    loop.add_requests([EngineRequest("r", [3, 4, 5], params)])
+    loop.run(deliver)
+    return messages

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 
 import pytest
 
+from forked import run_python
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.cli import config_fields, run_command, try_to_write
 
@@ -35,7 +34,7 @@ def run(body):
 def test_a_bug_in_ones_own_scheduler_is_shown_with_file_and_line(tmp_path):
     program = tmp_path / "mine.py"
     program.write_text(PROGRAM)
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True)
+    done = run_python(program)
     assert done.returncode == 1
     assert f'File "{program}", line 8, in schedule' in done.stderr
     assert "ValueError: zip() argument 2 is longer than argument 1" in done.stderr

@@ -1,4 +1,7 @@
-"""Every kernel against its twin on the CPU: `tests/m5/kernels`, in a process of their own."""
+"""Every kernel against its twin on the CPU, and all of them in an engine: `tests/m5/kernels`.
+
+They run in a process of their own.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import socket
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 
 import m5_kernels
 import rank_programs
+from forked import process
 from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.decoder.parallel import Shard
@@ -41,8 +41,6 @@ class Started:
     """Processes of one program, and the folder with what they wrote."""
 
     def __init__(self, program: str, size: int, folder: Path, **options: Any) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*rank_programs.PRELOAD, "rank_programs"])
         # Held until the end, so that the system gives the port to nobody else; rank 0 shares it.
         self.port = socket.socket()
         self.port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -51,23 +49,21 @@ class Started:
         self.folder, self.size = folder, size
         folder.mkdir(exist_ok=True)
         self.processes = [
-            context.Process(
-                target=rank_programs.start,
-                args=(program, rank, size, port, str(folder), options),
-                daemon=True,
+            process(
+                rank_programs.start, program, rank, size, port, str(folder), options, daemon=True
             )
             for rank in range(size)
         ]
-        for process in self.processes:
-            process.start()
+        for each in self.processes:
+            each.start()
 
     def wait(self) -> list[int | None]:
         """Exit codes of all; whoever takes too long is killed."""
-        for process in self.processes:
-            process.join(PATIENCE_S)
-        codes = [process.exitcode for process in self.processes]
-        for process in self.processes:
-            process.kill()
+        for each in self.processes:
+            each.join(PATIENCE_S)
+        codes = [each.exitcode for each in self.processes]
+        for each in self.processes:
+            each.kill()
         self.port.close()
         return codes
 

@@ -7,8 +7,10 @@ import contextlib
 import pytest
 import torch
 
+import forked
 from m3_paged import LLMEngine
-from serving_helpers import MILESTONES, save_tiny_model, serve, start_importing
+from milestone_llm import MILESTONES
+from serving_helpers import save_tiny_model, serve
 
 ROOM = ("--max-num-seqs", "4", "--max-model-len", "256")
 
@@ -16,7 +18,7 @@ ROOM = ("--max-num-seqs", "4", "--max-model-len", "256")
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory):
     """A tiny model with a tokenizer."""
-    start_importing()  # while the model is made
+    forked.start_importing()  # while the model is made
     return save_tiny_model(tmp_path_factory.mktemp("served") / "tiny-bytes")
 
 

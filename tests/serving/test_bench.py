@@ -214,7 +214,6 @@ def test_a_server_that_streams_no_text_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--input-len", "8", "4"], "--input-len: MIN 8 is above MAX 4"),
         (["--url", "http://127.0.0.1:9", "--", "--threads", "1"], "runs already"),
         (["--token-ms", "1"], "--token-ms goes with --step-ms"),
         (["-o", "x.jpg"], "x.jpg: a sweep is written as .png or .svg"),

@@ -8,7 +8,6 @@ import socket
 import pytest
 
 import m1_single.serve
-from milestone_llm.serving.command import serve_command
 from serving_helpers import (
     PATIENCE,
     POISON,
@@ -16,6 +15,7 @@ from serving_helpers import (
     raise_value_error,
     read_answer,
     serve,
+    start_and_fail,
     wait_for,
 )
 
@@ -167,18 +167,20 @@ def test_a_client_that_never_reads_is_taken_for_gone(model_folder, tmp_path):
         assert server.fetch("POST", "/v1/completions", {"prompt": "b"})[0] == 200
 
 
-def test_what_a_start_fails_with_is_said_in_one_line(tmp_path, capfd):
-    assert m1_single.serve.main(["--model", str(tmp_path / "no.gguf"), "--port", "0"]) == 2
-    error = capfd.readouterr().err
+def test_what_a_start_fails_with_is_said_in_one_line(tmp_path):
+    ended = start_and_fail("m1_single", "--model", str(tmp_path / "no.gguf"), "--port", "0")
+    assert ended.returncode == 2
+    error = ended.stderr
     assert error.startswith("error: ")
     assert "no.gguf" in error
     assert error.count("\n") == 1
 
 
-def test_a_bug_at_the_start_keeps_its_traceback(capfd):
-    options = ["--model", "tiny-llama", "--device", "cpu", "--port", "0"]
-    assert serve_command("m1_single", None, options, prepare=raise_value_error) == 1
-    error = capfd.readouterr().err
+def test_a_bug_at_the_start_keeps_its_traceback():
+    options = ("--model", "tiny-llama", "--device", "cpu", "--port", "0")
+    ended = start_and_fail("m1_single", *options, prepare=raise_value_error)
+    assert ended.returncode == 1
+    error = ended.stderr
     assert "serving_helpers.py" in error
     assert "ValueError: a bug" in error
     assert error.endswith("the engine is dead: its process has ended with exit code 1\n")

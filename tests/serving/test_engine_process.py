@@ -16,7 +16,7 @@ from milestone_llm.serving import engine_process
 from milestone_llm.serving.engine_client import EngineRequest
 from milestone_llm.serving.engine_loop import EngineLoop
 from milestone_llm.serving.orders import Orders
-from serving_helpers import PATIENCE, byte_tokenizer
+from serving_helpers import PATIENCE, byte_tokenizer, messages_of
 
 
 def test_https_process_loads_no_torch(tmp_path):
@@ -105,17 +105,7 @@ def test_no_process_for_the_engine_is_one_line(spawning, monkeypatch):
 
 
 def test_prompt_logprobs_travel_once(oracle):
-    messages = []
-
-    def deliver(message):
-        messages.append(message)
-        if message.others:
-            loop.stop()
-
-    loop = EngineLoop(oracle)
-    params = SamplingParams(max_tokens=4, ignore_eos=True, prompt_logprobs=2)
-    loop.add_requests([EngineRequest("r", [3, 4, 5], params)])
-    loop.run(deliver)
+    messages = messages_of(oracle, SamplingParams(max_tokens=4, ignore_eos=True, prompt_logprobs=2))
     messages = pickle.loads(pickle.dumps(messages))
     tokens = [[len(each.new_token_ids) for each in message.outputs()] for message in messages]
     assert tokens == [[1], [1], [1], [1]]

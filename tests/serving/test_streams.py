@@ -10,9 +10,9 @@ from m3_paged import SamplingParams
 from milestone_llm.core.outputs import EngineCoreOutput
 from milestone_llm.serving.async_engine import AsyncEngine
 from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineRequest, Refusal
-from milestone_llm.serving.engine_loop import EngineLoop
 from milestone_llm.serving.errors import ApiError
 from milestone_llm.serving.metrics import Metrics
+from serving_helpers import messages_of
 
 
 def stream(server, **body):
@@ -144,18 +144,10 @@ def test_who_waits_is_told_what_the_engine_refuses():
 
 
 def test_the_core_has_no_row_of_a_stopped_completion_any_more(oracle):
-    messages = []
-
-    def deliver(message):
-        messages.append(message)
-        if len(messages) == 2:
+    def note(loop, num_messages):
+        if num_messages == 2:
             loop.end_completion("r")
-        if message.others:
-            loop.stop()
 
-    loop = EngineLoop(oracle)
-    params = SamplingParams(max_tokens=4, ignore_eos=True, n=2)
-    loop.add_requests([EngineRequest("r", [3, 4, 5], params)])
-    loop.run(deliver)
+    messages = messages_of(oracle, SamplingParams(max_tokens=4, ignore_eos=True, n=2), note)
     rows = [[output.request_id for output in message.outputs()] for message in messages]
     assert rows == [["r", "r/1"], ["r", "r/1"], ["r/1"], ["r/1"]]
