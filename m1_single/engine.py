@@ -7,6 +7,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from milestone_llm.frontend.config import EngineConfig
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.guarded_core import GuardedCore
+from milestone_llm.frontend.scheduler_file import scheduler_class
 from milestone_llm.frontend.watching import open_trace
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_padded
@@ -43,7 +44,7 @@ class LLMEngine(BaseEngine):
         max_model_len = config.resolve_max_model_len(max_position(loaded.model))
         core = GuardedCore(
             self.milestone,
-            Scheduler(config, max_model_len),
+            scheduler_class(config.scheduler, Scheduler)(config, max_model_len),
             ModelRunner(loaded.model),
             open_trace(config.trace, loaded.decode),
             check_invariants=config.check_invariants,

@@ -55,12 +55,16 @@ def demo(args: argparse.Namespace) -> None:
     work = load_work(args)
     work.items = arriving(work.items, args)
     runs, profiler = [], cProfile.Profile()
-    if not args.no_static:
+    if not (args.no_static or args.scheduler):
         runs.append(work.run("static", m1_single, max_num_batched_tokens=None, trace=None))
     budgets = list(dict.fromkeys(args.max_num_batched_tokens))
     args.max_model_len = args.max_model_len or work.longest  # a region need not hold more
+    if args.scheduler:
+        ours = {"max_num_batched_tokens": budgets[0], "scheduler": None, "trace": None}
+        runs.append(work.run("continuous", m2_batching, **ours))
     for budget in budgets:
         label = "continuous" if len(budgets) == 1 else f"budget {budget}"
+        label = "yours" if args.scheduler and budget == budgets[0] else label
         with profiler if args.profile else nullcontext():
             runs.append(work.run(label, m2_batching, max_num_batched_tokens=budget))
         if budget == budgets[0]:

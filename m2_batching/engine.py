@@ -6,6 +6,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.guarded_core import GuardedCore
+from milestone_llm.frontend.scheduler_file import scheduler_class
 from milestone_llm.frontend.watching import open_trace
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_flat
@@ -35,7 +36,7 @@ class LLMEngine(BaseEngine):
         cache = RegionCache(loaded.model, config.max_num_seqs, max_model_len)
         core = GuardedCore(
             self.milestone,
-            Scheduler(config, max_model_len),
+            scheduler_class(config.scheduler, Scheduler)(config, max_model_len),
             ModelRunner(loaded.model, cache),
             open_trace(config.trace, loaded.decode),
             check_invariants=config.check_invariants,

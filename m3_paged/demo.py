@@ -61,17 +61,18 @@ def demo(args: argparse.Namespace) -> None:
     work = load_work(args, prompts, LENGTHS, n=args.n, ignore_eos=False)
     args.max_model_len = work.longest
     args.kv_cache_tokens = args.kv_cache_tokens or small_pool(args, work)
-    run = work.run("paged", m3_paged)
+    ours = [work.run("paged", m3_paged, scheduler=None, trace=None)] if args.scheduler else []
+    run = work.run("yours" if ours else "paged", m3_paged)
     print_maps(run)
     show.answers(run)
-    show.requests([run])
-    show.summary([run])
+    show.requests([*ours, run])
+    show.summary([*ours, run])
     print_memory(run)
     timeline, kvmap = (args.out / picture for picture in PICTURES)
-    show.timeline([run], timeline)
+    show.timeline([*ours, run], timeline)
     draw_kvmap(run.records, kvmap)
     show.written("kvmap", kvmap)
-    show.page([run], args.explore)
+    show.page([*ours, run], args.explore)
 
 
 def small_pool(args: argparse.Namespace, work: Work) -> int:

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.guarded_core import GuardedCore
+from milestone_llm.frontend.scheduler_file import scheduler_class
 from milestone_llm.frontend.watching import open_trace
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_flat
@@ -41,7 +42,7 @@ class LLMEngine(BaseEngine):
         wanted_len = config.resolve_max_model_len(max_position(loaded.model))
         num_blocks, max_model_len = fit_kv_memory(loaded.model, config, wanted_len, run_once)
         config = with_swap_space(config, loaded.model, num_blocks)
-        scheduler = Scheduler(config, max_model_len, num_blocks)
+        scheduler = scheduler_class(config.scheduler, Scheduler)(config, max_model_len, num_blocks)
         cache = BlockCache(loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks)
         core = GuardedCore(
             self.milestone,

@@ -4,15 +4,11 @@ Then, in another terminal: curl http://127.0.0.1:8000/v1/models
 """
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
 from milestone_llm.serving.command import serve_command
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit status."""
-    return serve_command("m3_paged", __doc__, arguments)
-
+main = partial(serve_command, "m3_paged", __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,6 +10,7 @@ from m3_paged.runner import ModelRunner
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.guarded_core import GuardedCore
+from milestone_llm.frontend.scheduler_file import scheduler_class
 from milestone_llm.frontend.watching import open_trace
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_flat
@@ -46,7 +47,7 @@ class LLMEngine(BaseEngine):
             loaded.model, config, wanted_len, run_once, USEFUL_KV
         )
         config = with_swap_space(config, loaded.model, num_blocks)
-        scheduler = Scheduler(config, max_model_len, num_blocks)
+        scheduler = scheduler_class(config.scheduler, Scheduler)(config, max_model_len, num_blocks)
         cache = BlockCache(loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks)
         core = GuardedCore(
             self.milestone,

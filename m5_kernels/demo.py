@@ -42,7 +42,7 @@ def demo(args: argparse.Namespace) -> None:
 
     work = load_work(args)
     args.max_model_len = work.longest
-    runs = [] if args.no_m4 else [work.run("M4", m4_prefix_chunked, trace=None)]
+    runs = [] if args.no_m4 else [work.run("M4", m4_prefix_chunked, trace=None, scheduler=None)]
     runs.append(work.run("M5", m5_kernels))
     engine = runs[-1].engine
     console.print(f"M5: {what_runs(engine)}.")

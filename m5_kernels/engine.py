@@ -22,6 +22,7 @@ from m4_prefix_chunked.scheduler import Scheduler
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.guarded_core import GuardedCore
+from milestone_llm.frontend.scheduler_file import scheduler_class
 from milestone_llm.frontend.watching import open_trace
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_flat
@@ -95,7 +96,7 @@ class LLMEngine(BaseEngine):
         if ranks is not None:
             num_blocks, max_model_len = ranks.smallest(num_blocks), ranks.smallest(max_model_len)
         config = with_swap_space(config, loaded.model, num_blocks)
-        scheduler = Scheduler(config, max_model_len, num_blocks)
+        scheduler = scheduler_class(config.scheduler, Scheduler)(config, max_model_len, num_blocks)
         cache = BlockCache(loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks)
         core_class = GuardedCore if ranks is None else partial(RankedCore, ranks, number)
         core = core_class(

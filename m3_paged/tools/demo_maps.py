@@ -13,11 +13,11 @@ from milestone_llm.lab.cli import console
 from milestone_llm.lab.demo import show
 from milestone_llm.lab.demo.work import DemoRun
 from milestone_llm.lab.plots.block_history import BlockState, block_history
-from milestone_llm.lab.plots.timeline_spans import arrival_order
 from milestone_llm.lab.trace.kv_figures import KVFigures
 from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.lab.trace.spans import arrival_order
 from milestone_llm.lab.trace.text import (
-    Glyphs,
+    GAP,
     Words,
     fill_bar,
     fit,
@@ -71,22 +71,20 @@ def print_block_map(state: BlockState, order: Sequence[str], console: Console) -
     Args:
         order: request ids in the order of their arrival in the whole trace; gives each its colour.
     """
-    glyphs, num_used = Glyphs.of(console), len(state.holders)
+    num_used = len(state.holders)
     text = (
         f"blocks   {num_used:,} of {state.num_blocks:,} used, {state.num_blocks - num_used:,} free"
     )
     text += f", {len(state.shared):,} shared" if state.shared else ""
     places = plural(state.num_reserved_tokens, "place")
     text += f"; {plural(state.num_stored_tokens, 'token')} in {places}"
-    cells = _cells(state, order, console.width, glyphs)
-    print_lines(console, Group(Text(text, "bold"), *cells, *_sharing(state, glyphs)))
+    cells = _cells(state, order, console.width)
+    print_lines(console, Group(Text(text, "bold"), *cells, *_sharing(state)))
 
 
-def _cells(
-    state: BlockState, order: Sequence[str], width: int, glyphs: Glyphs
-) -> Iterator[RenderableType]:
+def _cells(state: BlockState, order: Sequence[str], width: int) -> Iterator[RenderableType]:
     """Holder and bar of each block, and what does not fit in a few lines summed up."""
-    names = {block: _holder(own, glyphs) for block, own in state.holders.items()}
+    names = {block: _holder(own) for block, own in state.holders.items()}
     name_width = max((Text(name).cell_len for name in names.values()), default=2)
     num_first = len(str(state.num_blocks)) + 1
     for bar_width in (4, 3, 2):  # rather a shorter bar than fewer than 8 blocks in a line
@@ -104,7 +102,7 @@ def _cells(
             cell = Text("-".ljust(name_width + bar_width + 1), "dim")
             if block in names:
                 color = request_color(order.index(state.holders[block][0]))
-                bar = fill_bar(state.stored[block], state.block_size, bar_width, glyphs)
+                bar = fill_bar(state.stored[block], state.block_size, bar_width)
                 cell = Text(names[block], color)
                 cell.pad_right(name_width - cell.cell_len + 1)
                 cell.append(bar)
@@ -113,25 +111,25 @@ def _cells(
     yield grid
     if end < state.num_blocks:
         num_used = sum(block >= end for block in state.holders)
-        more = f"{glyphs.gap} {plural(state.num_blocks - end, 'more block')}, {num_used:,} used"
+        more = f"{GAP} {plural(state.num_blocks - end, 'more block')}, {num_used:,} used"
         yield Text(more, "dim")
 
 
-def _holder(holders: Sequence[str], glyphs: Glyphs) -> str:
+def _holder(holders: Sequence[str]) -> str:
     """The first holder's id, and how many share the block with it."""
-    name = fit(safe(holders[0], glyphs), _MAX_NAME_WIDTH, glyphs)
+    name = fit(safe(holders[0]), _MAX_NAME_WIDTH)
     return f"{name}+{len(holders) - 1}" if len(holders) > 1 else name
 
 
-def _sharing(state: BlockState, glyphs: Glyphs) -> Iterator[RenderableType]:
+def _sharing(state: BlockState) -> Iterator[RenderableType]:
     """All holders of the shared blocks, one line for each set of them."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for block, holders in state.shared.items():
         groups.setdefault(tuple(holders), []).append(block)
     for names, blocks in groups.items():
         lead = "shared   block " if len(blocks) == 1 else "shared   blocks "
-        by = " by " + " ".join(safe(name, glyphs) for name in names)
-        yield Words(id_ranges(sorted(blocks)), glyphs, lead, by)
+        by = " by " + " ".join(safe(name) for name in names)
+        yield Words(id_ranges(sorted(blocks)), lead, by)
     if groups:
         saved = sum(len(holders) - 1 for holders in state.shared.values())
         yield Padding(Text(f"{plural(saved, 'block')} saved by sharing", "dim"), (0, 0, 0, 9))

@@ -9,6 +9,7 @@ from typing import Any
 import m4_prefix_chunked
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.bench.measure import gap_figures
+from milestone_llm.lab.bench.report import table
 from milestone_llm.lab.bench.workloads import WorkItem
 from milestone_llm.lab.cli import console
 from milestone_llm.lab.demo import show
@@ -49,7 +50,7 @@ def long_arrival(args: argparse.Namespace, loaded: LoadedModel, picture: Path) -
         times = [*gap_figures(running).values(), 1e3 * (last.metrics.ttft or 0)]
         gaps.append([policy, *(show.milliseconds(ms / 1e3) for ms in times)])
     show.headline(f"The {len(TALKS)} running requests: ms from one token to the next")
-    show.table(["policy", "p50", "p99", "max", f"TTFT of {LATE}"], gaps)
+    console.print(table("", ["policy", "p50", "p99", "max", f"TTFT of {LATE}"], gaps))
     console.print(
         f"\nThe prompt of {LATE} has {plural(len(late), 'token')}, a step at most {budget}. "
         + " ".join(

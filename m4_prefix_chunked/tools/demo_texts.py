@@ -6,7 +6,6 @@ import itertools
 import random
 from typing import Any
 
-from milestone_llm.lab.demo.work import vocabulary_size
 from milestone_llm.models.checkpoint import LoadedModel, render_chat
 
 SYSTEM_PROMPT = """\
@@ -103,5 +102,5 @@ def long_prompt(loaded: LoadedModel, num_tokens: int) -> list[int]:
 
 def random_ids(loaded: LoadedModel, count: int, seed: str) -> list[int]:
     """Token ids that are always the same for a seed."""
-    rng, vocab_size = random.Random(seed), vocabulary_size(loaded)
-    return [rng.randrange(vocab_size) for _ in range(count)]
+    rng = random.Random(seed)
+    return [rng.randrange(loaded.vocab_size) for _ in range(count)]

@@ -16,7 +16,7 @@ from rich.tree import Tree
 
 from m4_prefix_chunked.prefix_cache import PrefixCache, hash_blocks
 from milestone_llm.core.request import Request
-from milestone_llm.lab.trace.text import Glyphs, Words, fit, id_ranges, plural, print_lines, safe
+from milestone_llm.lab.trace.text import BAR, Words, fit, id_ranges, plural, print_lines, safe
 
 
 @dataclass
@@ -105,20 +105,19 @@ def print_prefix_tree(
     Args:
         decode: text of token ids; without it the ids themselves are shown.
     """
-    glyphs = Glyphs.of(console)
-    used, cached = glyphs.bar[0], glyphs.bar[1]
+    used, cached = BAR[0], BAR[1]
 
     def add(parent: Tree, node: Node, space: int) -> None:
         """A node, in two lines of `space` cells, and what is below it."""
-        blocks = Words(id_ranges(node.blocks), glyphs, f"{plural(len(node.blocks), 'block')}: ")
+        blocks = Words(id_ranges(node.blocks), f"{plural(len(node.blocks), 'block')}: ")
         names, refs = node.holders, f"refs {len(node.holders)}: "
         if not names:
             names, refs = node.visitors, "refs 0, cached, was of "
         sign = used if node.holders else cached
         head = f"{sign} {blocks.line(24).plain}".ljust(space - console.width + 28)
-        who = Words([safe(name, glyphs) for name in names], glyphs, head + refs)
+        who = Words([safe(name) for name in names], head + refs)
         text = decode(node.token_ids) if decode else " ".join(map(str, node.token_ids))
-        text = fit(safe(" ".join(text.split()), glyphs), space - 2, glyphs)
+        text = fit(safe(" ".join(text.split())), space - 2)
         branch = parent.add(Group(who.line(space), Text(f"  {text}", "dim")), guide_style="")
         for child in node.children:
             add(branch, child, space - 4)
@@ -135,5 +134,5 @@ def print_prefix_tree(
     words = [f"{name} {' '.join(id_ranges(blocks))}" for name, blocks in tree.unnamed.items()]
     if words:
         joined = [f"{word} |" for word in words[:-1]] + words[-1:]
-        line = Words(joined, glyphs, "no name yet (not full): ").line(console.width)
+        line = Words(joined, "no name yet (not full): ").line(console.width)
         print_lines(console, Text(line.plain, "dim"))

@@ -58,8 +58,8 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def stress(args: argparse.Namespace) -> bool:
-    """Build, serve, report. Returns whether all is well."""
+def stress(args: argparse.Namespace) -> int:
+    """Build, serve, report. Returns the exit status."""
     from milestone_llm.lab.demo import show
     from milestone_llm.lab.trace.explore import Run, write_page
 
@@ -82,7 +82,7 @@ def stress(args: argparse.Namespace) -> bool:
     if args.explore:
         write_page([Run.of("stress", engine)], args.explore)
         show.written("\npage", args.explore)
-    return not run.broken and not run.blocks_lost
+    return int(bool(run.broken or run.blocks_lost))
 
 
 class Stress:
@@ -236,14 +236,7 @@ def resident_mb() -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit status."""
     args = parser().parse_args(arguments)
-    is_good = [False]
-
-    def before(args: argparse.Namespace) -> None:
-        for path in filter(None, (args.out / PICTURE, args.explore)):
-            cli.try_to_write(path)
-
-    status = cli.run_command(lambda args: is_good.append(stress(args)), args, before)
-    return status or int(not is_good[-1])
+    return cli.run_command(stress, args, lambda args: cli.try_to_write(args.out / PICTURE))
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@ memory bandwidth that it keeps busy. One program per sequence and head leaves mo
 when sequences are few, or unequal. Here all KV tiles of all sequences are laid end to end and cut
 into equal shares, one per program, wherever the cuts fall:
 
-    context       |------- seq 0 (5 tiles) ------|- seq 1 -|---------- seq 2 ----------|
-    KV tiles      |  0  |  1  |  2  |  3  |  4  |  0 |  1 |  0  |  1  |  2  |  3  |  4  |
-    programs      |------- w0 -------|------- w1 --------|------- w2 -------|--- w3 ----|
-    who writes        part of seq 0    rest of 0, all of 1    part of seq 2    rest of 2
+    context     |-------- seq 0 ---------|seq1|----------- seq 2 -----------|
+    KV tiles    | 0  | 1  | 2  | 3  | 4  | 0  | 0  | 1  | 2  | 3  | 4  | 5  |
+    programs    |----- w0 -----|----- w1 -----|----- w2 -----|----- w3 -----|
+    each leaves  part of seq 0  rest of seq 0, part of seq 2  rest of seq 2
+                                all of seq 1
 
 A sequence inside one share is written at once. A sequence that was cut is left as partial sums
 with their log-sum-exp (at most two per program: its first and its last sequence), and the last

@@ -10,6 +10,7 @@ import torch
 
 from m5_kernels.kernels.flash_decode import DecodeWorkspace, flash_decode, flash_decode_torch
 from m5_kernels.kernels.paged_prefill import paged_prefill, paged_prefill_torch
+from m5_kernels.kernels.prefill_tiles import prefill_tiles
 from m5_kernels.kernels.tiles import DecodeTile, PrefillTile
 
 from .measure import PagedBatch, check, median_us, num_rotations
@@ -48,7 +49,8 @@ class Shape(NamedTuple):
         """GB/s of KV read for a decode shape, TFLOP/s (causal) for a prefill shape."""
         if self.query_len == 1:
             return self.kv_bytes(head_dim) / microseconds / 1e3
-        pairs = self.num_seqs * self.context_len**2 / 2  # causal: half the score matrix
+        seen = self.context_len - self.query_len / 2  # causal: by a token of the chunk, on average
+        pairs = self.num_seqs * self.query_len * seen
         return pairs * NUM_Q_HEADS * head_dim * 4 / microseconds / 1e6
 
 
@@ -69,13 +71,33 @@ def workspace_of(batch: PagedBatch, tile: DecodeTile | None = None) -> DecodeWor
 
 
 def attention_runs(
-    tile: DecodeTile | PrefillTile, batches: Sequence[PagedBatch]
+    tile: DecodeTile | PrefillTile | None, batches: Sequence[PagedBatch]
 ) -> list[Callable[[], torch.Tensor]]:
-    """One launch per batch, for `median_us`; launches of the decode kernel share a workspace."""
+    """One launch per batch, for `median_us`; launches of the decode kernel share a workspace.
+
+    tile: None is the kernel for Hopper, which has one tile.
+    """
+    if tile is None:
+        return [hopper_run(batch) for batch in batches]
     if isinstance(tile, DecodeTile):
         workspace = workspace_of(batches[0], tile)
         return [partial(flash_decode, *b.decode_inputs, workspace=workspace) for b in batches]
     return [partial(paged_prefill, *b.decode_inputs, b.query_start_loc, tile=tile) for b in batches]
+
+
+def hopper_run(batch: PagedBatch) -> Callable[[], torch.Tensor]:
+    """Chunks only. Their list of tiles is made before: a step makes one for all of its layers."""
+    from m5_kernels.kernels.hopper_prefill import hopper_prefill  # Gluon: NVIDIA's GPUs alone
+
+    query, keys, values, block_table, lens = batch.decode_inputs
+    starts, scale, output = batch.query_start_loc, query.shape[-1] ** -0.5, torch.empty_like(query)
+    tiles = prefill_tiles(lens, starts, starts[:1], len(query), len(lens))
+
+    def launch() -> torch.Tensor:
+        hopper_prefill(query, keys, values, block_table, tiles, scale, output)
+        return output
+
+    return launch
 
 
 def expected(shape: Shape, batch: PagedBatch) -> torch.Tensor:
@@ -88,13 +110,13 @@ def expected(shape: Shape, batch: PagedBatch) -> torch.Tensor:
 
 
 def microseconds(
-    shape: Shape, head_dim: int, tiles: Sequence[DecodeTile | PrefillTile]
+    shape: Shape, head_dim: int, tiles: Sequence[DecodeTile | PrefillTile | None]
 ) -> list[float]:
     """Compare what each tile gives with the twin, then time it: microseconds of a launch."""
     batches = shape.batches(head_dim)
     reference, found = expected(shape, batches[0]), []
     for tile in tiles:
         launches = attention_runs(tile, batches)
-        check(f"{tile} at {shape.name}", launches[0](), reference)
+        check(f"{tile or 'hopper_prefill'} at {shape.name}", launches[0](), reference)
         found.append(median_us(launches))
     return found

@@ -1,9 +1,9 @@
 """Each kernel against the limit of the GPU: `python -m m5_kernels.tools.kernel_bench`
 
 Kernels that move bytes are rated in GB/s, each input and output counted once, against the
-fastest read and copy measured in the same run; prefill in TFLOP/s of causal attention against a
-large matrix product. Every kernel is first compared with its torch twin on the very inputs that are
-timed; inputs rotate, so that no launch finds its own in the L2 cache.
+fastest read and copy measured in the same run. Every kernel is first compared with its torch twin
+on the very inputs that are timed; inputs rotate, so that no launch finds its own in the L2 cache.
+Prefill is bound by arithmetic, and measured by `python -m docs.questions.m5_prefill`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from m5_kernels.kernels.rms_norm import add_rms_norm, add_rms_norm_torch, rms_no
 from m5_kernels.kernels.rope_kv_write import rope_kv_write, rope_kv_write_torch
 from m5_kernels.kernels.sample import sample, sample_torch
 from m5_kernels.kernels.silu_mul import silu_mul, silu_mul_torch
-from m5_kernels.kernels.tiles import DecodeTile, PrefillTile, decode_tile, prefill_tile
+from m5_kernels.kernels.tiles import decode_tile
 from milestone_llm.lab.bench.report import table
 from milestone_llm.lab.cli import Formatter, console
 from milestone_llm.lab.trace.text import plural
@@ -30,7 +30,6 @@ from .attention_work import (
     DECODE_SHAPES,
     NUM_KV_HEADS,
     NUM_Q_HEADS,
-    PREFILL_SHAPES,
     Shape,
     attention_runs,
     expected,
@@ -39,9 +38,8 @@ from .attention_work import (
 from .measure import Ceilings, PagedBatch, check, gpu_command, median_us, num_rotations
 
 HEAD_DIM, HIDDEN_SIZE, INTERMEDIATE_SIZE, VOCAB_SIZE = 128, 1024, 3072, 151_936  # Qwen3-0.6B's
-# FlashAttention-3 with the same shapes and block size on an H200: GB/s, then TFLOP/s.
+# FlashAttention-3 with the same shapes and block size on an H200, GB/s.
 FA3_DECODE = ["3841", "3376", "4131", "4135", "4101", "3674", "13.3 us"]
-FA3_PREFILL = ["388", "571", "616"]
 Rows = Iterator[list[str]]
 
 
@@ -50,19 +48,12 @@ def rated(name: str, us: float, rate: float, ceiling: float) -> list[str]:
     return [name, f"{us:.1f}", f"{rate:.0f}", f"{rate / ceiling:.0%}"]
 
 
-def attention_rows(
-    shapes: Sequence[Shape], by_fa3: Sequence[str], tile: DecodeTile | PrefillTile, ceiling: float
-) -> Rows:
-    """A row of each shape: GB/s of KV read, or TFLOP/s (causal: half the score matrix)."""
-    for shape, reference in zip(shapes, by_fa3, strict=True):
-        (us,) = microseconds(shape, HEAD_DIM, [tile])
-        yield [*rated(shape.name, us, shape.speed(HEAD_DIM, us), ceiling), reference]
-
-
 def decode_rows(ceilings: Ceilings) -> Rows:
     """The seven decode shapes and two batches of unequal lengths."""
     tile = decode_tile(HEAD_DIM, torch.bfloat16, torch.device("cuda", torch.cuda.current_device()))
-    yield from attention_rows(DECODE_SHAPES, FA3_DECODE, tile, ceilings.read_gbps)
+    for shape, by_fa3 in zip(DECODE_SHAPES, FA3_DECODE, strict=True):
+        (us,) = microseconds(shape, HEAD_DIM, [tile])
+        yield [*rated(shape.name, us, shape.speed(HEAD_DIM, us), ceilings.read_gbps), by_fa3]
     for name, lens in (
         ("256 x 100..2048", torch.randint(100, 2049, (256,)).tolist()),
         ("1 x 100000, 63 x 500", [500] * 31 + [100_000] + [500] * 32),
@@ -72,12 +63,6 @@ def decode_rows(ceilings: Ceilings) -> Rows:
         check(name, launches[0](), expected(Shape(len(lens), 0), batch))
         us = median_us(launches)
         yield rated(name, us, Shape(1, sum(lens)).speed(HEAD_DIM, us), ceilings.read_gbps)
-
-
-def prefill_rows(ceilings: Ceilings) -> Rows:
-    """The three prefill shapes."""
-    tile = prefill_tile(HEAD_DIM, torch.bfloat16, torch.device("cuda", torch.cuda.current_device()))
-    return attention_rows(PREFILL_SHAPES, FA3_PREFILL, tile, ceilings.matmul_tflops)
 
 
 @dataclass
@@ -175,7 +160,6 @@ def case_rows(cases: Callable[[], Iterator[Case]], ceilings: Ceilings) -> Rows:
 
 TABLES: dict[str, tuple[Callable[[Ceilings], Rows], str]] = {
     "decode": (decode_rows, "flash_decode, block 16|us|GB/s|of reading|FA3's GB/s"),
-    "prefill": (prefill_rows, "paged_prefill, block 16|us|TFLOP/s|of matmul|FA3's TFLOP/s"),
     "elementwise": (partial(case_rows, elementwise_cases), "others|us|GB/s|of copying"),
     "sample": (partial(case_rows, sample_cases), "sample, bf16 logits|us|GB/s|of copying"),
 }

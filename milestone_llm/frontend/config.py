@@ -39,6 +39,8 @@ class EngineConfig:
     """"console", a path in .jsonl or .jsonl.gz, or None. `LLM_TRACE=1` prints besides."""
     check_invariants: bool = False
     """Check after every step that no region or block is lost (slow; the tests set it)."""
+    scheduler: str | None = None
+    """A Python file with a scheduler that takes the place of the milestone's own."""
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():

@@ -28,6 +28,8 @@ def demo_parser(milestone: str, description: str | None) -> argparse.ArgumentPar
     add("--max-tokens", type=positive, metavar="N", help=meaning)
     add("--temperature", type=float, default=0.0, help="0 is greedy")
     add_options(parser, "max-num-seqs", "seed", "threads", "trace", "explore", "out")
+    meaning = "your own in place of the milestone's: a file with a class Scheduler"
+    add("--scheduler", metavar="PATH.py", help=meaning)
     return parser
 
 
@@ -45,7 +47,7 @@ def numbers(minimum: int) -> Callable[[str], list[int]]:
 
 
 def run_demo(
-    demo: Callable[[argparse.Namespace], object],
+    demo: Callable[[argparse.Namespace], int | None],
     args: argparse.Namespace,
     pictures: Sequence[str],
     *,
@@ -71,5 +73,6 @@ def run_demo(
         for path in paths:
             try_to_write(path)
         args.seconds = seconds
+        args.check_invariants = args.scheduler is not None
 
     return run_command(demo, args, before)

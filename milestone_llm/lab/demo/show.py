@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from milestone_llm.lab.bench.report import table
 from milestone_llm.lab.cli import console
 from milestone_llm.lab.plots.timeline import draw_timeline
 from milestone_llm.lab.trace.console import print_changes
@@ -27,16 +28,6 @@ def headline(text: str) -> None:
     """What the next lines are about."""
     console.print()
     console.rule(f"[bold]{text}", align="left", style="dim")
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], show_header: bool = True) -> None:
-    """A table whose first column is text; the others are numbers."""
-    grid = Table(box=None, header_style="bold", show_header=show_header)
-    for index, name in enumerate(columns):
-        grid.add_column(name, justify="right" if index else "left", no_wrap=index > 0)
-    for row in rows:
-        grid.add_row(*row)
-    console.print(grid)
 
 
 def facts(lines: Mapping[str, str]) -> None:
@@ -111,7 +102,7 @@ def requests(runs: Sequence[DemoRun]) -> None:
             done = None if m.finish_time is None else m.finish_time - m.arrival_time
             times = {"queue": m.queue_time, "TTFT": m.ttft, "TPOT": m.tpot, "done": done}
             rows[-1] += [milliseconds(times[name]) for name in names]
-    table(columns, rows)
+    console.print(table("", columns, rows))
 
 
 def summary(runs: Sequence[DemoRun]) -> None:
@@ -119,7 +110,7 @@ def summary(runs: Sequence[DemoRun]) -> None:
     headline("Summary")
     columns = [_totals(run) for run in runs]
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
-    table(["", *(run.label for run in runs)], rows, show_header=len(runs) > 1)
+    console.print(table("", ["", *(run.label for run in runs)], rows, len(runs) > 1))
     if len(runs) > 1:
         *most, last = [run.label for run in runs]
         tokens = [[output.token_ids for output in run.outputs] for run in runs]

@@ -21,7 +21,7 @@ from milestone_llm.lab.bench.workloads import (
     CLASSIC_PROMPTS,
     WorkItem,
     serve,
-    token_bar,
+    token_count,
 )
 from milestone_llm.lab.cli import OPTIONS, console, log_console, warn
 from milestone_llm.lab.threads import ThreadWatch
@@ -109,10 +109,10 @@ class Work:
         return self.serve(label, self.engine(milestone, **changes))
 
     def serve(self, label: str, engine: Any) -> DemoRun:
-        """Serve the requests behind a progress bar, which makes room for a trace on the console."""
+        """Serve the requests; their tokens are counted, unless a trace needs the console."""
         run = DemoRun(label, engine, self.items, [])
         total = sum(item.params.max_tokens * item.params.n for item in self.items)
-        with token_bar(label, total, self.thread_watch, is_hidden=run.prints_steps) as progress:
+        with token_count(label, total, self.thread_watch, is_hidden=run.prints_steps) as progress:
             run.outputs = serve(
                 engine, self.items, chat=self.is_chat, on_step=lambda outs: progress(len(outs))
             )
@@ -136,8 +136,8 @@ def load_work(
     loaded = load_model(args.model)
     texts: Sequence[Any] = args.prompts or prompts
     if loaded.tokenizer is None:
-        rng, vocab_size = random.Random(args.seed), vocabulary_size(loaded)
-        texts = [[rng.randrange(vocab_size) for _ in text.split()] for text in texts]
+        rng = random.Random(args.seed)
+        texts = [[rng.randrange(loaded.vocab_size) for _ in text.split()] for text in texts]
     params = {"temperature": args.temperature, "ignore_eos": args.max_tokens is None} | params
     if args.temperature > 0:
         params["seed"] = args.seed
@@ -145,8 +145,3 @@ def load_work(
     pairs = zip(texts, cycle(lengths), strict=False)
     items = [WorkItem(text, SamplingParams(max_tokens=length, **params)) for text, length in pairs]
     return Work(args, loaded, items)
-
-
-def vocabulary_size(loaded: LoadedModel) -> int:
-    """Token ids are below it."""
-    return int(loaded.model.config.get_text_config().vocab_size)

@@ -1,0 +1,1 @@
+"""The course of M2: iteration-level scheduling."""

@@ -1,0 +1,214 @@
+"""M4, written by you: scheduling with a prefix cache and with prompts computed in chunks.
+
+A step has a budget of tokens. Decode rows take one each, so that no running request waits for the
+whole prompt of another; the rest goes to prompts in order, as large a chunk of each as fits. A
+chunk that does not reach the last known token samples nothing.
+
+    budget 8   | d d d | P P P P P |     three decode rows, five tokens of a prompt of twelve
+    budget 8   | d d d | P P P P P |
+    budget 8   | d d d | P P | Q Q Q |   its last two sample a token; the next prompt begins
+
+Begin with prefix_cache.py and caching_pool.py; this file is steps 6 to 9. Block tables and
+preemption are M3's (m3_paged/), or yours: change the imports.
+
+A running request *decodes* if it lacks one token only and has no forks (further completions of its
+prompt that are still to begin); otherwise its prompt is *under way*: it has a row, and blocks for
+all of its prompt, since it was admitted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from exercises.build.m4.caching_pool import CachingBlockPool
+from exercises.build.m4.prefix_cache import PrefixCache, PrefixHit
+from m3_paged.block_manager import BlockManager
+from m3_paged.kv_usage import check_tables, kv_stats, paged_kv_usage
+from m3_paged.preemption import Preempter
+from m4_prefix_chunked.config import EngineConfig
+from milestone_llm.core.kv import KVUsage
+from milestone_llm.core.plan import ScheduledRequest, StepPlan
+from milestone_llm.core.request import Request, RequestStatus
+from milestone_llm.core.scheduler import BaseScheduler
+
+
+class Scheduler(BaseScheduler):
+    """Decode rows first, then prompts under way, then waiting requests, within a token budget."""
+
+    def __init__(self, config: EngineConfig, max_model_len: int, num_blocks: int) -> None:
+        config.check_holds_one_request(max_model_len, num_blocks)
+        super().__init__(max_model_len, config.policy)
+        self.config = config
+        self.num_blocks = num_blocks
+        self.num_host_blocks = config.num_host_blocks(num_blocks)
+        pool = CachingBlockPool(num_blocks, self.events)
+        self.kv = BlockManager(pool, config.block_size, self.events)
+        self.prefix_cache = PrefixCache(self.kv, pool, config.enable_prefix_caching)
+        self.preempter = Preempter(self.kv, self.num_host_blocks)
+
+    def validate(self, request: Request) -> None:
+        """Refuse completions that could not all run, and a prompt that no chunks can carry."""
+        self.config.check_completions(request.sampling_params.n)
+        if not self.config.enable_chunked_prefill:
+            self.config.check_prompt_fits_step(request.num_prompt_tokens)
+
+    # -- a step: yours -----------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan:
+        """Plan the next step.
+
+        `prefill_policy="mixed"`: decode rows first, prompts take the rest of the budget.
+        "prefill_first": a step with rows of prompts has no others.
+        """
+        plan, budget = StepPlan(), self.config.max_num_batched_tokens
+        self.prefix_cache.begin_step()
+        raise NotImplementedError(
+            "step 6: only `_prefill`. Step 7: `_decode` before it, which says how much of the "
+            "budget is left; and the other policy."
+        )
+
+    def _decode(self, plan: StepPlan, budget: int) -> int:
+        """A row for each running request that decodes, as in M3. Returns what is left."""
+        raise NotImplementedError(
+            "step 7: in the order of by_seniority, as long as the budget lasts: who runs (it may "
+            "have been preempted meanwhile), decodes, and gets room, has a row."
+        )
+
+    def _prefill(self, plan: StepPlan, budget: int) -> None:
+        """The next chunk of each prompt that is under way, then new prompts.
+
+        Nobody is admitted in a step that preempted.
+        """
+        raise NotImplementedError(
+            "step 6: first those of by_seniority whose prompt is under way, while the budget "
+            "lasts; then the queue, as in M3: reason_to_wait, _admit, _add_row."
+        )
+
+    def _add_row(self, request: Request, plan: StepPlan, budget: int, num_cached: int = 0) -> int:
+        """A row of as many tokens as the budget allows. Returns how many it takes.
+
+        Args:
+            num_cached: tokens that the prefix cache saved, for the trace.
+        """
+        num_new_tokens = self._chunk(request, budget)
+        start, blocks = request.num_computed_tokens, self.kv.block_tables[request.request_id]
+        row = ScheduledRequest(request, start, num_new_tokens, False, blocks, num_cached)
+        plan.rows.append(row)
+        self.prefix_cache.make_findable(request, row.end)
+        if row.samples:  # the prompt is complete: its further completions start from its KV
+            for fork in request.forks:
+                self.kv.fork(request.request_id, fork.request_id)
+                fork.status = RequestStatus.RUNNING
+                self.running.append(fork)
+                plan.admitted.append(fork)
+            request.forks = []
+        return num_new_tokens
+
+    def _chunk(self, request: Request, budget: int) -> int:
+        """How many tokens a row of this request has.
+
+        With `enable_chunked_prefill`, at most the budget, and at most
+        `long_prefill_token_threshold` if that is not 0. Without, all that are not computed.
+        """
+        raise NotImplementedError("step 6: the least of what there is and what is allowed.")
+
+    def reason_to_wait(self, request: Request, budget: int) -> str | None:
+        """Why a request and its forks cannot join a step that has `budget` tokens left."""
+        num_running = len(self.running) + sum(len(running.forks) for running in self.running)
+        if num_running + len(request.forks) >= self.config.max_num_seqs:
+            return f"max_num_seqs={self.config.max_num_seqs}, running: {num_running}"
+        hit = PrefixHit([], request.num_computed_tokens)  # what was swapped out comes back
+        if request.status is not RequestStatus.SWAPPED:
+            hit = self.prefix_cache.find(request)
+        raise NotImplementedError(
+            "step 6: in chunks, a budget of 1 token is enough to begin; else all tokens that the "
+            "hit does not save must fit. Memory: self.prefix_cache.can_allocate."
+        )
+
+    def _admit(self, request: Request, plan: StepPlan) -> int:
+        """Give a new or preempted request blocks for all its tokens.
+
+        Returns:
+            Tokens that were found in the cache.
+        """
+        is_new, num_cached = not request.num_preemptions, 0
+        if request.status is RequestStatus.SWAPPED:
+            self.kv.allocate(request.request_id, request.num_tokens)
+            self.preempter.swap_in(request, plan)
+        else:
+            raise NotImplementedError(
+                "step 6: self.prefix_cache finds a hit and allocates; what that returns belongs "
+                "into plan.copies. Step 8: what the hit saves is computed already, which the "
+                "request must know (num_computed_tokens), and is returned. Of a new request it is "
+                "its num_cached_tokens, too."
+            )
+        request.status = RequestStatus.RUNNING
+        self.running.append(request)
+        (plan.admitted if is_new else plan.resumed).append(request)
+        return num_cached
+
+    def free_memory(self, request: Request) -> None:
+        """Give back a request's blocks. Full ones can still be found by their content."""
+        if request.request_id in self.kv.block_tables:
+            raise NotImplementedError(
+                "step 6: free the table. Step 8: before that, make findable what is computed; but "
+                'if its finish_reason is "error", forget its blocks instead.'
+            )
+        self.prefix_cache.release(request)
+        if request.request_id in self.preempter.host.block_tables:
+            self.preempter.host.free(request.request_id)
+
+    # -- preemption as in M3, figures and checks ---------------------------------------------
+
+    def by_seniority(self) -> list[Request]:
+        """Running requests, by admission or (priority, arrival). The last is preempted first."""
+        is_by_priority = self.config.policy == "priority"
+        return sorted(self.running, key=self.waiting.key) if is_by_priority else list(self.running)
+
+    def _make_room(self, request: Request, plan: StepPlan) -> bool:
+        """Get blocks for a running request's next token. False if the request had to go itself."""
+        start, end = request.num_computed_tokens, request.num_tokens
+        while not self.kv.can_append(request.request_id, start, end):
+            victim = self.by_seniority()[-1]
+            self.prefix_cache.make_findable(victim, victim.num_computed_tokens)
+            self.preempter.preempt(victim, plan, f"no free block for {request.request_id}")
+            self.prefix_cache.release(victim)
+            self.running.remove(victim)
+            self.waiting.add(victim)
+            if victim is request:
+                return False
+        plan.copies += self.kv.append(request.request_id, start, end)
+        return True
+
+    def reset_memory(self) -> None:
+        """Give back all blocks and forget their content."""
+        self.kv.reset()
+        self.prefix_cache.reset_requests()
+        self.preempter.reset()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached KV. Refused (False) while blocks are in use."""
+        if self.kv.block_tables or self.preempter.host.block_tables:
+            return False
+        self.kv.pool.reset()
+        return True
+
+    def num_used_units(self) -> int:
+        """Blocks that requests own."""
+        return self.kv.pool.num_used
+
+    def kv_usage(self) -> KVUsage:
+        """KV memory in blocks, and how many free ones can still be found."""
+        num_cached = self.prefix_cache.pool.num_cached_free
+        return paged_kv_usage(self.kv, self.running, self.watermark, num_cached)
+
+    def stats(self) -> dict[str, Any]:
+        """M3's figures, and those of the prefix cache."""
+        cache = self.prefix_cache.stats()
+        return {**kv_stats(self.kv, self.preempter, self.running), "prefix_cache": cache}
+
+    def check_invariants(self) -> None:
+        """Assert that no block is lost and that tables belong to running or swapped requests."""
+        self.prefix_cache.pool.check_invariants()
+        check_tables(self.kv, self.preempter, self.running, self.waiting)
+        assert len(self.running) <= self.config.max_num_seqs
