@@ -24,11 +24,16 @@ endif
 
 PAGES := runs/pages
 
-.PHONY: help setup demo serve pages test storm lint clean
+# Recorded on a GPU: docs/questions/m5_device_trace.py.
+M5_TRACES := docs/traces/m5_h200_launched.jsonl.gz docs/traces/m5_h200_graphs.jsonl.gz
+M5_LABELS := "M5 on an H200 - kernel by kernel,M5 on an H200 - graphs and pipeline"
+
+.PHONY: help setup demo serve play pages test storm lint clean
 
 help:
 	@echo "make demo   watch $(NEWEST) generate text, step by step"
 	@echo "make serve  an OpenAI-compatible server at http://127.0.0.1:8000 ($(SERVED), the real model)"
+	@echo "make play   the schedulers of M1 to M4 under your hands, at http://127.0.0.1:8100 (no model)"
 	@echo "make pages  a page for each milestone that replays a run, in $(PAGES)"
 	@echo "make test   lint, type check and run the tests"
 	@echo "make storm  random traffic with fresh seeds, SECONDS=600 for ten minutes; says how to repeat a find"
@@ -53,13 +58,17 @@ demo: $(INSTALLED)
 serve: $(INSTALLED)
 	$(BIN)/python -m $(SERVED).serve
 
+play: $(INSTALLED)
+	$(BIN)/python -m milestone_llm.lab.playground
+
 pages: $(INSTALLED)
 	$(BIN)/python -m m1_single.demo --explore $(PAGES)/m1.html --out $(PAGES) > /dev/null
 	$(BIN)/python -m m2_batching.demo --explore $(PAGES)/m2.html --out $(PAGES) > /dev/null
 	$(BIN)/python -m m3_paged.demo --explore $(PAGES)/m3.html --out $(PAGES) > /dev/null
 	$(BIN)/python -m m4_prefix_chunked.demo --explore $(PAGES)/m4.html --out $(PAGES) > /dev/null
-	$(BIN)/python -m m5_kernels.demo --explore $(PAGES)/m5.html --out $(PAGES) > /dev/null
-	@echo "Open $(PAGES)/m1.html to m5.html in a browser; m4.html is of the prefix cache, m4-2.html of chunks."
+	$(BIN)/python -m milestone_llm.lab.trace.explore $(M5_TRACES) --labels $(M5_LABELS) --max-num-batched-tokens 4096 -o $(PAGES)/m5.html > /dev/null
+	cp docs/pages/index.html $(PAGES)
+	@echo "Open $(PAGES)/index.html in a browser, or put $(PAGES) on any web server as it is."
 
 # exercises/ is the reader's: how a solution is formatted is not for a test.
 lint: $(INSTALLED)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import m1_single
+import m4_prefix_chunked
 from engine_helpers import (
     every_milestone,
     greedy,
@@ -21,6 +22,7 @@ from engine_helpers import (
 from milestone_llm.core.kv import KVEvent, KVUsage
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import Preemption, ScheduledRequest, StepPlan
+from milestone_llm.core.request_queue import RequestQueue
 from milestone_llm.frontend.watching import SettledStep
 from milestone_llm.lab.trace.jsonl import read_run
 from milestone_llm.lab.trace.records import BatchRow, StepRecord
@@ -67,6 +69,8 @@ SCHEMA: dict[str, Any] = {
         "stored_tokens": int,
     },
     "events": [{"type": str, "request_id": str | None, "blocks": [int]}],
+    "policy": str,
+    "prompts": dict,
 }
 """Names, order and types of a JSON line."""
 
@@ -114,6 +118,25 @@ def test_every_record_has_exactly_the_fields_of_the_schema(package):
         assert {event["type"] for event in line["events"]} <= EVENTS
 
 
+def test_a_record_says_what_a_request_came_with_and_who_begins_alike():
+    engine = make_engine(m4_prefix_chunked, block_size=4, policy="priority", trace="memory")
+    shared, one, other = (random_prompts([size], seed=size)[0] for size in (8, 3, 5))
+    engine.add_request(shared + one, greedy(2), request_id="a", priority=2)
+    engine.add_request(shared + other, greedy(2), request_id="b", priority=-1)
+    salted = greedy(2, cache_salt="mine")
+    engine.step()
+    engine.add_request(shared, salted, request_id="c")
+    run_to_end(engine)
+    first, second = engine.tracer.records[:2]
+    assert first.policy == "priority"
+    assert {name: each["priority"] for name, each in first.prompts.items()} == {"a": 2, "b": -1}
+    assert [each["num_tokens"] for each in first.prompts.values()] == [11, 13]
+    a, b, c = (each["hashes"] for each in (*first.prompts.values(), second.prompts["c"]))
+    assert (len(a), len(b), len(c)) == (2, 3, 2)
+    assert a == b[:2]
+    assert not {*a} & {*c}
+
+
 def a_step_of_everything() -> tuple[Any, Any]:
     """What M1 and M2 never do, and the queues after it."""
     request = make_request("r1")
@@ -123,7 +146,9 @@ def a_step_of_everything() -> tuple[Any, Any]:
     times = [0.0, 0.001, 0.003, 0.0035]
     step = SettledStep(12, "m4_prefix_chunked", times, plan, {}, [("r0", "stop")], events, [])
     usage = KVUsage("block", 64, 40, 51, 640, 598, cached=10)
-    return step, types.SimpleNamespace(waiting=[], running=[request], kv_usage=lambda: usage)
+    return step, types.SimpleNamespace(
+        waiting=RequestQueue(), running=[request], kv_usage=lambda: usage
+    )
 
 
 def test_a_record_of_everything_fits_the_schema_too():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from milestone_llm.lab.walkthrough.guide import parse_guide
+from milestone_llm.lab.walkthrough.guide import Look, parse_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
 ROOT = Path(__file__).parents[2]
@@ -393,6 +393,37 @@ def test_auto_needs_no_input_and_gives_the_same_twice(guided):
     assert first == run(guided, "", "--auto")
     assert first[0] == 0
     assert "(Pdb)" not in first[1]
+
+
+def test_a_value_is_guessed_before_it_is_shown(guided):
+    code, out = run(guided, "2\np number\nc\n5\nc\n", "--ask")
+    assert code == 0
+    first, second = out.split("Stop 2 of 2")
+    assert "(Enter: none):     not so\n    = 1   as expected" in first
+    assert "(Pdb) 1\n" in first
+    assert "(Enter: none):     right\n    = 5   as expected" in second
+    assert "1 of 2 guesses were right." in second
+    code, out = run(guided, "\nc\n", "--ask")  # Enter, then the input ends at a question
+    assert code == 0
+    assert out.count("as expected") == 2
+    assert "guesses" not in out
+    assert "Left after stop 2 of 2." in out
+    assert run(guided, "2\n", "--ask", "--auto") == run(guided, "", "--auto")
+
+
+@pytest.mark.parametrize(
+    ("guess", "is_right"),
+    [
+        ("[('r0', 3)]", True),
+        ('[ ("r0",3) ]', True),
+        ("rows", False),  # a name is no guess
+        ("[('r1', 3)]", False),
+        ("(", False),
+    ],
+)
+def test_a_guess_is_a_literal_or_what_would_be_printed(guess, is_right):
+    assert Look("rows", "1", "").is_guessed(guess, {"rows": [("r0", 3)]}) == is_right
+    assert Look("kind", "1", "").is_guessed("<class 'int'>", {"kind": int})
 
 
 def test_terminal_session_with_control_d(guided):

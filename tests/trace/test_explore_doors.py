@@ -1,4 +1,4 @@
-"""`--explore PATH.html` of demos, benches and the stress test writes the page of what they did."""
+"""`--explore PATH.html` of demos and the stress test writes the page of what they did."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 TINY = ["--model", "tiny-llama"]
-SMALL = ["--num-requests", "3", "--input-len", "3", "5", "--output-len", "2", "3"]
 
 
 def traces_in(page: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
@@ -35,7 +34,6 @@ def traces_in(page: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
             ["--part", "2", "--max-tokens", "3", "--long-prompt-tokens", "80"],
             {"run": ["m4_prefix_chunked"] * 2},
         ),
-        ("m2_batching.bench", SMALL, {"run": ["m2_batching"]}),
         (
             "m4_prefix_chunked.tools.stress",
             ["--requests", "6", "--concurrency", "3", "--max-model-len", "64"],
@@ -45,9 +43,8 @@ def traces_in(page: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
 )
 def test_a_door_writes_the_page_of_its_runs(door, arguments, pages, tmp_path, capsys):
     main = importlib.import_module(door).main
-    out = [] if door.endswith("bench") else ["--out", str(tmp_path)]
     page = tmp_path / "run.html"
-    assert main([*TINY, *arguments, *out, "--explore", str(page)]) == 0
+    assert main([*TINY, *arguments, "--out", str(tmp_path), "--explore", str(page)]) == 0
     printed = "".join(capsys.readouterr().out.split())
     for name, milestones in pages.items():
         found = traces_in(tmp_path / f"{name}.html")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import shutil
+import re
 import threading
-from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -25,46 +24,14 @@ from milestone_llm.lab.plots import timeline_panels
 from milestone_llm.lab.plots.block_history import kv_during_steps
 from milestone_llm.lab.trace import explore
 from milestone_llm.lab.trace.explore import LiveSource, Run, explorer_html, write_page
+from milestone_llm.lab.trace.jsonl import read_run
 from milestone_llm.lab.trace.live import LiveTrace
 from milestone_llm.lab.trace.positions import useful_share
 from milestone_llm.lab.trace.records import StepRecord
+from page_helpers import Opened
 from read_back import ReadBackRunner
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-WIDE = {"width": 1440, "height": 900}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Headless Chromium. Without it these tests are skipped, and say what to install."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="the page's tests want `pip install playwright`"
-    )
-    if CHROMIUM is None:
-        pytest.skip("the page's tests want Chromium: `apt-get install chromium`")
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with playwright.sync_playwright() as api:
-        chromium = api.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield chromium
-        chromium.close()
-
-
-class Opened:
-    """A page and all that went wrong on it."""
-
-    def __init__(self, browser: Any, url: str, **options: Any) -> None:
-        self.page = browser.new_page(**{"viewport": WIDE, **options})
-        self.requests: list[str] = []
-        self.errors: list[str] = []
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("console", lambda said: self.errors.append(said.text))
-        self.page.goto(url)
-        self.page.wait_for_selector("body[data-ready]")
-
-    def __call__(self, script: str, argument: Any = None) -> Any:
-        """Evaluate a script in the page."""
-        return self.page.evaluate(script, argument)
+ROOT = Path(__file__).parents[2]
 
 
 class WatchedRunner(ReadBackRunner):
@@ -75,6 +42,7 @@ class WatchedRunner(ReadBackRunner):
         self.scheduler = engine.scheduler
         self.owners: list[dict[str, list[str]]] = []
         self.reasons: list[dict[str, str]] = []
+        self.needs: list[dict[str, int]] = []
         self._pending: dict[str, str] = {}
         ask = engine.scheduler.reason_to_wait
 
@@ -88,6 +56,8 @@ class WatchedRunner(ReadBackRunner):
 
         def planned() -> StepPlan:
             self._pending = {}  # of a plan that was empty
+            here = [*self.scheduler.running, *self.scheduler.waiting]
+            self._needs = {each.request_id: each.num_uncomputed_tokens for each in here}
             return plan()  # type: ignore[no-any-return]
 
         engine.scheduler.reason_to_wait = asked
@@ -105,6 +75,7 @@ class WatchedRunner(ReadBackRunner):
                 owners.setdefault(str(block), []).append(name)
         self.owners.append(owners)
         self.reasons.append(self._pending)
+        self.needs.append(self._needs)
         self._pending = {}
         return super().launch(plan)
 
@@ -217,6 +188,23 @@ def test_everything_can_be_done_with_the_keyboard(browser, paged):
     assert opened.errors == []
 
 
+FILL = """([tokens, victims]) => {
+  for (const line of document.querySelectorAll("[data-guess]")) {
+    const [number, box] = line.querySelectorAll("input");
+    number.value = tokens[line.dataset.guess] ?? 0;
+    box.checked = victims.includes(line.dataset.guess);
+  }
+}"""
+ANSWERS = "() => [...document.querySelectorAll('.answer')].map((a) => a.textContent)"
+
+
+def fill_in(opened: Opened, after: StepRecord) -> None:
+    """What the step did, in the form."""
+    rows = [row for row in after.batch if row.phase != "padding"]
+    tokens = {row.request_id: row.num_new_tokens for row in rows}
+    opened(FILL, [tokens, [one["request_id"] for one in after.preempted]])
+
+
 def test_a_guess_is_checked_against_the_next_step_and_its_rule_is_told(browser, paged):
     url, records = paged
     opened = Opened(browser, url)
@@ -225,43 +213,157 @@ def test_a_guess_is_checked_against_the_next_step_and_its_rule_is_told(browser, 
     opened.page.keyboard.press("g")
     assert opened("() => getComputedStyle(document.querySelector('.veil')).display") == "block"
     opened.page.keyboard.press("ArrowRight")
+    box = opened.page.locator(".rows canvas").bounding_box()
+    opened.page.mouse.click(box["x"] + 0.95 * box["width"], box["y"] + 10)
     assert opened("() => views[0].at") == before, "the next step stays hidden"
-    after = records[before + 1]
-    tokens = {row.request_id: row.num_new_tokens for row in after.batch}
-    victims = {one["request_id"]: one["reason"] for one in after.preempted}
-    for line in opened.page.query_selector_all("[data-guess]"):
-        name = line.get_attribute("data-guess")
-        line.query_selector("input[type=number]").fill(str(tokens.get(name, 0)))
-        if name in victims:
-            line.query_selector("input[type=checkbox]").check()
+    fill_in(opened, records[before + 1])
     opened.page.click("#check")
-    answers = opened("() => [...document.querySelectorAll('.answer')].map((a) => a.textContent)")
+    answers = opened(ANSWERS)
     assert answers
     assert all(answer.startswith("✓") for answer in answers), answers
-    assert any(reason in answer for reason in victims.values() for answer in answers)
+    for victim in records[before + 1].preempted:
+        assert any(victim["reason"] in answer for answer in answers)
+    assert any("the one admitted last is preempted" in answer for answer in answers)
     opened.page.click("#check")
     assert opened("() => views[0].at") == before + 1
+    assert "1 of 1 step right" in opened.page.inner_text("#guessing")
     assert opened.errors == []
 
 
+@every_milestone
+def test_what_a_request_has_to_compute_is_known_before_the_step_and_not_from_it(
+    package, browser, tmp_path
+):
+    """As the scheduler sees it; asked are the steps in which not all goes on as before."""
+    fields = {"preemption": "recompute"} if package is m3_paged else {}  # else swap
+    engine, runner = random_run(package, seed=8, **fields)
+    records = engine.tracer.records
+    opened = Opened(browser, page_of(tmp_path, engine))
+    shown = opened(
+        """() => views[0].run.records.slice(1).map((_, at) => Object.fromEntries(
+          candidates(views[0].run, at).map((name) => {
+            return [name, numUncomputed(views[0].run, at, name)];
+          })))"""
+    )
+    for at, (told, needs) in enumerate(zip(shown, runner.needs[1:], strict=True)):
+        for name in told.keys() & needs.keys():
+            is_fork = "/" in name and told[name] is None  # its prompt is another's
+            assert told[name] == needs[name] or is_fork, (at, name)
+    asked = opened(
+        "() => views[0].run.records.slice(1).map((_, at) => nextChange(views[0].run, at) === at)"
+    )
+    is_new = [
+        any("/" not in name for name in (*r.admitted, *r.resumed)) or bool(r.preempted)
+        for r in records[1:]
+    ]
+    assert all(is_asked for is_asked, new in zip(asked, is_new, strict=True) if new)
+    assert 5 < sum(asked) < 0.7 * len(asked)
+    queue = """() => { guessing.isOn = true; return views[0].run.records.slice(1).map((_, at) => {
+      moveTo(at); return views[0].box.querySelector("[data-panel=queues]").textContent; }); }"""
+    for told, after, before in zip(opened(queue), records[1:], records, strict=False):
+        for name in {*after.admitted, *after.resumed} - {*after.arrived}:
+            assert "/" in name or name in told, (before.step, name, told)
+
+
+def test_any_run_can_be_guessed_and_steps_are_scored(browser, two_runs):
+    opened = Opened(browser, two_runs)
+    opened.page.keyboard.press("g")
+    opened.page.select_option("#guessed", "m2_batching")
+    for is_right in (True, False, True):
+        if opened("() => !byId('check')"):
+            opened.page.click("#guessing button.strong")
+        if is_right:
+            rows = opened("() => views[1].run.records[views[1].at + 1].batch")
+            tokens = {r["request_id"]: r["num_new_tokens"] for r in rows if r["phase"] != "padding"}
+            opened(FILL, [tokens, []])
+        opened.page.click("#check")  # as before is wrong: something changes
+        assert all(answer.startswith("✓") for answer in opened(ANSWERS)) == is_right
+        opened.page.click("#check")
+    assert "2 of 3 steps right" in opened.page.inner_text("#guessing")
+
+
+def test_a_step_budget_is_learnt_from_a_reason_to_wait(browser, tmp_path):
+    engine = make_engine(m2_batching, max_model_len=20, max_num_batched_tokens=24, trace="memory")
+    engine.generate([[5] * 9, [6] * 12, [7] * 8, [8] * 11], greedy(4))
+    told = [text for each in engine.tracer.records for text in each.waiting_reasons.values()]
+    assert any("left in this step" in text for text in told)
+    page = write_page([Run("no budget", engine.tracer.records)], tmp_path / "run.html")
+    opened = Opened(browser, page.as_uri())
+    assert opened("() => views[0].run.meta.budget") == 24
+
+
+# --- the device's own times ----------------------------------------------------------------------
+
+TRACES = [ROOT / "docs" / "traces" / f"m5_h200_{way}.jsonl.gz" for way in ("launched", "graphs")]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page that `make pages` makes of M5."""
+    page = tmp_path_factory.mktemp("recorded") / "m5.html"
+    labels = ["--labels", "one by one,graphs", "--max-num-batched-tokens", "4096"]
+    assert explore.main([*map(str, TRACES), *labels, "-o", str(page)]) == 0
+    return page.as_uri()
+
+
+def test_recorded_traces_show_launches_gaps_and_the_pipeline(browser, recorded):
+    opened = Opened(browser, recorded)
+    shown = """(at) => { moveTo(at); return views.map(({ box }) => ({
+      text: box.querySelector(".device").textContent,
+      host: [...box.querySelectorAll(".lane")[0].querySelectorAll("[title]")]
+        .sort((one, other) => parseFloat(one.style.left) - parseFloat(other.style.left))
+        .map((part) => part.title),
+      device: box.querySelectorAll(".lane")[1].querySelectorAll("[title]").length,
+    })); }"""
+    for at in (0, 6, 9, 21):
+        for told, path in zip(opened(shown, at), TRACES, strict=True):
+            device = read_run(path)[at].device
+            assert device is not None
+            assert f"{device['num_launches']} launches" in told["text"]
+            assert f"{device['num_kernels']} kernels and copies" in told["text"]
+            assert told["device"] >= len(device["kernels"])
+            assert any(title.startswith(f"launch {at}:") for title in told["host"])
+    mixed = opened(shown, 6)
+    assert ["CUDA graph" in each["text"] for each in mixed] == [False, True]
+    assert all("a mixed step" in each["text"] for each in mixed)
+    ahead = [[t.split(":")[0] for t in each["host"]] for each in opened(shown, 9)]
+    assert "launch 10" not in ahead[0]
+    assert ahead[1].index("launch 10") < ahead[1].index("wait 9"), "launched before 9 is settled"
+    opened("() => { moveTo(9); toggleGuess(); }")
+    hidden = opened("() => [...document.querySelectorAll('.lane [title]')].map((e) => e.title)")
+    assert not any("10:" in title for title in hidden)
+    assert opened.errors == []
+
+
+def test_what_is_made_for_a_web_server_is_linked_and_needs_nothing_else(recorded):
+    index = (ROOT / "docs" / "pages" / "index.html").read_text()
+    made = re.findall(r"PAGES\)/(\w+\.html)", (ROOT / "Makefile").read_text())
+    links = re.findall(r'(?:href|src)="([^"]+)"', index)
+    assert links == ["m1.html", "m2.html", "m3.html", "m4.html", "m4-2.html", "m5.html"]
+    assert {*links} - {"m4-2.html"} == {*made} - {"index.html"}
+    page = Path(unquote(urlsplit(recorded).path)).read_text()
+    assert re.findall(r'(?:href|src)="(?!data:)[^"]+"', page) == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(browser, paged, scheme):
+def test_axe_finds_nothing_serious(browser, paged, recorded, scheme):
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright",
         reason="the accessibility test wants `pip install axe-playwright-python`",
     )
-    opened = Opened(browser, paged[0], color_scheme=scheme)
-    opened("() => { moveTo(12); toggleHelp(); toggleGuess(); }")
-    found = axe.Axe().run(opened.page).response["violations"]
-    serious = [each for each in found if each["impact"] in ("serious", "critical")]
-    assert [(each["id"], each["nodes"][0]["html"]) for each in serious] == []
+    for url, at in ((paged[0], 12), (recorded, 5)):
+        opened = Opened(browser, url, color_scheme=scheme)
+        opened(f"() => {{ moveTo({at}); toggleHelp(); toggleGuess(); }}")
+        found = axe.Axe().run(opened.page).response["violations"]
+        serious = [each for each in found if each["impact"] in ("serious", "critical")]
+        assert [(each["id"], each["nodes"][0]["html"]) for each in serious] == []
 
 
 @pytest.mark.parametrize("width", [390, 1024, 1400])
 def test_nothing_is_wider_than_the_window_and_all_controls_are_whole(
-    browser, paged, two_runs, width
+    browser, paged, two_runs, recorded, width
 ):
-    for url in (paged[0], two_runs):
+    for url in (paged[0], two_runs, recorded):
         opened = Opened(browser, url, viewport={"width": width, "height": 900})
         opened("() => { moveTo(9); toggleGuess(); toggleHelp(); }")
         assert opened("() => document.documentElement.scrollWidth") <= width
@@ -392,6 +494,8 @@ def test_text_of_a_trace_is_never_taken_for_html(browser, tmp_path):
 
 MARKUP = '<img src=x onerror="window.isRun = true"></script><script>window.isRun = true</script>'
 MARKUP += "<!--\u2028</title></style><b data-evil>"
+FIELDS = ("request_id", "reason", "priority", "num_tokens", "hashes")
+"""Keys of dictionaries that are no text of a trace."""
 
 
 def marked_up(record: StepRecord) -> StepRecord:
@@ -407,7 +511,7 @@ def marked_up(record: StepRecord) -> StepRecord:
             return replace(value, **{n: spoiled(getattr(value, n), n) for n in names})
         keep = ("unit", "milestone")  # of `unit` there are three drawings
         is_text = isinstance(value, str) and name not in keep
-        return value + MARKUP if is_text and value not in ("request_id", "reason") else value
+        return value + MARKUP if is_text and value not in FIELDS else value
 
     return spoiled(record)  # type: ignore[no-any-return]
 

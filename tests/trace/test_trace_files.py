@@ -37,8 +37,8 @@ def traced(package: Any, trace: str = "memory") -> Any:
 @every_milestone
 def test_plain_data_is_a_record_again(package):
     records = traced(package).tracer.records
-    plain = [json.loads(json.dumps(record.to_dict())) for record in records]
-    assert [StepRecord.from_dict(each) for each in plain] == records
+    lines = [json.dumps(record.to_dict()) for record in records]
+    assert [StepRecord.from_json(line) for line in lines] == records
 
 
 def long_step(number: int, num_rows: int = 256) -> StepRecord:
@@ -54,6 +54,7 @@ def long_step(number: int, num_rows: int = 256) -> StepRecord:
     kv = KVUsage("block", 16384, 12000, 13000, 190_000, 180_000)
     waiting = [f"r{index}" for index in range(2000 + number, 2200)]
     lists: dict[str, Any] = {"admitted": [], "resumed": [], "preempted": [], "finished": []}
+    lists |= {"waiting_reasons": {}, "arrived": []}
     counts = {"num_prefill_tokens": 0, "num_decode_tokens": num_rows, "num_padding_tokens": 0}
     times = {"schedule_ms": 0.123, "execute_ms": 9.876, "update_ms": 0.543, "start_s": 12.345678}
     return StepRecord(
@@ -141,28 +142,26 @@ def test_a_file_that_is_no_trace_gets_a_message_with_the_line(
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        (["start_s"], "0.5", "start_s must be a number, is a string"),
-        (["start_s"], float("nan"), "start_s must be 0 or more, and finite; it is nan"),
-        (["step"], 2.0, "step must be an integer, is a number"),
-        (["step"], True, "step must be an integer, is true or false"),
-        (["batch"], {}, "batch must be a list, is an object"),
-        (["batch", 0], None, "batch[0] must be an object, is null"),
-        (["batch", 0, "start"], "<b>", "batch[0].start must be an integer, is a string"),
-        (["batch", 0, "start"], -1, "batch[0].start must be 0 or more"),
-        (["batch", 0, "phase"], "<b>", "batch[0].phase must be one of prefill, decode, padding"),
-        (["batch", 0, "blocks"], [0, "1"], "batch[0].blocks[1] must be an integer, is a string"),
+        (["start_s"], "0.5", "start_s: Input should be a valid number"),
+        (["start_s"], float("nan"), "start_s: Input should be a finite number"),
+        (["step"], 2.0, "step: Input should be a valid integer"),
+        (["step"], True, "step: Input should be a valid integer"),
+        (["batch"], {}, "batch: Input should be a valid array"),
+        (["batch", 0], None, "batch.0: Input should be an object"),
+        (["batch", 0, "start"], "<b>", "batch.0.start: Input should be a valid integer"),
+        (["batch", 0, "start"], -1, "batch.0.start: Input should be greater than or equal to 0"),
+        (["batch", 0, "phase"], "<b>", "batch.0.phase: String should match pattern"),
+        (["batch", 0, "blocks"], [0, "1"], "batch.0.blocks.1: Input should be a valid integer"),
         (["batch", 0, "blocks"], [10**9], "block 1000000000 is named, but kv.total is 6"),
-        (["running", 0], 7, "running[0] must be a string, is an integer"),
-        (["waiting_reasons"], {"\x1b[2J": 1}, 'waiting_reasons["\\u001b[2J"] must be a string'),
-        (
-            ["finished"],
-            [{"request_id": "a"}],
-            "not a record of an engine's step: finished[0].reason is missing",
-        ),
-        (["kv", "unit"], "<b>", 'kv.unit must be one of token, region, block; it is "<b>"'),
-        (["kv", "total"], "64", "kv.total must be an integer, is a string"),
-        (["events", 0, "type"], "<script>", "events[0].type must be one of alloc, free, share"),
-        (["events", 0, "request_id"], 1, "events[0].request_id must be a string"),
+        (["running", 0], 7, "running.0: Input should be a valid string"),
+        (["waiting_reasons"], {"\x1b[2J": 1}, "waiting_reasons.\\x1b[2J: Input should be a valid"),
+        (["finished"], [{"request_id": "a"}], "finished.0.reason: Field required"),
+        (["kv", "unit"], "<b>", "kv.unit is one of ('token', 'region', 'block')"),
+        (["kv", "total"], "64", "kv.total: Input should be a valid integer"),
+        (["kv", "stored_tokens"], -1, "a number below 0 in KVUsage("),
+        (["events", 0, "type"], "<script>", "the type of an event of ('alloc', 'free', 'share'"),
+        (["events", 0, "request_id"], 1, "events.0.request_id: Input should be a valid string"),
+        (["events", 0, "blocks"], [-1], "block -1 is named, but kv.total is 6"),
     ],
 )
 @pytest.mark.parametrize("door", [explore.main, timeline.main, kvmap.main])
@@ -178,7 +177,8 @@ def test_a_wrong_type_is_refused_by_file_line_and_field(
     path.write_text("\n".join([good[0], json.dumps(line)]))
     assert door([str(path), "-o", str(tmp_path / "made.html")]) == 2
     told = "".join(capsys.readouterr().err.split())  # without the ends of lines
-    assert "".join(f"{path}, line 2: {message}".split()) in told
+    assert "".join(f"{path}, line 2: ".split()) in told
+    assert "".join(message.split()) in told
 
 
 def test_nothing_of_a_trace_is_taken_for_mathematics(tmp_path):

@@ -1,8 +1,7 @@
 """Prints `StepRecord`s for people: one compact table a step, in a terminal or a plain log.
 
 Words and glyphs carry the meaning, colour only helps: a request keeps its colour from step to
-step. Rich fits the columns; which column goes when the console is narrow is decided here. Only
-ASCII is written where the encoding knows no more.
+step. Rich fits the columns; which column goes when the console is narrow is decided here.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from rich.text import Text
 
 from .records import BatchRow, StepEvent, StepRecord, step_events, steps_with_changes
 from .text import (
-    Glyphs,
+    GAP,
     Words,
     fit,
     id_ranges,
@@ -42,6 +41,7 @@ _DROP_ORDER = ("positions", "text", "sampled", "region", "blocks", "cached", "co
 """Columns that go first where the console is narrow: rich makes columns narrower, never fewer."""
 _NUMBERS = ("tokens", "context", "sampled", "cached", "region")
 _STYLE = {"prefill": "bold", "decode": "", "padding": "dim"}
+_SIGN = {"prefill": "▸", "decode": "•", "padding": "░"}
 _NONE = Text("-")
 _COMING = ("admitted", "share", "alloc")
 
@@ -65,7 +65,6 @@ class ConsoleSink:
         decode: Callable[[list[int]], str] | None = None,
     ) -> None:
         self.console = console or Console(emoji=False)
-        self.glyphs = Glyphs.of(self.console)
         self.show_times = show_times
         self.max_rows = max_rows
         self.decode = decode
@@ -83,9 +82,9 @@ class ConsoleSink:
     def print_batch_sizes(self, sizes: Sequence[int]) -> None:
         """Rows of each step as one character, or of a few steps; nothing for a single step."""
         if len(sizes) > 1:
-            bar, scale = size_bar(sizes, self.console.width - _LABEL_WIDTH, self.glyphs)
-            self.console.print(Text("rows".ljust(_LABEL_WIDTH), "dim").append(bar, "not dim"))
-            self.console.print(Text(" " * _LABEL_WIDTH + scale + "\n", "dim"))
+            bar, scale = size_bar(sizes, self.console.width - _LABEL_WIDTH)
+            first = Text("rows".ljust(_LABEL_WIDTH), "dim").append(bar, "not dim")
+            print_lines(self.console, Group(first, Text(f"{'':{_LABEL_WIDTH}}{scale}\n", "dim")))
 
     def print_step(self, record: StepRecord) -> None:
         """Print one record."""
@@ -107,12 +106,11 @@ class ConsoleSink:
         totals += " token" if sum(counts.values()) == 1 else " tokens"
         if record.num_padding_tokens:
             totals += f" ({1 - record.num_padding_tokens / sum(counts.values()):.0%} useful)"
-        dash = "-" if self.glyphs.ascii_only else "─"
-        line = Text(f"{dash * 2} step {record.step}  {record.milestone}  ", "bold")
+        line = Text(f"── step {record.step}  {record.milestone}  ", "bold")
         line.append(totals, "not bold")
         if line.cell_len + 2 > self.console.width:  # a rule would cut the numbers off
             return line
-        return Rule(line, characters=dash, align="left", style="dim")
+        return Rule(line, align="left", style="dim")
 
     def _batch(self, record: StepRecord) -> RenderableType:
         """The table of rows, and what is left of them in one line."""
@@ -141,14 +139,14 @@ class ConsoleSink:
         for phase, count in Counter(row.phase for row in rest).items():
             tokens = sum(row.num_new_tokens for row in rest if row.phase == phase)
             parts.append(f"{count} {phase} (+{tokens:,})")
-        more = f"{self.glyphs.gap} {plural(len(rest), 'more row')}: {', '.join(parts)}"
+        more = f"{GAP} {plural(len(rest), 'more row')}: {', '.join(parts)}"
         return Group(table, Text(more))
 
     def _cells(self, row: BatchRow, unit: str) -> dict[str, Text | Words]:
         """What there is to say of a row, by column."""
         cells: dict[str, Text | Words] = {
             "who": self._name(row.request_id),
-            "phase": Text(f"{self.glyphs.phase[row.phase]} {row.phase}"),
+            "phase": Text(f"{_SIGN[row.phase]} {row.phase}"),
             "tokens": Text(f"+{row.num_new_tokens}"),
         }
         if row.phase != "padding":  # which computes for nobody
@@ -157,14 +155,12 @@ class ConsoleSink:
         if row.sampled_token is not None:
             cells["sampled"] = Text(str(row.sampled_token))
             if self.decode is not None:
-                text = safe(repr(self.decode([row.sampled_token])), self.glyphs)
-                cells["text"] = Text(fit(text, _MAX_ID_WIDTH, self.glyphs))
+                text = safe(repr(self.decode([row.sampled_token])))
+                cells["text"] = Text(fit(text, _MAX_ID_WIDTH))
         if row.num_cached_tokens:
             cells["cached"] = Text(str(row.num_cached_tokens))
         if row.blocks:
-            cells["region" if unit == "region" else "blocks"] = Words(
-                id_ranges(row.blocks), self.glyphs
-            )
+            cells["region" if unit == "region" else "blocks"] = Words(id_ranges(row.blocks))
         return cells
 
     def _facts(self, record: StepRecord) -> Iterator[tuple[str, str | Text | Words]]:
@@ -176,7 +172,7 @@ class ConsoleSink:
                 tail = self._holders(group, record) if kind == "release" else ""
                 yield "kv", self._blocks(group, record.kv.unit, tail)
             else:
-                tail = f": {safe(reason, self.glyphs)}" if reason else ""
+                tail = f": {safe(reason)}" if reason else ""
                 yield kind, self._names([str(each.request_id) for each in group], tail=tail)
         queues = [
             self._names(names, lead=f"{name} {len(names)}" + (": " if names else ""))
@@ -188,8 +184,8 @@ class ConsoleSink:
         is_short = in_one.cell_len <= space
         yield from zip(("queues", "", ""), [in_one] if is_short else queues, strict=False)
         for name, reason in record.waiting_reasons.items():
-            yield "waits", self._names([name], tail=f": {safe(reason, self.glyphs)}")
-        yield from zip(("kv", ""), kv_text(record.kv, space, self.glyphs), strict=False)
+            yield "waits", self._names([name], tail=f": {safe(reason)}")
+        yield from zip(("kv", ""), kv_text(record.kv, space), strict=False)
         if self.show_times:
             times = (
                 f"schedule {record.schedule_ms:.1f} ms, execute {record.execute_ms:.1f} ms, "
@@ -207,23 +203,23 @@ class ConsoleSink:
         count = plural(sum(len(each.blocks) for each in group), unit)
         if group[0].kind == "copy_on_write":
             count = plural(len(group), "copy")
-        return Words(words, self.glyphs, f"{group[0].kind} {count}: ", tail)
+        return Words(words, f"{group[0].kind} {count}: ", tail)
 
     def _holders(self, group: list[StepEvent], record: StepRecord) -> str:
         """Who still has these blocks. Those who did not compute are not in a record."""
         blocks = {block for each in group for block in each.blocks}
         gone = {each.request_id for each in group}
         rows = [row for row in record.batch if blocks.intersection(row.blocks or ())]
-        names = [safe(row.request_id, self.glyphs) for row in rows if row.request_id not in gone]
+        names = [safe(row.request_id) for row in rows if row.request_id not in gone]
         return f", still held by {' '.join(names) or 'others'}"
 
     def _names(self, names: list[str], lead: str = "", tail: str = "") -> Words:
-        return Words([self._name(name) for name in names], self.glyphs, lead, tail)
+        return Words([self._name(name) for name in names], lead, tail)
 
     def _name(self, name: str, form: str = "{}") -> Text:
         """A request's id in its colour."""
         color = request_color(self._index.setdefault(name, len(self._index)))
-        return Text(form.format(fit(safe(name, self.glyphs), _MAX_ID_WIDTH, self.glyphs)), color)
+        return Text(form.format(fit(safe(name), _MAX_ID_WIDTH)), color)
 
 
 def _together(events: Iterable[StepEvent]) -> Iterator[StepEvent]:
@@ -238,10 +234,10 @@ def _together(events: Iterable[StepEvent]) -> Iterator[StepEvent]:
 def print_changes(records: list[StepRecord], sink: ConsoleSink | None = None) -> None:
     """Print the steps of a trace in which something changed, with a line for each gap."""
     sink = sink or ConsoleSink()
-    gap, before = sink.glyphs.gap, None
+    before = None
     for record in steps_with_changes(records):
         if before and (count := record.step - before.step - 1) > 0:
-            text = f"{gap} {plural(count, 'step')} like step {before.step} {gap}\n"
+            text = f"{GAP} {plural(count, 'step')} like step {before.step} {GAP}\n"
             print_lines(sink.console, Text(text, "dim"))
         sink.print_step(record)
         before = record

@@ -6,7 +6,6 @@ also asks what the next step will be. Two traces stand side by side on one clock
 
   python -m milestone_llm.lab.trace.explore m1.jsonl m2.jsonl -o both.html
   --tokenizer smollm2-135m       shows sampled tokens as text, too
-  --format chrome -o run.json    a file for ui.perfetto.dev or chrome://tracing instead
 """
 
 from __future__ import annotations
@@ -34,13 +33,12 @@ from milestone_llm.lab.cli import (
     try_to_write,
 )
 
-from .chrome import write_chrome
 from .jsonl import read_run
 from .live import PageLines
 from .records import StepRecord
 from .text import request_color
 
-SCRIPTS = ("dom", "run", "reader", "timeline", "memory", "panels", "guess", "main")
+SCRIPTS = ("dom", "run", "reader", "timeline", "memory", "panels", "device", "guess", "main")
 MAX_TRACES = 2
 
 IDEAS = {
@@ -91,6 +89,17 @@ class LiveSource:
     """Most tokens of a step; 0: the page learns it from the reasons to wait."""
 
 
+@dataclass(frozen=True)
+class PagePart:
+    """What a page has above its runs, and asks its server for: the playground."""
+
+    title: str
+    html: str
+    script: str
+    """Defines `runPart()`, which the page calls at its start."""
+    style: str
+
+
 def token_texts(
     records: Iterable[StepRecord], decode: Callable[[list[int]], str] | None
 ) -> dict[int, str]:
@@ -101,34 +110,40 @@ def token_texts(
     return {token: decode([token]) for token in tokens if token is not None}
 
 
-def explorer_html(runs: Sequence[Run] = (), *, live: LiveSource | None = None) -> str:
+def explorer_html(
+    runs: Sequence[Run] = (), *, live: LiveSource | None = None, part: PagePart | None = None
+) -> str:
     """The page as one HTML text.
 
     Args:
         runs: one recorded run, or two to be compared; none for a live page.
         live: where its records come from. The page asks for a key when the server answers 401 or
             403, and sends it as `Authorization: Bearer KEY`.
+        part: brings the runs.
 
     Raises:
-        ValueError: more than two runs, a run without steps, or neither runs nor `live`.
+        ValueError: more than two runs, a run without steps, or nothing that brings any.
     """
-    if len(runs) > MAX_TRACES or not (runs or live) or not all(run.records for run in runs):
+    is_filled = runs or live or part
+    if len(runs) > MAX_TRACES or not is_filled or not all(run.records for run in runs):
         raise ValueError(f"the page shows 1 to {MAX_TRACES} runs of some steps, or a live URL")
     data = [f'<script type="text/x-trace">{_packed(run)}</script>' for run in runs]
     if live is not None:
         attributes = (f'data-{name}="{html.escape(str(own))}"' for name, own in vars(live).items())
         data.append(f'<div id="live-source" {" ".join(attributes)} hidden></div>')
     names = [run.title for run in runs] or [f"Live: {(live and live.model) or 'this server'}"]
+    names = [part.title] if part else names
     colors = json.dumps([request_color(index) for index in range(24)])
     first = f'"use strict";\nconst REQUEST_COLORS = {colors};'
-    script = "\n".join([first, *(_asset(f"{name}.js") for name in SCRIPTS)])
-    style = _asset("style.css")
+    scripts = [*([part.script] if part else []), *(_asset(f"{name}.js") for name in SCRIPTS)]
+    script = "\n".join([first, *scripts])
+    style = _asset("style.css") + (part.style if part else "")
     policy = {
         "default-src": "'none'",
         "script-src": _hash(script),
         "style-src": _hash(style),
         "img-src": "data:",
-        "connect-src": "'none'" if live is None else "'self'",
+        "connect-src": "'self'" if live or part else "'none'",
         "base-uri": "'none'",
         "form-action": "'none'",
         "require-trusted-types-for": "'script'",  # and nothing makes a type that is trusted
@@ -138,6 +153,7 @@ def explorer_html(runs: Sequence[Run] = (), *, live: LiveSource | None = None) -
         "title": html.escape(" beside ".join(names)),
         "policy": "; ".join(map(" ".join, policy.items())),
         "style": style,
+        "part": part.html if part else "",
         "data": "\n".join(data),
         "script": script,
     }
@@ -170,32 +186,28 @@ def _asset(name: str) -> str:
 
 
 def explore(args: argparse.Namespace) -> None:
-    """Read traces, write the page or the file for Perfetto. Only `--tokenizer` needs torch.
+    """Read traces and write the page. Only `--tokenizer` needs torch.
 
     Raises:
         InputError: a trace, a label, the model or the path cannot be used.
     """
     if len(args.traces) > MAX_TRACES:
         raise InputError(f"at most {MAX_TRACES} traces stand side by side, got {len(args.traces)}")
-    path = args.output or Path("run.json" if args.format == "chrome" else "run.html")
-    try_to_write(path)
+    try_to_write(args.output)
     traces = [read_run(trace) for trace in args.traces]
     labels = args.labels.split(",") if args.labels else [trace[0].milestone for trace in traces]
     if len(labels) != len(traces):
         raise InputError(f"there are {len(traces)} traces, but {len(labels)} labels")
-    if args.format == "chrome":
-        write_chrome(traces, path)
-    else:
-        decode = None
-        if args.tokenizer:
-            with model_libraries(None):
-                from milestone_llm.models.checkpoint import load_model
+    decode = None
+    if args.tokenizer:
+        with model_libraries(None):
+            from milestone_llm.models.checkpoint import load_model
 
-                decode = load_model(args.tokenizer).decode
-        texts = [token_texts(trace, decode) for trace in traces]
-        runs = zip(labels, traces, [args.max_num_batched_tokens] * len(traces), texts, strict=True)
-        write_page([Run(*run) for run in runs], path)
-    print(f"wrote {path}")
+            decode = load_model(args.tokenizer).decode
+    texts = [token_texts(trace, decode) for trace in traces]
+    runs = zip(labels, traces, [args.max_num_batched_tokens] * len(traces), texts, strict=True)
+    write_page([Run(*run) for run in runs], args.output)
+    print(f"wrote {args.output}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -207,8 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("traces", nargs="+", metavar="run.jsonl", help="written by trace=PATH; .jsonl or .jsonl.gz")
-    add("-o", "--output", type=Path, metavar="PATH", help="run.html if not given")
-    add("--format", choices=("html", "chrome"), default="html", help="a page, or Chrome's trace")
+    add("-o", "--output", type=Path, default=Path("run.html"), metavar="PATH", help="the page")
     add("--labels", metavar="A[,B]", help="titles (default: the milestones)")
     add("--tokenizer", metavar="MODEL", help="whose tokenizer makes text of sampled tokens")
     meaning = "the step's budget of tokens, where the trace does not give it away"

@@ -9,6 +9,8 @@ import zlib
 from pathlib import Path
 from typing import Literal, TextIO
 
+from pydantic import ValidationError
+
 from milestone_llm.core.errors import InputError
 
 from .records import StepRecord
@@ -48,16 +50,18 @@ def read_run(path: str | Path) -> list[StepRecord]:
     try:
         with _open(Path(path), "rt") as file:
             for line in file:
-                record = StepRecord.from_dict(json.loads(line))
+                record = StepRecord.from_json(line)
                 if records and record.step <= records[-1].step:
                     follows = f"step {record.step} follows step {records[-1].step}"
                     raise InputError(f"{follows}: the file holds several runs")
                 records.append(record)
     except EOFError:  # of gzip
         pass
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        where = f"{path}, line {len(records) + 1}"
-        raise InputError(f"{where}: not a record of an engine's step ({error!r})") from None
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        where = ".".join(map(str, wrong["loc"])).encode("unicode_escape").decode()
+        what = f"not a record of an engine's step: {where or 'the line'}: {wrong['msg']}"
+        raise InputError(f"{path}, line {len(records) + 1}: {what}") from None
     except (ValueError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}, line {len(records) + 1}: {error}") from None
     except OSError as error:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import chain, pairwise
-from typing import Any, TypedDict
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, TypeAdapter
+from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from milestone_llm.core.kv import KVEvent, KVUsage
 from milestone_llm.core.outputs import SampledToken
@@ -14,7 +19,7 @@ from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.core.request import Request, RequestStatus
 from milestone_llm.frontend.watching import QueueState, SettledStep
 
-from .schema import checker
+from .device_times import DeviceTimes
 
 _KV_FIELDS = (
     *("unit", "total", "used", "free", "cached", "watermark", "reserved_tokens", "stored_tokens"),
@@ -30,6 +35,8 @@ _CAUSES = {
 """KV events that follow when something of this kind happens to a request."""
 _CHANGES = {"copy_on_write", "swap_out", "swap_in"}
 """Other events belong to every step that decodes."""
+_UNITS = ("token", "region", "block")
+_EVENT_TYPES = ("alloc", "free", "share", "copy_on_write", "evict", "swap_out", "swap_in")
 
 
 @dataclass(frozen=True)
@@ -37,12 +44,12 @@ class BatchRow:
     """One row of a step's batch, as the step computed it."""
 
     request_id: str
-    phase: str
-    start: int
-    num_new_tokens: int
-    num_cached_tokens: int
-    sampled_token: int | None
-    blocks: list[int]
+    phase: Annotated[str, Field(pattern="^(prefill|decode|padding)$")]
+    start: NonNegativeInt
+    num_new_tokens: NonNegativeInt
+    num_cached_tokens: NonNegativeInt
+    sampled_token: NonNegativeInt | None
+    blocks: list[NonNegativeInt]
 
     @property
     def end(self) -> int:
@@ -64,6 +71,15 @@ class BatchRow:
         )
 
 
+class Prompt(TypedDict):
+    """What is known of a request when it arrives."""
+
+    priority: float
+    num_tokens: NonNegativeInt
+    hashes: list[str]
+    """Of its full blocks, each with all before it: who has equal ones begins alike."""
+
+
 class Change(TypedDict):
     """Who was preempted or finished, and why."""
 
@@ -71,7 +87,7 @@ class Change(TypedDict):
     reason: str
 
 
-@dataclass(kw_only=True)
+@dataclass
 class StepRecord:
     """One engine step. `batch` is what was computed; queues and `kv` are as the step left them.
 
@@ -82,27 +98,34 @@ class StepRecord:
     planning, then what followed until the next step was planned.
     """
 
-    step: int
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, allow_inf_nan=False)
+
+    step: NonNegativeInt
     milestone: str
-    schedule_ms: float
-    execute_ms: float
-    update_ms: float
+    schedule_ms: NonNegativeFloat
+    execute_ms: NonNegativeFloat
+    update_ms: NonNegativeFloat
     batch: list[BatchRow]
-    num_prefill_tokens: int
-    num_decode_tokens: int
-    num_padding_tokens: int
-    start_s: float = 0.0
+    num_prefill_tokens: NonNegativeInt
+    num_decode_tokens: NonNegativeInt
+    num_padding_tokens: NonNegativeInt
+    start_s: NonNegativeFloat
     waiting: list[str]
     running: list[str]
     swapped: list[str]
-    waiting_reasons: dict[str, str] = field(default_factory=dict)
-    arrived: list[str] = field(default_factory=list)
+    waiting_reasons: dict[str, str]
+    arrived: list[str]
     admitted: list[str]
     resumed: list[str]
     preempted: list[Change]
     finished: list[Change]
     kv: KVUsage
-    events: list[KVEvent] = field(default_factory=list)
+    events: list[KVEvent]
+    policy: str = "fcfs"
+    prompts: dict[str, Prompt] = field(default_factory=dict)
+    """Of those that arrived."""
+    device: DeviceTimes | None = None
+    """Where a profiler has looked."""
 
     @classmethod
     def of(cls, step: SettledStep, queues: QueueState, start: float | None = None) -> StepRecord:
@@ -142,20 +165,27 @@ class StepRecord:
             finished=[{"request_id": name, "reason": reason} for name, reason in step.finished],
             kv=queues.kv_usage(),
             events=step.events,
+            policy=queues.waiting.policy,
+            prompts=_prompts(step, queues),
         )
 
     @classmethod
-    def from_dict(cls, data: object) -> StepRecord:
-        """The record of which `to_dict` made this.
+    def from_json(cls, line: str) -> StepRecord:
+        """The record of which `to_dict` made this. A trace may come from anybody: all is checked.
 
         Raises:
             ValueError: a field is missing or of a wrong type, or a block is not one of the pool's.
         """
-        record: StepRecord = _as_record(data, "")
-        blocks = [row.blocks for row in record.batch] + [event.blocks for event in record.events]
-        last = max(chain.from_iterable(blocks), default=-1)
-        if last >= record.kv.total and record.kv.unit != "token":
-            raise ValueError(f"block {last} is named, but kv.total is {record.kv.total}")
+        record = _READER.validate_json(line)
+        kv, kinds = record.kv, {event.type for event in record.events}
+        if kv.unit not in _UNITS or not kinds <= {*_EVENT_TYPES}:
+            raise ValueError(f"kv.unit is one of {_UNITS}, the type of an event of {_EVENT_TYPES}")
+        if any(isinstance(number, int) and number < 0 for number in vars(kv).values()):
+            raise ValueError(f"a number below 0 in {kv}")
+        named = [row.blocks for row in record.batch] + [event.blocks for event in record.events]
+        for block in chain.from_iterable(named) if kv.unit != "token" else ():
+            if not 0 <= block < kv.total:
+                raise ValueError(f"block {block} is named, but kv.total is {kv.total}")
         return record
 
     def to_dict(self) -> dict[str, Any]:
@@ -167,10 +197,30 @@ class StepRecord:
             {name: value for name, value in vars(event).items() if name != "held" or value}
             for event in self.events
         ]
+        if self.device is None:
+            del data["device"]
         return data
 
 
-_as_record = checker(StepRecord)
+_READER = TypeAdapter(StepRecord)
+
+
+def _prompts(step: SettledStep, queues: QueueState) -> dict[str, Prompt]:
+    if not step.arrived:
+        return {}
+    kv, rows = queues.kv_usage(), (row.request for row in step.plan.rows)
+    here = {each.request_id: each for each in chain(queues.waiting, queues.running, rows)}
+    block_size = kv.reserved_tokens // kv.used if kv.unit == "block" and kv.used else 0
+    return {name: _prompt(here[name], block_size) for name in step.arrived if name in here}
+
+
+def _prompt(request: Request, block_size: int) -> Prompt:
+    tokens, hashes = request.prompt_token_ids, []
+    so_far = sha256(repr(request.sampling_params.cache_salt).encode())
+    for end in range(block_size, len(tokens) + 1, block_size) if block_size else ():
+        so_far.update(array("q", tokens[end - block_size : end]))
+        hashes.append(so_far.hexdigest()[:8])
+    return {"priority": request.priority, "num_tokens": len(tokens), "hashes": hashes}
 
 
 def _ids(requests: Iterable[Request]) -> list[str]:

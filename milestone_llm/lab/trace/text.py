@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.color import Color, blend_rgb
@@ -21,40 +20,24 @@ from rich.text import Text
 
 from milestone_llm.core.kv import KVUsage
 
-
-class Glyphs(NamedTuple):
-    """The signs a console can show: Unicode, or ASCII where the encoding knows no more."""
-
-    ascii_only: bool
-    gap: str
-    """Something is left out here."""
-    bar: str
-    """Used, cached, free."""
-    heights: str
-    """None, then a little, up to all."""
-    phase: dict[str, str]
-    """One sign a phase; each is followed by the word."""
-
-    @staticmethod
-    def of(console: Console) -> Glyphs:
-        """The signs for this console's encoding."""
-        return ASCII if console.options.ascii_only else UNICODE
-
-
-UNICODE = Glyphs(False, "…", "█▒░", " ▁▂▃▄▅▆▇█", {"prefill": "▸", "decode": "•", "padding": "░"})
-ASCII = Glyphs(True, "...", "#+.", " .:-=+*%#", {"prefill": ">", "decode": "*", "padding": "x"})
+GAP = "…"
+"""Something is left out here."""
+BAR = "█▒░"
+"""Used, cached, free."""
+HEIGHTS = " ▁▂▃▄▅▆▇█"
+"""None, then a little, up to all."""
+_IN_ASCII = str.maketrans("…█▒░▇▆▅▄▃▂▁▸•─", "~#+.%*+=-:.>*-")
 
 
 @dataclass(frozen=True)
 class Words:
     """Words in one line of a table: as many as its column has room for, and the last.
 
-    >>> Words([str(number) for number in range(90)], ASCII).line(14).plain
-    '0 1 2 3 ... 89'
+    >>> Words([str(number) for number in range(90)]).line(14).plain
+    '0 1 2 3 4 … 89'
     """
 
     words: Sequence[str | Text]
-    glyphs: Glyphs
     lead: str = ""
     tail: str = ""
 
@@ -64,9 +47,9 @@ class Words:
         sizes = [word.cell_len + 1 for word in words]
         space = max(8, width - cell_len(self.lead + self.tail))
         if sum(sizes) - 1 > space and len(words) > 1:
-            space -= cell_len(self.glyphs.gap) + sizes[-1]
+            space -= cell_len(GAP) + sizes[-1]
             count = bisect_right([*accumulate(sizes)], space)
-            words[count:-1] = [Text(self.glyphs.gap)]
+            words[count:-1] = [Text(GAP)]
         return Text(self.lead).append_text(Text(" ").join(words)).append(self.tail)
 
     @property
@@ -100,20 +83,19 @@ def request_color(index: int) -> str:
     return blend_rgb(hue, target, share).hex
 
 
-def fit(text: str, width: int, glyphs: Glyphs) -> str:
+def fit(text: str, width: int) -> str:
     """`text`, or its two ends, in at most `width` cells."""
     if cell_len(text) <= width:
         return text
-    space = max(0, width - cell_len(glyphs.gap))
+    space = max(0, width - cell_len(GAP))
     ends = (text[first:] for first in range(len(text) + 1))
     tail = next(end for end in ends if cell_len(end) <= space - space // 2)
-    return set_cell_size(text, space // 2).rstrip() + glyphs.gap + tail
+    return set_cell_size(text, space // 2).rstrip() + GAP + tail
 
 
-def safe(text: str, glyphs: Glyphs) -> str:
-    """A user's text without control characters, in the console's characters."""
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return text.encode("ascii", "backslashreplace").decode() if glyphs.ascii_only else text
+def safe(text: str) -> str:
+    """A user's text without control characters."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def id_ranges(ids: Sequence[int]) -> list[str]:
@@ -136,15 +118,14 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}"
 
 
-def fill_bar(used: int, total: int, width: int, glyphs: Glyphs, cached: int = 0) -> str:
+def fill_bar(used: int, total: int, width: int, cached: int = 0) -> str:
     """How full something is: rounded up, so that little is not nothing; only full looks full."""
     used_cells = min(-(-used * width // total), width - (used < total))
     cached_cells = min(-(-cached * width // total), width - used_cells)
-    signs = glyphs.bar
-    return (signs[0] * used_cells + signs[1] * cached_cells).ljust(width, signs[2])
+    return (BAR[0] * used_cells + BAR[1] * cached_cells).ljust(width, BAR[2])
 
 
-def size_bar(sizes: Sequence[int], width: int, glyphs: Glyphs) -> tuple[str, str]:
+def size_bar(sizes: Sequence[int], width: int) -> tuple[str, str]:
     """Batch sizes over time, one character for a step or for as many as must share one.
 
     Up to nine rows the characters are digits, else heights; steps that share one show their mean.
@@ -158,12 +139,12 @@ def size_bar(sizes: Sequence[int], width: int, glyphs: Glyphs) -> tuple[str, str
     share = "one step" if num_steps == 1 else f"the mean of {num_steps} steps"
     if most <= 9:
         return "".join(str(round(mean)) for mean in means), f"rows of the batch; a digit is {share}"
-    top = len(glyphs.heights) - 1
-    bar = "".join(glyphs.heights[-int(-mean * top // most)] for mean in means)
-    return bar, f"rows of the batch, {glyphs.heights[-1]} is {most:,}; a character is {share}"
+    top = len(HEIGHTS) - 1
+    bar = "".join(HEIGHTS[-int(-mean * top // most)] for mean in means)
+    return bar, f"rows of the batch, {HEIGHTS[-1]} is {most:,}; a character is {share}"
 
 
-def kv_text(kv: KVUsage, width: int, glyphs: Glyphs) -> list[str]:
+def kv_text(kv: KVUsage, width: int) -> list[str]:
     """How full the KV cache is: a bar with units (m1_single has no pool), then tokens."""
     tokens = f"{plural(kv.stored_tokens, 'token')} stored, {kv.reserved_tokens:,} reserved"
     if kv.reserved_tokens:
@@ -175,13 +156,18 @@ def kv_text(kv: KVUsage, width: int, glyphs: Glyphs) -> list[str]:
     units += f" ({kv.cached:,} cached)" if kv.cached else ""
     bar_width = min(24, width - len(units) - 3)
     if kv.total and bar_width >= 6:
-        units = f"[{fill_bar(kv.used, kv.total, bar_width, glyphs, kv.cached)}] {units}"
+        units = f"[{fill_bar(kv.used, kv.total, bar_width, kv.cached)}] {units}"
     return [units, tokens]
 
 
 def print_lines(console: Console, content: RenderableType) -> None:
-    """Print without the spaces with which rich fills lines up: a log or a page would keep them."""
+    """Print without the spaces with which rich fills lines up: a log or a page would keep them.
+
+    Where the encoding knows no more than ASCII, each sign becomes one that it knows.
+    """
     for segments in console.render_lines(content, pad=False):
         line = Text.assemble(*((part.text, part.style or "") for part in segments))
+        if console.options.ascii_only:
+            line.plain = line.plain.translate(_IN_ASCII).encode("ascii", "replace").decode()
         line.rstrip()
         console.print(line, soft_wrap=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from .guide import Guide, Stop
+from .guide import Guide, Look, Stop
 
 WIDTH = 80
 
@@ -23,8 +23,11 @@ WIDTH = 80
 class CardPrinter:
     """Prints a guide: in colour on a terminal, as plain text of 80 columns anywhere else."""
 
-    def __init__(self, guide: Guide) -> None:
+    def __init__(self, guide: Guide, asks: bool = False) -> None:
         self._guide = guide
+        self._asks = asks
+        self.guesses: list[bool] = []
+        """Whether each was right; those left out are none."""
         is_terminal = sys.stdout.isatty()
         self._console = Console(force_terminal=is_terminal, emoji=False)
         self._width = min(WIDTH, self._console.width) if is_terminal else WIDTH
@@ -93,8 +96,21 @@ class CardPrinter:
             self.line()
             self.line(f"p {look.expression}", "cyan", indent=2, hang=2)
             self.line(look.meaning, indent=4)
+            if look.expected:
+                self._ask(look, names)
             self.line(value, style, indent=4, hang=2)
         self.paragraph(stop.hint, "cyan")
+
+    def _ask(self, look: Look, names: Mapping[str, Any]) -> None:
+        """Let a value be guessed before it is shown."""
+        try:
+            guess = input("    your guess (Enter: none): ").strip() if self._asks else ""
+        except EOFError:
+            guess, self._asks = "", False
+            self.line()
+        if guess:
+            self.guesses.append(look.is_guessed(guess, names))
+            self.line("right" if self.guesses[-1] else "not so", "bold", indent=4)
 
 
 def _signature(stop: Stop) -> list[str]:

@@ -19,6 +19,7 @@ A line that begins with spaces continues the line before.
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import pkgutil
@@ -46,6 +47,13 @@ class Look:
         except Exception as error:
             return f"raised {type(error).__name__}: {error}", False
         return re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", repr(value)), is_right
+
+    def is_guessed(self, guess: str, names: Mapping[str, Any]) -> bool:
+        """Whether a text is the value: as a literal of Python, or as it is printed."""
+        try:
+            return bool(ast.literal_eval(guess) == eval(self.expression, dict(names)))
+        except Exception:
+            return guess == self.evaluate(names)[0]
 
 
 @dataclass(frozen=True)
@@ -113,13 +121,14 @@ def _read_stop(text: str) -> Stop:
         raise ValueError(
             f"{title}: want `call|return FILE::FUNCTION[, when ...]`, got {location!r}"
         )
-    looks = [_read_look(row) for row in rows if row.startswith("p ")]
+    looks = [read_look(row) for row in rows if row.startswith("p ")]
     hint = " ".join(row for row in rows if row.startswith("Try "))
     note = " ".join(row for row in rows if not row.startswith(("p ", "Try ")))
     return Stop(title, header[1], header[2], header[3] or "", note, looks, hint)
 
 
-def _read_look(row: str) -> Look:
+def read_look(row: str) -> Look:
+    """A line with an expression, its expected value and what it means; errors as `parse_guide`."""
     # The last ` == ` is the one before the expected value.
     parts = re.fullmatch(r"p (.+?)(?: == (?!.* == )(.+?))? +# (.+)", row)
     if parts is None:

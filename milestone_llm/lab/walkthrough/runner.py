@@ -3,7 +3,8 @@
 A milestone's `guide.txt` holds the guide. Its `walkthrough.py` holds the scenario: the lines of
 Python that build an engine and let it work.
 `python -m m1_single.walkthrough` runs the scenario under a real pdb that stops at each stop in
-order; `--auto` prints the same cards without a prompt and fails where the guide no longer fits.
+order; `--ask` lets one guess values first; `--auto` prints the same cards without a prompt and
+fails where the guide no longer fits.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def run_walkthrough(
     Args:
         guide: title, introduction, and the stops in the order in which they are reached.
         scenario: builds an engine and lets it work. Runs again from its start on pdb's `restart`.
-        argv: `--auto` and `--list` are understood; None takes the command line's.
+        argv: `--auto`, `--ask` and `--list` are understood; None takes the command line's.
 
     Returns:
         The exit code: 1 where an expected value differs or a stop is never reached, else 0.
@@ -43,6 +44,7 @@ def run_walkthrough(
     prog = f"python -m {spec.name}" if spec else None
     parser = argparse.ArgumentParser(prog, description=guide.title)
     parser.add_argument("--auto", action="store_true", help="no prompt; fail on a difference")
+    parser.add_argument("--ask", action="store_true", help="guess values before they are shown")
     parser.add_argument("--list", action="store_true", help="list the stops and leave")
     options = parser.parse_args(argv)
     is_auto = options.auto or sys.stdin is None
@@ -53,7 +55,7 @@ def run_walkthrough(
     if not is_auto:
         CardPrinter(guide).paragraph(HOW_TO.format(len(guide.stops)))
     while True:
-        cards = CardPrinter(guide)
+        cards = CardPrinter(guide, options.ask and not is_auto)
         try:
             debugger = GuidedPdb(guide.stops, cards.card, is_auto)
             debugger.follow(scenario)
@@ -63,6 +65,8 @@ def run_walkthrough(
         except KeyboardInterrupt:
             cards.paragraph("Interrupted.")
             return 130
+    if cards.guesses:
+        cards.paragraph(f"{sum(cards.guesses)} of {len(cards.guesses)} guesses were right.")
     if debugger.quitting:
         cards.paragraph(f"Left after stop {debugger.num_passed} of {len(guide.stops)}.")
         return 0

@@ -98,7 +98,7 @@ function moveTo(time, isSeen = true) {
   }
   lightRows();
   showWhere();
-  if (filled().length) drawGuess(views[0]);
+  if (filled().length) drawGuess();
 }
 
 function showWhere() {
@@ -200,6 +200,7 @@ function runFacts(run) {
     run.meta.label && run.meta.label !== milestone ? milestone : "",
     `${plural(run.records.length, "step")} in ${seconds} s`,
     plural(run.requests.size, "request"),
+    `policy ${run.records[0].policy}`,
     run.computed ? `${Math.round((100 * run.useful) / run.computed)} % of the computed positions useful` : "",
   ];
   return facts.filter(Boolean).join(", ");
@@ -224,7 +225,7 @@ function toggleGuess() {
   byId("guess").setAttribute("aria-pressed", guessing.isOn);
   for (const id of ["cursor", "last", "play", "forward"]) byId(id).disabled = guessing.isOn;
   if (guessing.isOn && state.time >= lastTime()) moveTo(0);
-  if (filled().length) drawGuess(views[0]);
+  if (filled().length) moveTo(state.time);
 }
 
 const KEYS = [
@@ -339,6 +340,7 @@ async function main() {
     const runs = await Promise.all(traces.map((trace) => readRun(trace.textContent.trim())));
     showRuns(runs);
     connect();
+    if (byId("part")) await runPart();
     document.body.dataset.ready = "yes";
     if (live) await runLive(live.dataset);
   } catch (error) {

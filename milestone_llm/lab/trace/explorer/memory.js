@@ -41,7 +41,7 @@ function makeMemory(view) {
     const owned = drawOwned(context);
     if (cell >= 12) drawDetails(context, total);
     else drawFree(context, total, owned);
-    if (memory.picked !== null) frame(context, memory.picked, "--accent", cell >= 12 ? 3 : 2);
+    if (memory.picked !== null) frame(context, memory.picked, "--cursor", cell >= 12 ? 3 : 2);
     if (host.length) drawHost(context, host, height, Math.min(cell, 22));
   }
 
@@ -206,7 +206,7 @@ function makeMemory(view) {
         if (bar.padding) drawWaste(context, left, y, bar.padding * unit, h);
       }
       const isLit = bar.name !== null && bar.name === state.lit;
-      context.strokeStyle = isLit ? css("--text") : memory.picked === bar.block ? css("--accent") : css("--line");
+      context.strokeStyle = isLit ? css("--text") : memory.picked === bar.block ? css("--cursor") : css("--line");
       context.lineWidth = isLit || memory.picked === bar.block ? 2.5 : 1;
       context.strokeRect(left + 0.5, y + 0.5, w - 1, h - 1);
     });

@@ -19,6 +19,7 @@ function drawPanels(view) {
   set("happened", ...whatHappened(run, record));
   set("times", ...stepTimes(record));
   set("kv", kvText(run, at));
+  drawDevice(view);
 }
 
 function positions({ phase, start, num_new_tokens: count }) {
@@ -87,42 +88,45 @@ function budgetBar(run, record) {
 }
 
 function queues(run, record, at) {
+  const now = queuesBefore(run, at + 1);
   const line = (name, label, why) => el("li", who(run, name), el("span.soft", label), el("span.why", `– ${worded(run, why)}`));
-  const waits = (name, label) => line(name, label, whyWaits(run, at, name));
-  const inBatch = new Set(record.batch.map((row) => row.request_id));
-  const queued = [...record.swapped, ...record.waiting];
-  // m5_kernels has planned the next step when it records one: who waited may be running by then.
-  const joined = [...record.waiting_reasons.keys()].filter((name) => !queued.includes(name));
-  const idle = record.running.filter((name) => !inBatch.has(name) && !joined.includes(name));
-  const whyIdle = (name) =>
-    record.admitted.includes(name) ? "it begins with the next step" : "the step's tokens were spent, or its first row comes next";
+  const waits = (name, label) => line(name, label, whyWaits(run, at, name, now));
+  const idle = now.running.filter((name) => !record.batch.some((row) => row.request_id === name));
   const items = [
-    ...record.swapped.map((name) => waits(name, "swapped out")),
-    ...record.waiting.map((name) => waits(name, hasRunBefore(run, name, at) ? "preempted, waits" : "waits")),
-    ...joined.map((name) => line(name, "waits", `${record.waiting_reasons.get(name)}; it has left the queue since`)),
-    ...idle.map((name) => line(name, "runs without a row", whyIdle(name))),
+    ...now.swapped.map((name) => waits(name, "swapped out")),
+    ...now.waiting.map((name) => waits(name, hasRunBefore(run, name, at) ? "preempted, waits" : "waits")),
+    ...idle.map((name) => line(name, "runs without a row", "the step's tokens were spent, or its first row comes next")),
   ];
   const rest = Math.max(0, items.length - 8);
   return [
     items.length ? el("ul.list", items.slice(0, 8)) : el("p.soft", "Nobody waits."),
     rest ? el("p.soft", `… and ${rest} more behind them`) : "",
-    el("p.legend", named(record.running.length, "running after the step")),
+    el("p.legend", named(now.running.length, "running after the step")),
   ];
 }
 
-function hasRunBefore(run, name, at) {
-  const { rows } = requestOf(run, name);
-  return rows.length > 0 && rows[0].at < at;
+// What a request came with, after a length. A hash stands for a block and all before it.
+function promptFacts(run, name, length, isNew = true) {
+  const { prompt, index } = requestOf(run, name);
+  if (!prompt) return length;
+  const earlier = [...run.requests.values()].slice(0, index).filter((other) => other.prompt?.hashes[0] === prompt.hashes[0]);
+  const alike = earlier.map((other) => [prompt.hashes.findLastIndex((hash, block) => hash === other.prompt.hashes[block]) + 1, short(other.name)]);
+  const [count, other] = alike.sort(([one], [two]) => two - one)[0] ?? [0];
+  const urgency = run.records[0].policy === "priority" ? `, priority ${prompt.priority}` : "";
+  return `${length}${urgency}${count && isNew ? `, begins like ${other}: ${count * run.blockSize} tokens (hash ${prompt.hashes[count - 1]})` : ""}`;
 }
+
+const hasRunBefore = (run, name, at) => requestOf(run, name).rows[0]?.at < at;
 
 const KIND_NAMES = { copy_on_write: "copy", swap_out: "swap out", swap_in: "swap in" };
 
 function whatHappened(run, record) {
   const all = together(record.step_events);
   if (!all.length) return [el("p.soft", "Nobody came or went, no block changed hands.")];
+  const told = (kind, name, reason) => (kind === "arrived" ? promptFacts(run, name, plural(requestOf(run, name).prompt?.num_tokens ?? 0, "token")) : worded(run, reason));
   const items = all.slice(0, 14).map(({ kind, request_id: name, reason, blocks }) =>
     el("li", el("span.kind", `${MARK_SIGNS[kind] || ""} ${KIND_NAMES[kind] || kind}`),
-      name === null ? "" : who(run, name), el("span.why", blocks.length ? blockList(record.kv.unit, kind, blocks) : worded(run, reason))));
+      name === null ? "" : who(run, name), el("span.why", blocks.length ? blockList(record.kv.unit, kind, blocks) : told(kind, name, reason))));
   const rest = all.length - items.length;
   return [el("ul.list", items), rest > 0 ? el("p.soft", `… and ${rest} more`) : ""];
 }

@@ -10,7 +10,7 @@ function makeRun(meta) {
     records: [],
     useful: 0, // of the positions `computed` so far: what the trace's reader counted
     computed: 0,
-    requests: new Map(), // id -> { name, index, color, spans, rows, hasRun }
+    requests: new Map(), // id -> { name, index, color, spans, rows, prompt }
     marks: [], // { at, kind, name, text }: what one can jump to
     budget: meta.budget || 0, // most tokens of a step; a guess grows with the largest step
     blockSize: 0,
@@ -21,6 +21,7 @@ function makeRun(meta) {
     idle: [], // per step: [id, blocks, tokens] of who has memory but no row
     host: [], // per step: [id, number of blocks] in host memory
     cachedRuns: [], // [block, from step, to step]: free, but its content can be found
+    isAhead: false, // whether a step is left when the next one has been planned (m5_kernels)
     hasHits: false, // whether a prefix was found
     hasCache: false, // whether free blocks can be found by content
   };
@@ -30,7 +31,7 @@ function requestOf(run, name) {
   let request = run.requests.get(name);
   if (!request) {
     const index = run.requests.size;
-    request = { name, index, color: requestColor(index), spans: [], rows: [], hasRun: false };
+    request = { name, index, color: requestColor(index), spans: [], rows: [], prompt: null };
     run.requests.set(name, request);
   }
   return request;
@@ -48,6 +49,8 @@ function addRecord(run, record) {
   const names = [record.arrived, record.batch.map((row) => row.request_id), record.running];
   for (const name of names.concat([record.swapped, record.waiting]).flat()) requestOf(run, name);
   for (const { request_id } of record.finished) requestOf(run, request_id);
+  for (const [name, prompt] of Object.entries(record.prompts)) requestOf(run, name).prompt = prompt;
+  run.isAhead ||= at > 0 && record.admitted.some((name) => run.records[at - 1].running.includes(name));
   addPhases(run, record, at);
   addMarks(run, record, at);
   if (record.kv.unit !== "token") addMemory(run, record, at);
@@ -61,7 +64,7 @@ function phasesOf(run, record) {
   const phases = new Map();
   for (const name of record.running) phases.set(name, "waiting"); // no row: the budget was spent
   for (const name of record.waiting)
-    phases.set(name, requestOf(run, name).hasRun ? "preempted" : "waiting");
+    phases.set(name, requestOf(run, name).rows.length ? "preempted" : "waiting");
   for (const name of record.swapped) phases.set(name, "swapped");
   for (const row of record.batch) phases.set(row.request_id, row.phase);
   return phases;
@@ -75,13 +78,10 @@ function addPhases(run, record, at) {
     else spans.push({ phase, from: at, to: at, cachedShare: 0 });
   }
   for (const row of record.batch) {
-    const request = requestOf(run, row.request_id);
-    request.hasRun = true;
-    request.rows.push({ at, row });
+    const { rows, spans } = requestOf(run, row.request_id);
+    rows.push({ at, row });
     run.hasHits ||= row.num_cached_tokens > 0;
-    if (row.num_cached_tokens)
-      request.spans[request.spans.length - 1].cachedShare =
-        row.num_cached_tokens / (row.num_cached_tokens + row.num_new_tokens);
+    if (row.num_cached_tokens) spans[spans.length - 1].cachedShare = row.num_cached_tokens / (row.num_cached_tokens + row.num_new_tokens);
   }
 }
 
@@ -149,16 +149,9 @@ function addMemory(run, record, at) {
 
 // A request that ends in a step has its blocks until the step is done; `record.kv` is what comes after.
 function addUsage(run, { kv, finished }, at) {
-  const fill = new Map();
-  for (const [, table, tokens] of holdersAt(run, at))
-    table.forEach((block, index) => {
-      fill.set(block, Math.max(fill.get(block) ?? 0, Math.min(run.blockSize, tokens - index * run.blockSize)));
-    });
-  let stored = 0;
-  for (const [block, count] of fill) {
-    stored += count;
-    run.numBlocks = Math.max(run.numBlocks, block + 1);
-  }
+  const fill = fillAt(run, at);
+  const stored = [...fill.values()].reduce((sum, count) => sum + count, 0);
+  for (const block of fill.keys()) run.numBlocks = Math.max(run.numBlocks, block + 1);
   const free = finished.length && at ? Math.min(kv.cached, run.records[at - 1].kv.cached) : kv.cached;
   run.widest = Math.max(run.widest, kv.unit === "region" ? run.blockSize : 1);
   const [reserved, cached] = [fill.size * run.blockSize, free * run.blockSize];
@@ -196,20 +189,21 @@ function holdersAt(run, at) {
   return run.records[at].batch.map((row) => [row.request_id, row.blocks, rowEnd(row)]).concat(run.idle[at]);
 }
 
+// Tokens in each block then.
+function fillAt(run, at) {
+  const fill = new Map();
+  for (const [, table, tokens] of holdersAt(run, at))
+    table.forEach((block, index) => fill.set(block, Math.max(fill.get(block) || 0, Math.min(run.blockSize, tokens - index * run.blockSize))));
+  return fill;
+}
+
 // KV memory while step `at` is computed.
 function memoryAt(run, at) {
   const { kv, batch } = run.records[at];
   if (kv.unit === "token") return { unit: kv.unit, rows: batch, width: Math.max(1, ...batch.map(rowEnd), run.usage[at].reserved / Math.max(1, batch.length)) };
   const owners = new Map(); // block -> ids, in order of their tables
-  const fill = new Map(); // block -> tokens
-  for (const [name, table, tokens] of holdersAt(run, at))
-    table.forEach((block, index) => {
-      const stored = Math.max(0, Math.min(run.blockSize, tokens - index * run.blockSize));
-      if (owners.has(block)) owners.get(block).push(name);
-      else owners.set(block, [name]);
-      fill.set(block, Math.max(stored, fill.get(block) || 0));
-    });
-  return { unit: kv.unit, total: kv.total, size: run.blockSize, owners, fill, cached: cachedAt(run, at), host: run.host[at] };
+  for (const [name, table] of holdersAt(run, at)) for (const block of table) owners.set(block, [...(owners.get(block) ?? []), name]);
+  return { unit: kv.unit, total: kv.total, size: run.blockSize, owners, fill: fillAt(run, at), cached: cachedAt(run, at), host: run.host[at] };
 }
 
 // Full blocks that were freed and not taken since. Which of two equal blocks is found by its content
@@ -227,20 +221,31 @@ function cachedAt(run, at) {
 // The trace has no limits. A reason gives one away: what is left and what was used make the budget.
 function learnBudget(run, record) {
   if (run.meta.budget) return;
-  const useful = record.num_prefill_tokens + record.num_decode_tokens;
-  for (const reason of record.waiting_reasons.values()) {
-    const left = /the step has (\d+) left/.exec(reason);
-    if (left) run.meta.budget = run.budget = useful + Number(left[1]);
-  }
-  run.budget = Math.max(run.budget, stepTokens(record));
+  const left = /left in this step: (\d+)/.exec([...record.waiting_reasons.values()].join());
+  if (left) run.meta.budget = record.num_prefill_tokens + record.num_decode_tokens + Number(left[1]);
+  run.budget = run.meta.budget || Math.max(run.budget, stepTokens(record));
 }
 
 // --- why somebody waits --------------------------------------------------------------------------
 
-function whyWaits(run, at, name) {
+// Who was where when step `at` was planned: of a record that is ahead its plan is taken back.
+function queuesBefore(run, at) {
+  const { running, waiting, swapped } = run.records[at - 1];
+  if (!run.records[at]) return { running, waiting, swapped };
+  const { admitted, resumed, preempted } = run.records[at];
+  const [begun, gone] = [new Set([...admitted, ...resumed]), new Set(preempted.map((each) => each.request_id))];
+  const isGone = (name) => gone.has(name);
+  return {
+    running: [...running.filter((name) => !begun.has(name)), ...[...swapped, ...waiting].filter(isGone)],
+    waiting: [...running.filter((name) => begun.has(name)), ...waiting.filter((name) => !isGone(name))],
+    swapped: swapped.filter((name) => !isGone(name)),
+  };
+}
+
+function whyWaits(run, at, name, { swapped, waiting } = run.records[at]) {
   const record = run.records[at];
   if (record.waiting_reasons.has(name)) return record.waiting_reasons.get(name);
-  const queue = [...record.swapped, ...record.waiting]; // who was swapped out came before
+  const queue = [...swapped, ...waiting]; // who was swapped out came before
   const index = queue.indexOf(name);
   const head = queue.find((other) => record.waiting_reasons.has(other));
   if (index > 0 || (index === 0 && head)) return `waits behind ${queue[index - 1] || head}`;

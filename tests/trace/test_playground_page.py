@@ -1,0 +1,232 @@
+"""The playground in Chromium: what is changed there is run by the engines' schedulers, at once."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milestone_llm.lab.playground.own import OwnFile
+from milestone_llm.lab.playground.server import PlaygroundServer
+from milestone_llm.lab.playground.service import Playground, presets
+from milestone_llm.lab.playground.setting import Setting
+from milestone_llm.lab.playground.simulate import run_setting
+from page_helpers import Opened
+
+IDLE = "() => !lab.isAsked"
+
+
+@pytest.fixture
+def serve() -> Iterator[Any]:
+    servers: list[PlaygroundServer] = []
+
+    def start(file: Path | None = None) -> str:
+        server = PlaygroundServer(Playground(OwnFile(file) if file else None), 0)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
+        return server.url
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def figures(opened: Opened) -> list[dict[str, float]]:
+    opened.page.wait_for_function(IDLE)
+    return opened("() => lab.head.sides.map((side) => side.figures)")  # type: ignore[no-any-return]
+
+
+def drag(opened: Opened, selector: str, pixels: int) -> None:
+    box = opened.page.locator(selector).bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    mouse = opened.page.mouse
+    mouse.move(x, y)
+    mouse.down()
+    mouse.move(x + pixels / 2, y)
+    mouse.move(x + pixels, y)
+    mouse.up()
+
+
+def test_a_preset_is_drawn_by_the_explorer_and_its_figures_are_the_simulations(browser, serve):
+    opened = Opened(browser, serve())
+    for index in (0, 4):
+        opened.page.select_option("#play-preset", str(index))
+        opened.page.wait_for_function(
+            f"() => views[0].run.meta.label && lab.head.link.includes("
+            f"{json.dumps(presets()[index]['question'].split()[-1][:-1])})"
+        )
+        outcomes = run_setting(Setting.of(presets()[index]))
+        assert figures(opened) == [outcome.figures for outcome in outcomes]
+        counts = "() => views.map((view) => view.run.records.length)"
+        assert opened(counts) == [len(outcome.records) for outcome in outcomes]
+    assert opened.page.locator("#play-figures tr.shows").count() == 2
+    opened.page.click("#play-tell")
+    assert opened.page.inner_text("#play-answer") == presets()[4]["answer"]
+    assert opened.errors == []
+
+
+def test_requests_are_dragged_pulled_longer_added_copied_and_deleted(browser, serve):
+    opened = Opened(browser, serve())
+    first = "() => lab.setting.requests[0]"
+    before, figures_before = opened(first), figures(opened)
+    drag(opened, "[data-index='0'] [data-drag=output]", 60)
+    assert opened(first)["output"] > before["output"]
+    assert figures(opened) != figures_before
+    drag(opened, "[data-index='0'] [data-drag=prompt]", 40)
+    assert opened(first)["prompt"] > before["prompt"]
+    drag(opened, "[data-index='3'] [data-drag=arrival]", -400)
+    assert opened("() => lab.setting.requests.map((each) => each.arrival)") == [0, 0, 0, 0]
+    opened.page.fill("[data-focus='arrival:0']", "2.5")
+    opened.page.keyboard.press("Tab")
+    assert opened("() => lab.setting.requests.at(-1).arrival") == 2.5
+    for button, count in (("#play-add", 5), ("[data-copy='1']", 6), ("[data-delete='2']", 5)):
+        opened.page.click(button)
+        assert opened.page.locator("[data-index]").count() == count
+        assert figures(opened)
+        assert opened("() => views[0].run.requests.size") == count
+    opened.page.click("#play-random")
+    opened.page.fill("#play-dice [name=count]", "9")
+    opened.page.click("#play-dice button")
+    opened.page.wait_for_selector("[data-index='8']")
+    assert figures(opened)
+    assert opened.errors == []
+
+
+def test_fields_engines_and_machines_are_changed_and_a_link_opens_the_same(browser, serve):
+    url = serve()
+    opened = Opened(browser, url)
+    opened.page.select_option("[data-field=engine][data-of='1']", "m4_prefix_chunked")
+    opened.page.fill("[data-field=max_num_seqs][data-of='1']", "2")
+    opened.page.keyboard.press("Tab")
+    opened.page.select_option("[data-field=enable_prefix_caching][data-of='1']", "false")
+    opened.page.select_option("#play-machine", "h200")
+    side = {"max_num_seqs": 2, "max_model_len": 128, "enable_prefix_caching": False}
+    assert opened("() => lab.setting.sides[1].fields") == side
+    expected = figures(opened)
+    link = opened("() => lab.head.link")
+    opened.page.wait_for_function("() => location.hash.length > 2")
+    again = Opened(browser, url + link)
+    assert figures(again) == expected
+    again.page.click("#play-beside")
+    assert len(figures(again)) == 1
+    assert opened.errors == again.errors == []
+
+
+def test_bad_numbers_are_told_in_a_line_and_can_be_mended(browser, serve):
+    opened = Opened(browser, serve())
+    opened.page.fill("[data-field=max_num_seqs][data-of='0']", "0")
+    opened.page.keyboard.press("Tab")
+    opened.page.wait_for_selector("#play-problem:not([hidden])")
+    assert opened.page.inner_text("#play-problem").endswith(
+        "max_num_seqs must be at least 1, got 0"
+    )
+    assert opened("() => views.length") == 1
+    opened.page.fill("[data-field=max_num_seqs][data-of='0']", "3")
+    opened.page.keyboard.press("Tab")
+    opened.page.wait_for_selector("#play-problem", state="hidden")
+    bad = Opened(browser, serve() + "#{%22requests%22:3}")
+    assert "requests" in bad.page.inner_text("#play-problem")
+    assert bad("() => lab.setting.requests.length") == 4, "the first preset"
+
+
+def test_preset_trace_and_program_are_saved_and_a_preset_is_opened(browser, serve, tmp_path):
+    opened = Opened(browser, serve())
+    for what, name in (("preset", "playground.json"), ("trace", "playground.jsonl")):
+        with opened.page.expect_download() as saved:
+            opened.page.click(f"[data-save={what}] >> nth=0")
+        assert saved.value.suggested_filename == name
+        saved.value.save_as(tmp_path / name)
+    assert len((tmp_path / "playground.jsonl").read_text("utf-8").splitlines()) == 80
+    data = json.loads((tmp_path / "playground.json").read_text("utf-8"))
+    assert run_setting(Setting.of(data))[0].figures == figures(opened)[0]
+    data["requests"] = data["requests"][:2]
+    (tmp_path / "playground.json").write_text(json.dumps(data))
+    opened.page.set_input_files("#play-open", tmp_path / "playground.json")
+    opened.page.wait_for_selector("[data-index='2']", state="detached")
+    assert opened.errors == []
+
+
+def test_a_saved_scheduler_runs_beside_the_old_one(browser, serve, tmp_path):
+    path = tmp_path / "mine.py"
+    lines = "from m2_batching.scheduler import Scheduler\n\nclass Mine(Scheduler):\n    pass\n"
+    path.write_text(lines)
+    opened = Opened(browser, serve(path))
+    engines = "() => lab.setting.sides.map((side) => side.engine)"
+    opened.page.wait_for_function("() => lab.setting.sides[1]?.engine === 'own'")
+    assert opened(engines) == ["m2_batching", "own"]
+    theirs, mine = figures(opened)
+    assert theirs == mine
+    path.write_text(
+        lines.replace(
+            "pass",
+            "def reason_to_wait(self, request, budget):\n"
+            "        return 'one at a time' if self.running else None\n",
+        )
+    )
+    opened.page.wait_for_function("() => lab.setting.sides[0].engine === 'own before'")
+    old, new = figures(opened)
+    assert old == mine
+    assert new["makespan"] > old["makespan"]
+    path.write_text(lines.replace("pass", "def schedule(self):\n        return None.rows"))
+    opened.page.wait_for_selector("#play-problem:not([hidden])")
+    told = opened.page.inner_text("#play-problem")
+    assert "step 0: AttributeError: 'NoneType' object has no attribute 'rows'" in told
+    assert "mine.py, line 5: return None.rows" in told
+
+
+def test_nothing_is_wider_than_the_window(browser, serve):
+    opened = Opened(browser, serve())
+    opened.page.click("#play-random")
+    opened.page.click("#play-tell")
+    cut = """() => [...document.querySelectorAll("#part :is(button, input, label)")]
+      .filter((each) => each.offsetParent && !each.closest(".hidden"))
+      .filter((each) => {
+        const { left, right } = each.getBoundingClientRect();
+        return left < 0 || right > innerWidth || each.scrollWidth > each.clientWidth + 1;
+      }).map((each) => each.outerHTML)"""
+    for width in (390, 1024, 1400):
+        opened.page.set_viewport_size({"width": width, "height": 900})
+        assert opened("() => document.documentElement.scrollWidth") <= width
+        assert opened(cut) == []
+
+
+def test_axe_finds_nothing_serious(browser, serve):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    opened = Opened(browser, serve())
+    opened.page.click("#play-random")
+    found = axe.Axe().run(opened.page).response["violations"]
+    serious = [each for each in found if each["impact"] in ("serious", "critical")]
+    assert [(each["id"], each["nodes"][0]["html"]) for each in serious] == []
+
+
+@pytest.mark.parametrize(
+    ("headers", "path", "status"),
+    [
+        ({"Host": "evil.example"}, "/run", 403),
+        ({"Origin": "http://evil.example"}, "/run", 403),
+        ({"Content-Type": "text/plain"}, "/run", 403),
+        ({}, "/own_code", 403),
+        ({"Content-Length": str(2**21)}, "/run", 413),
+        ({}, "/run", 200),
+    ],
+)
+def test_other_sites_are_turned_away(headers, path, status, serve):
+    port = int(serve().rsplit(":", 1)[1].strip("/"))
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request(
+        "POST",
+        path,
+        b'{"requests": [{}], "sides": [{}]}',
+        {"Content-Type": "application/json", **headers},
+    )
+    answer = connection.getresponse()
+    assert answer.status == status
+    assert "frame-ancestors 'none'" in answer.getheader("Content-Security-Policy")
+    assert "require-trusted-types-for 'script'" in answer.getheader("Content-Security-Policy")
+    connection.close()
