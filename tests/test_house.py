@@ -67,7 +67,7 @@ LIBRARIES_OF_THE_CORE = {
 }
 LIBRARIES_OF_THE_CORE |= {"torch", "typing"}
 
-MAX_LINES = {"core": 1200, "engine core": 120, "door": 100}
+MAX_LINES = {"core": 1200, "engine core": 120, "door": 100, "instruments": 11_500}
 SCHEDULER_LINES = range(110, 211)
 MEASURING = {"bench", "bench_report", "bench_server", "open_loop", "overhead"}
 """The programs of serving that measure, by name."""
@@ -173,6 +173,15 @@ def test_a_floor_imports_from_itself_and_from_lower_ones_only(floor):
         if floor_of(imported) > number
     ]
     assert wrong == []
+
+
+def test_lab_and_serving_know_milestones_by_their_roots_alone():
+    """What they watch and serve is any engine: no part of one milestone."""
+    roots = {f"{name}.__init__" for name in MILESTONES}
+    for module in FILES:
+        if module.startswith((f"{GROUND}.lab.", f"{GROUND}.serving.")):
+            own = {name for name in GRAPH[module] if name.startswith(tuple(MILESTONES))}
+            assert own <= roots, f"{module} imports {own - roots}"
 
 
 def test_there_is_no_circle_among_files():
@@ -296,26 +305,36 @@ def test_folders_below_are_tools_and_rooms_of_m5(milestone):
     assert folders - {"tools"} == rooms
 
 
-def test_instruments_weigh_less_than_engines_and_kernels_together():
+def instruments() -> set[Path]:
     """The lab, doors, tools, guides, and the programs of serving that measure.
 
     Every file that a person has written counts, with its empty lines: Python, the page, texts.
     """
-    instruments = {f"{GROUND}/lab": ["**/*.*"]}
-    instruments[f"{GROUND}/serving"] = [f"{name}.py" for name in MEASURING]
+    patterns = {f"{GROUND}/lab": ["**/*.*"]}
+    patterns[f"{GROUND}/serving"] = [f"{name}.py" for name in MEASURING]
     for milestone in MILESTONES:
         doors = [f"{door}.py" for door in (*DOORS, "timeline")]
-        instruments[milestone] = [*doors, "tools/**/*.*", "guide.txt"]
-    paths = {
+        patterns[milestone] = [*doors, "tools/**/*.*", "guide.txt"]
+    return {
         path
-        for folder, patterns in instruments.items()
-        for pattern in patterns
+        for folder, own in patterns.items()
+        for pattern in own
         for path in (ROOT / folder).glob(pattern)
         if path.suffix in {".py", ".js", ".css", ".html", ".svg", ".txt"}
     }
+
+
+def test_instruments_weigh_less_than_they_did():
+    """Without the playground, which shows no run but is one."""
+    playground = ROOT / GROUND / "lab" / "playground"
+    paths = {path for path in instruments() if not path.is_relative_to(playground)}
+    assert num_lines(*paths) <= MAX_LINES["instruments"]
+
+
+def test_instruments_weigh_less_than_engines_and_kernels_together():
     rooms = (f"{GROUND}.core.", f"{GROUND}.frontend.", f"{GROUND}.models.", *MILESTONES)
-    engines = {path for module, path in FILES.items() if module.startswith(rooms)} - paths
-    assert num_lines(*paths) < num_lines(*engines)
+    engines = {path for module, path in FILES.items() if module.startswith(rooms)} - instruments()
+    assert num_lines(*instruments()) < num_lines(*engines)
 
 
 # --- whole schedulers, engines assembled in the open ---------------------------------------------

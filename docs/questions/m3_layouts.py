@@ -98,9 +98,7 @@ def layouts(bench: Bench) -> None:
 
 def kv_facts(outputs: Sequence[Any], records: Sequence[Any]) -> dict[str, float]:
     """How KV memory was used over all steps of a run."""
-    figures = KVFigures.of(records)
-    numbers = {name: value for name, value in asdict(figures).items() if name != "unit"}
-    return {**numbers, "waste_share": figures.waste_share}
+    return asdict(KVFigures.of(records))
 
 
 def remarks(data: dict[str, Any]) -> list[str]:

@@ -44,7 +44,7 @@ def prefix(bench: Bench) -> None:
 def shared_prompt(bench: Bench) -> None:
     """Requests with one system prompt, eight steps apart, so that hardly anybody queues."""
     rng = random.Random(bench.args.seed)
-    tokens = partial(random_tokens, rng, bench.vocab_size)
+    tokens = partial(random_tokens, rng, bench.loaded.vocab_size)
     system_prompt = tokens(bench.args.system_prompt_tokens)
     items = [
         WorkItem(system_prompt + tokens(rng.randint(16, 32)), exactly(32), arrival_step=8 * i)
@@ -117,7 +117,7 @@ def stall(bench: Bench) -> None:
         raise InputError("stall needs at least 2 requests: one that waits for another")
     rng = random.Random(args.seed)
     lengths = [*(rng.randint(16, 32) for _ in range(num_running)), args.long_prompt_tokens]
-    items = [WorkItem(random_tokens(rng, bench.vocab_size, n), exactly(64)) for n in lengths]
+    items = [WorkItem(random_tokens(rng, bench.loaded.vocab_size, n), exactly(64)) for n in lengths]
     items[-1] = replace(items[-1], params=exactly(16), arrival_step=16)
     whole = max(args.max_num_batched_tokens, args.long_prompt_tokens + num_running)
     mixed, first, large = f"mixed, {args.chunk_tokens}", "prefill_first", f"mixed, {whole:,}"

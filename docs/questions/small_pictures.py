@@ -2,6 +2,7 @@
 
 import argparse
 import math
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -38,13 +39,9 @@ def prefill_decode() -> Figure:
         axes.text(-0.3, 0.4 - step, "decode" if step else "prefill", ha="right", va="center")
         tokens = "1 token" if step else f"{num_prompt} tokens"
         axes.text(9.4, 0.4 - step, f"all weights are read for {tokens}", va="center")
-    set_titles(
-        axes,
-        "Four steps of one request with a prompt of six tokens",
-        "dark: position computed in this step; dotted: keys and values read from the cache",
-    )
-    axes.set(xlim=(-1.8, 15.2), ylim=(-3.2, 1.0))
-    axes.axis("off")
+    title = "Four steps of one request with a prompt of six tokens"
+    about = "dark: position computed in this step; dotted: keys and values read from the cache"
+    finish(axes, title, about, xlim=(-1.8, 15.2), ylim=(-3.2, 1.0))
     return figure
 
 
@@ -60,9 +57,8 @@ def rope() -> Figure:
             axes.annotate("", (x, y), (0, 0), arrowprops=look)
             side = "left" if x > 0 else "right"
             axes.text(1.1 * x, 1.15 * y, f"{name} at {position}", ha=side, va="center")
-        set_titles(axes, f"{query_at} and {key_at}: distance 3", "the angle between them is 75°")
-        axes.set(xlim=(-1.9, 1.9), ylim=(-1.4, 1.4), aspect="equal")
-        axes.axis("off")
+        title, about = f"{query_at} and {key_at}: distance 3", "the angle between them is 75°"
+        finish(axes, title, about, xlim=(-1.9, 1.9), ylim=(-1.4, 1.4), aspect="equal")
     return figure
 
 
@@ -114,19 +110,25 @@ def compiled() -> Figure:
     box(axes, 0, 0.0, " → ".join(names), OWN, 11.6)
     arrow(axes, (1.0, -0.4), (1.0, -1.0), "<|-")
     arrow(axes, (10.6, -0.4), (10.6, -1.0))
-    set_titles(
-        axes,
-        "Addition and RMSNorm, with and without torch.compile",
-        "eager: seven kernels, and each reads and writes memory; compiled: one kernel, one trip",
-    )
-    axes.set(xlim=(-1.9, 11.8), ylim=(-1.7, 3.7))
-    axes.axis("off")
+    title = "Addition and RMSNorm, with and without torch.compile"
+    about = "eager: seven kernels, and each reads and writes memory; compiled: one kernel, one trip"
+    finish(axes, title, about, xlim=(-1.9, 11.8), ylim=(-1.7, 3.7))
     return figure
 
 
+def finish(axes: Any, title: str, about: str, **limits: Any) -> None:
+    """Titles, and no axes: nothing is counted along them."""
+    set_titles(axes, title, about)
+    axes.set(**limits)
+    axes.axis("off")
+
+
 PICTURES = {f.__name__: f for f in (prefill_decode, rope, swiglu, compiled)}
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("name", choices=PICTURES)
-parser.add_argument("-o", "--output", metavar="PATH.png", required=True)
-options = parser.parse_args()
-print("wrote", write_picture(options.output, "picture", PICTURES[options.name]))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", choices=PICTURES)
+    parser.add_argument("-o", "--output", metavar="PATH.png", required=True)
+    options = parser.parse_args()
+    print("wrote", write_picture(options.output, "picture", PICTURES[options.name]))

@@ -1,4 +1,4 @@
-"""What all commands share: options with one name everywhere, consoles, a progress bar, the ending.
+"""What all commands share: options with one name everywhere, consoles, the ending.
 
 Nothing here imports torch or transformers, so that `--help` and a wrong option answer at once.
 """
@@ -13,7 +13,6 @@ import io
 import json
 import math
 import os
-import pdb
 import signal
 import sys
 import threading
@@ -24,7 +23,6 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from milestone_llm.core.errors import InputError
 
@@ -50,39 +48,52 @@ class Formatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsH
         return super()._get_help_string(action)
 
 
-def positive(text: str) -> int:
-    """An argparse type: a whole number above 0."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not above 0")
-    return number
+def _number(kind: type[int] | type[float], least: float, complaint: str) -> Callable[[str], Any]:
+    """An argparse type: a finite number, `least` or above."""
+
+    def parse(text: str) -> int | float:
+        number = kind(text)
+        if not least <= number < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is {complaint}")
+        return number
+
+    parse.__name__ = kind.__name__  # argparse's word for it
+    return parse
 
 
-def whole_number(text: str) -> int:
-    """An argparse type: a whole number, 0 or above."""
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number} is below 0")
-    return number
+positive = _number(int, 1, "not above 0")
+whole_number = _number(int, 0, "below 0")
+above_0 = _number(float, sys.float_info.min, "not above 0")
+at_least_0 = _number(float, 0, "no number from 0 on")
 
 
-def above_0(text: str) -> float:
-    """An argparse type: a finite number above 0."""
-    number = at_least_0(text)
-    if not number:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return number
+def new_file(text: str) -> Path:
+    """An argparse type: a path that can be written."""
+    try:
+        try_to_write(Path(text))
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return Path(text)
 
 
-def at_least_0(text: str) -> float:
-    """An argparse type: a finite number, 0 or above."""
-    number = float(text)
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no number from 0 on")
-    return number
+class Range(argparse.Action):
+    """Two numbers, of which the second is no smaller than the first."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Keep them as a tuple."""
+        if values[0] > values[1]:
+            parser.error(f"{option_string}: MIN {values[0]} is above MAX {values[1]}")
+        setattr(namespace, self.dest, tuple(values))
 
 
 _COUNT: dict[str, Any] = {"type": positive, "metavar": "N"}
+_RANGE: dict[str, Any] = {"action": Range, "nargs": 2, "type": positive, "metavar": ("MIN", "MAX")}
 OPTIONS: dict[str, dict[str, Any]] = {
     "model": {"default": "smollm2-135m", "help": "HF id, folder, GGUF file or tiny-llama"},
     "max-num-seqs": {**_COUNT, "default": 8, "help": "most rows of a step"},
@@ -107,12 +118,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "PATH.jsonl",
         "help": "trace file (or .jsonl.gz); console prints every step",
     },
+    "input-len": {**_RANGE, "help": "tokens of a prompt, uniformly drawn"},
+    "output-len": {**_RANGE, "help": "tokens of an output, uniformly drawn"},
     "explore": {
-        "type": Path,
+        "type": new_file,
         "metavar": "PATH.html",
         "help": "write a page there that replays what the engine did",
     },
-    "json": {"type": Path, "metavar": "PATH", "help": "write everything measured there"},
+    "json": {"type": new_file, "metavar": "PATH", "help": "write everything measured there"},
+    "markdown": {"type": new_file, "metavar": "PATH", "help": "write the tables there"},
     "out": {
         "type": Path,
         "default": Path("runs"),
@@ -160,62 +174,11 @@ def try_to_write(path: Path) -> None:
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
     if is_new:
-        path.unlink()
-
-
-class DebuggableProgress(Progress):
-    """A progress bar that leaves the terminal to `breakpoint()` and `pdb.set_trace()`.
-
-    Both stop it. It comes back with the first update after pdb's `continue`.
-    """
-
-    is_suspended = False
-
-    def start(self) -> None:
-        """Show the bar."""
-        super().start()
-        self.is_suspended = False
-        if not self.disable:
-            self._set_trace, pdb.set_trace = pdb.set_trace, self._debug  # what breakpoint() calls
-
-    def stop(self) -> None:
-        """Take the bar away."""
-        if pdb.set_trace == self._debug:
-            pdb.set_trace = self._set_trace
-        super().stop()
-
-    def update(self, *args: Any, **fields: Any) -> None:
-        """Set the fields of a task, and show the bar again when the debugger has gone on."""
-        if self.is_suspended and sys.gettrace() is None:
-            self.start()
-        super().update(*args, **fields)
-
-    def _debug(self, *, header: str | None = None) -> None:
-        self.stop()
-        self.is_suspended = True
-        debugger = pdb.Pdb(nosigint=True)  # Ctrl-C still ends the program
-        if header is not None:
-            debugger.message(header)
-        debugger.set_trace(sys._getframe().f_back)
-
-
-def progress_bar(is_hidden: bool = False) -> Progress:
-    """A bar with a description, a count (field `count`) and the time; gone when it is done."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[count]}"),
-        TimeElapsedColumn(),
-    )
-    # Nothing of it belongs in a log, or between the lines of `python -m pdb`.
-    is_hidden = is_hidden or not log_console.is_terminal or sys.gettrace() is not None
-    return DebuggableProgress(
-        *columns, console=log_console, transient=True, refresh_per_second=4, disable=is_hidden
-    )
+        path.unlink(missing_ok=True)  # another rank may have been here
 
 
 def run_command(
-    body: Callable[[argparse.Namespace], object],
+    body: Callable[[argparse.Namespace], int | None],
     args: argparse.Namespace,
     before: Callable[[argparse.Namespace], object] = lambda args: None,
 ) -> int:
@@ -227,13 +190,14 @@ def run_command(
         before: what can be said or refused at once, before torch is imported.
 
     Returns:
-        The exit status: 0, 2 for bad input, 130 for Ctrl-C. Whatever else is raised stays raised.
+        The exit status: the body's own, 0 for None, 2 for bad input, 130 for Ctrl-C. Whatever else
+        is raised stays raised.
     """
 
-    def whole() -> None:
+    def whole() -> int | None:
         before(args)
         with model_libraries(getattr(args, "threads", None)):
-            body(args)
+            return body(args)
 
     return ended_in_one_line(whole)
 
@@ -262,7 +226,7 @@ def model_libraries(num_threads: int | None) -> Iterator[None]:
         yield
 
 
-def ended_in_one_line(body: Callable[[], object]) -> int:
+def ended_in_one_line(body: Callable[[], int | None]) -> int:
     """`run_command` for a body that needs no model in this process. Returns the exit status.
 
     SIGTERM ends it as an exception would, so that programs that it started are ended, too.
@@ -273,7 +237,7 @@ def ended_in_one_line(body: Callable[[], object]) -> int:
     is_debugged = sys.gettrace() is not None  # `python -m pdb` wants to see its own `quit`
     try:
         with _sigterm_raised():
-            body()
+            return body() or 0
     except (KeyboardInterrupt, bdb.BdbQuit) as ended:
         if is_debugged and isinstance(ended, bdb.BdbQuit):
             raise
@@ -283,7 +247,6 @@ def ended_in_one_line(body: Callable[[], object]) -> int:
         log_console.print("error:", style="bold red", end=" ")
         log_console.print(str(error), markup=False, soft_wrap=True)
         return 2
-    return 0
 
 
 @contextlib.contextmanager

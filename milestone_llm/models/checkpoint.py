@@ -76,6 +76,11 @@ class LoadedModel:
         """Text of token ids, if there is a tokenizer."""
         return None if self.tokenizer is None else self.tokenizer.decode
 
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        return int(self.model.config.get_text_config().vocab_size)
+
 
 def load_model(
     model: str | Path | PreTrainedModel,

@@ -18,7 +18,6 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milestone_llm import MILESTONES
@@ -30,9 +29,9 @@ from milestone_llm.lab.cli import (
     at_least_0,
     console,
     log_console,
+    new_file,
     positive,
     run_command,
-    try_to_write,
     whole_number,
 )
 from milestone_llm.lab.plots.picture import check_suffix
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
 SHOWN = ["m1_single", "m2_batching", "m4_prefix_chunked"]
 GROWTH = 1.5
 """From one rate of a sweep to the next."""
-TOKEN_IDS = 150
-"""Prompts are of random ids below this, which every vocabulary has."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,10 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = f"go on, {GROWTH:g} times the rate each time, until fewer than half are good"
     add("--sweep", action="store_true", help=about)
     add("--seconds", type=above_0, default=30.0, metavar="S", help="for how long requests come")
-    for name, what, ends in (("input", "a prompt", [16, 64]), ("output", "an output", [8, 64])):
-        about, ends_of = f"tokens of {what}, uniformly drawn", ("MIN", "MAX")
-        option = f"--{name}-len"
-        add(option, type=positive, nargs=2, default=ends, metavar=ends_of, help=about)
+    add_options(parser, "input-len", "output-len", input_len=(16, 64), output_len=(8, 64))
     about = "tokens of a system prompt, with which all prompts begin"
     add("--shared-len", type=whole_number, default=0, metavar="N", help=about)
     about = "instead of computing, a step waits so long, and --token-ms for each position in it"
@@ -82,9 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--ttft-limit", type=above_0, default=2000.0, metavar="MS", help=about)
     about = "most ms between its tokens, on average"
     add("--itl-limit", type=above_0, default=500.0, metavar="MS", help=about)
-    add_options(parser, "seed", "json")
-    add("--markdown", type=Path, metavar="PATH", help="write the tables there")
-    add("-o", "--output", type=Path, metavar="PATH.png", help="draw figures over the rate")
+    add_options(parser, "seed", "json", "markdown")
+    add("-o", "--output", type=new_file, metavar="PATH.png", help="draw figures over the rate")
     add("server", nargs="*", metavar="-- OPTION", help="options of the servers' command line")
     args = parser.parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
@@ -99,19 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse at once what could not be measured or written.
+    """Refuse at once what could not be measured or drawn.
 
     Raises:
-        InputError: options that do not go together, or a file that cannot be written.
+        InputError: options that do not go together, or a picture with another ending.
     """
-    for path in (args.json, args.markdown, args.output):
-        if path:
-            try_to_write(path)
     if args.output:
         check_suffix(args.output, "sweep")
-    for name, ends in (("--input-len", args.input_len), ("--output-len", args.output_len)):
-        if ends[0] > ends[1]:
-            raise InputError(f"{name}: MIN {ends[0]} is above MAX {ends[1]}")
     if args.url and args.server:
         raise InputError(f"{args.url} runs already: it can't be given {shlex.join(args.server)}")
     if args.url and args.overhead:
@@ -157,20 +144,16 @@ def _setting(args: argparse.Namespace) -> dict[str, Any]:
     """What is asked of whom, by name."""
     lengths = ["{}..{}".format(*ends) for ends in (args.input_len, args.output_len)]
     shared = f"{args.shared_len} that all share and " if args.shared_len else ""
+    door = door_of("MILESTONE", args.step_ms, args.token_ms)
     about = {
         "workload": f"Poisson arrivals for {args.seconds:g} s, seed {args.seed}: "
         f"{shared}{' and '.join(lengths)} random tokens in and out",
         "good": f"first token within {args.ttft_limit:g} ms, the others every "
         f"{args.itl_limit:g} ms on average",
-        "server": args.url or _command_of(args),
+        "server": args.url or shlex.join(["python", "-m", *door, *args.server]),
     }
     limits = {"ttft_limit": args.ttft_limit, "itl_limit": args.itl_limit}
     return {"about": about, **limits, "seed": args.seed}
-
-
-def _command_of(args: argparse.Namespace) -> str:
-    door = door_of("MILESTONE", args.step_ms, args.token_ms)
-    return shlex.join(["python", "-m", *door, *args.server])
 
 
 @contextmanager
@@ -197,7 +180,7 @@ def _points(args: argparse.Namespace, url: str) -> Iterator[dict[str, Any]]:
             _check_answers(url, asyncio.run(send_all(url, short_work(items[:4]))))
         number += 1
         outcomes = asyncio.run(send_all(url, items))
-        point = {"rate": rate, **figures(outcomes, *_limits(args))}
+        point = {"rate": rate, **figures(outcomes, args.ttft_limit, args.itl_limit)}
         point["goodput"] = rate * point["good_share"]  # over the time in which requests come
         reasons = [each.error for each in outcomes if not each.is_complete and each.status != 429]
         log_console.print(
@@ -224,10 +207,6 @@ def _check_answers(url: str, outcomes: list[Outcome]) -> None:
         raise InputError("each answer comes in one event: serve a model with a tokenizer")
 
 
-def _limits(args: argparse.Namespace) -> tuple[float, float]:
-    return args.ttft_limit, args.itl_limit
-
-
 def arrivals(args: argparse.Namespace, rate: float, number: int) -> list[Any]:
     """The requests of a server's run number `number`: `rate * --seconds`, at random times."""
     from dataclasses import replace
@@ -235,10 +214,13 @@ def arrivals(args: argparse.Namespace, rate: float, number: int) -> list[Any]:
 
     from milestone_llm.lab.bench.workloads import random_tokens, with_poisson_arrivals
 
+    from .open_loop import TOKEN_IDS
+
     num_requests = max(1, round(rate * args.seconds))
-    lengths = tuple(args.input_len), tuple(args.output_len)
     seed = args.seed + 1000 * number  # nothing of the run before is found in a prefix cache
-    items = random_tokens(num_requests, *lengths, vocab_size=TOKEN_IDS, seed=seed)
+    items = random_tokens(
+        num_requests, args.input_len, args.output_len, vocab_size=TOKEN_IDS, seed=seed
+    )
     shared = Random(args.seed).choices(range(TOKEN_IDS), k=args.shared_len)
     items = [replace(item, prompt=shared + item.prompt) for item in items]
     return with_poisson_arrivals(items, rate, seed)

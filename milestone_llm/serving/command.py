@@ -68,17 +68,15 @@ def serve_command(
     config = importlib.import_module(milestone).EngineConfig
     args = serve_parser(milestone, description, config).parse_args(arguments)
     spec = spec_of(milestone, args, prepare)
-    status = 0
 
-    def body() -> None:
-        nonlocal status
+    def body() -> int:
         try:
-            status = _serve(spec, args)
+            return _serve(spec, args)
         except EngineDeadError as error:  # before it served; its process has said why
             log_console.print(str(error), markup=False, soft_wrap=True)
-            status = 1
+            return 1
 
-    return ended_in_one_line(body) or status
+    return ended_in_one_line(body)
 
 
 def spec_of(

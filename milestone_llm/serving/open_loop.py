@@ -22,6 +22,8 @@ from milestone_llm.lab.bench.workloads import WorkItem
 
 from .client import open_request
 
+TOKEN_IDS = 150
+"""Prompts are of random ids below this, which every vocabulary has."""
 PATIENCE = 600.0
 """Seconds after which a request counts as failed."""
 
@@ -82,18 +84,15 @@ async def send_all(url: str, items: Sequence[WorkItem]) -> list[Outcome]:
     return await asyncio.gather(*map(follow, items))
 
 
+def body_of(item: WorkItem) -> dict[str, Any]:
+    """What a server is sent for an item; its prompt is token ids."""
+    names = ("max_tokens", "temperature", "seed", "ignore_eos")
+    return {"prompt": item.prompt, **{name: getattr(item.params, name) for name in names}}
+
+
 async def _ask(url: str, item: WorkItem, outcome: Outcome, start: float) -> None:
-    params = item.params
-    body = {
-        "prompt": item.prompt,
-        "max_tokens": params.max_tokens,
-        "temperature": params.temperature,
-        "seed": params.seed,
-        "ignore_eos": params.ignore_eos,
-        "priority": item.priority,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    body = {**body_of(item), "priority": item.priority, **stream}
     reader, writer = await open_request(url, body)
     try:
         status = re.match(rb"HTTP/1.1 (\d+)", await reader.readline())

@@ -12,24 +12,24 @@ import asyncio
 import importlib
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.engine import BaseEngine
+from milestone_llm.lab.bench.measure import percentile
 from milestone_llm.lab.bench.workloads import WORKLOADS, WorkItem, random_tokens
 from milestone_llm.lab.cli import model_libraries
 
 from .bench_server import RunningServer, door_of, running_server
 from .client import open_request
 from .command import serve_parser, spec_of
+from .open_loop import TOKEN_IDS, body_of
 from .timed import replace_runner
 
 NUM_REFUSALS = 500
-VOCAB_SIZE = 150
-"""Prompts are of random ids below this, which every vocabulary has."""
 WAYS = ("generate", "whole", "stream")
 
 
@@ -51,12 +51,12 @@ def workload(args: argparse.Namespace) -> list[WorkItem]:
         InputError: there is no such workload.
     """
     if args.overhead in WORKLOADS:
-        return WORKLOADS[args.overhead](vocab_size=VOCAB_SIZE)
+        return WORKLOADS[args.overhead](vocab_size=TOKEN_IDS)
     if not args.overhead.isdecimal() or not int(args.overhead):
         known = " or ".join(WORKLOADS)
         raise InputError(f"--overhead takes a number from 1 on, {known}; got {args.overhead!r}")
-    lengths = tuple(args.input_len), tuple(args.output_len)
-    return random_tokens(int(args.overhead), *lengths, vocab_size=VOCAB_SIZE, seed=args.seed)
+    lengths = args.input_len, args.output_len
+    return random_tokens(int(args.overhead), *lengths, vocab_size=TOKEN_IDS, seed=args.seed)
 
 
 def overhead_of(
@@ -95,22 +95,20 @@ def overhead_of(
 
 
 def _figures(rounds: Sequence[dict[str, Times]], num_tokens: int) -> dict[str, Any]:
-    def median(way: str, name: str) -> float:
-        return statistics.median(getattr(times[way], name) for times in rounds)
+    """Medians over the rounds, by way."""
 
-    def share(way: str) -> float:
-        return statistics.median(times["generate"].wall / times[way].wall for times in rounds)
+    def each(figure: Callable[[Times, Times], float], ways: Sequence[str] = WAYS) -> dict[str, Any]:
+        """A figure of each way, made of its times and those of `generate` in the same round."""
+        values = {way: [figure(times[way], times["generate"]) for times in rounds] for way in ways}
+        return {way: round(statistics.median(own), 3) for way, own in values.items()}
 
-    def ms_per_token(way: str, name: str) -> float:
-        return round(1e3 * median(way, name) / num_tokens, 3)
-
-    http = WAYS[1:]
+    ms = 1e3 / num_tokens
     return {
-        "tokens_per_second": {way: round(num_tokens / median(way, "wall"), 1) for way in WAYS},
+        "tokens_per_second": each(lambda own, _: num_tokens / own.wall),
         "seconds": {way: [round(times[way].wall, 3) for times in rounds] for way in WAYS},
-        "share_of_generate": {way: round(share(way), 3) for way in http},
-        "cpu_ms_per_token": {way: ms_per_token(way, "cpu") for way in WAYS},
-        "http_cpu_ms_per_token": {way: ms_per_token(way, "http") for way in http},
+        "share_of_generate": each(lambda own, other: other.wall / own.wall, WAYS[1:]),
+        "cpu_ms_per_token": each(lambda own, _: ms * own.cpu),
+        "http_cpu_ms_per_token": each(lambda own, _: ms * own.http, WAYS[1:]),
     }
 
 
@@ -123,17 +121,7 @@ def _generated(engine: BaseEngine, items: Sequence[WorkItem]) -> Times:
 
 def _served(server: RunningServer, items: Sequence[WorkItem], is_stream: bool) -> tuple[Times, int]:
     """How long a server takes for all, and in how many events it sent them."""
-    bodies = [
-        {
-            "prompt": item.prompt,
-            "max_tokens": item.params.max_tokens,
-            "temperature": item.params.temperature,
-            "seed": item.params.seed,
-            "ignore_eos": True,
-            "stream": is_stream,
-        }
-        for item in items
-    ]
+    bodies = [{**body_of(item), "stream": is_stream} for item in items]
 
     async def post_all() -> list[bytes]:
         return await asyncio.gather(*(_post(server.url, body) for body in bodies))
@@ -169,11 +157,8 @@ async def _refusals(url: str, num_inside: int) -> dict[str, Any]:
         seconds.append(time.perf_counter() - start)
     for _, writer in inside:
         writer.close()
-    seconds.sort()
+    times = {"median": percentile(seconds, 50), "p99": percentile(seconds, 99)}
     return {
         "refused_per_second": round(len(seconds) / sum(seconds)),
-        "refusal_ms": {
-            "median": round(1e3 * statistics.median(seconds), 2),
-            "p99": round(1e3 * seconds[int(0.99 * len(seconds))], 2),
-        },
+        "refusal_ms": {name: round(1e3 * value, 2) for name, value in times.items()},
     }

@@ -1,9 +1,7 @@
 """Bodies of requests: the fields of OpenAI's API that are known here, and vLLM's beyond them.
 
 Fields that nobody knows are ignored, as vLLM does. So are OpenAI's that ask nothing of the model
-(`user`, `metadata`, `service_tier`). Fields that OpenAI or vLLM has and this server has not are
-refused by name, unless their value asks for nothing: an answer that silently lacks its tools would
-be worse than none.
+(`user`, `metadata`, `service_tier`). Those that ask for what this server has not are refused.
 """
 
 from __future__ import annotations
@@ -17,81 +15,16 @@ from milestone_llm.core.errors import InputError
 from milestone_llm.core.sampling_params import SamplingParams
 
 from .errors import ApiError
+from .unsupported import refuse_unsupported, unsupported
 
 MAX_LOGPROBS = 20
 """Most log-probabilities a token, as vLLM's: all of the vocabulary's would be megabytes a token."""
 MAX_PROMPT_LOGPROBS = 2**17
 """Most of them in one answer, of all prompt tokens (`echo`): more would take seconds to write."""
-_ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (False,),  # of chats: the template has them
-    "allowed_token_ids": ([],),
-    "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "ec_transfer_params": ({},),
-    "echo": (False,),  # of chats
-    "frequency_penalty": (0,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "guided_choice": (),
-    "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_whitespace_pattern": (),
-    "include_reasoning": (True,),
-    "include_stop_str_in_output": (False,),
-    "kv_transfer_params": ({},),
-    "length_penalty": (1,),
-    "logit_bias": ({},),
-    "logits_processors": ([],),
-    "logprob_token_ids": ([],),
-    "media_io_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
-    "modalities": (["text"],),
-    "moderation": (),
-    "prediction": (),
-    "presence_penalty": (0,),
-    "prompt_embeds": ([],),
-    "prompt_logprobs": (),
-    "reasoning_effort": ("none",),
-    "repetition_detection": (),
-    "request_id": (),
-    "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
-    "return_token_strs": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "store": (False,),
-    "structured_outputs": ({},),
-    "suffix": ("",),
-    "thinking_token_budget": (-1,),
-    "tool_choice": ("none", "auto"),  # without tools
-    "tools": ([],),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "verbosity": ("medium",),
-    "vllm_xargs": ({},),
-    "watermarking": (False,),
-    "web_search_options": (),
-}
-"""Known fields that are not supported, and the values besides null with which they do nothing. A
-body that has a field of this name supports it."""
 
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Name = Annotated[str, Field(max_length=1024)]
 TokenIds = Annotated[list[Whole], Field(fail_fast=True)]
-
-
-def unsupported(name: str) -> ApiError:
-    """The answer to who asks for what this server has not."""
-    return ApiError(400, f"{name} is not supported by this server", param=name)
 
 
 class Body(BaseModel):
@@ -105,10 +38,8 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, data: Any) -> Any:
-        for name, nothing in _ASKS_FOR_NOTHING.items():
-            value = data.get(name) if isinstance(data, dict) else None
-            if value is not None and value not in nothing and name not in cls.model_fields:
-                raise unsupported(name)
+        if isinstance(data, dict):
+            refuse_unsupported(data, cls.model_fields)
         return data
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from m4_prefix_chunked.prefix_cache import hash_blocks
+from m4_prefix_chunked import hash_blocks
 from milestone_llm.core.sampling_params import SamplingParams
 
 from .router import Router

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bdb
 import io
-import pdb
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,9 @@ from m1_single import LLMEngine
 from m1_single.demo import main
 from milestone_llm import MILESTONES
 from milestone_llm.lab import cli
+from milestone_llm.lab.bench import workloads
 from milestone_llm.lab.demo.show import milliseconds
+from milestone_llm.lab.threads import ThreadWatch
 from milestone_llm.lab.trace.jsonl import read_run
 from milestone_llm.models.checkpoint import DEFAULT_MODEL
 
@@ -121,23 +122,17 @@ def test_the_user_s_end_is_a_clean_end(
     assert not engines[0].has_unfinished_requests()
 
 
-def test_a_breakpoint_suspends_the_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    stops = []
+def test_tokens_are_counted_in_one_line_that_is_gone_when_they_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = io.StringIO()
     monkeypatch.setattr(sys, "gettrace", lambda: None)  # whatever watches the tests
-    monkeypatch.setattr(cli, "log_console", Console(file=io.StringIO(), force_terminal=True))
     monkeypatch.setattr(
-        pdb.Pdb, "set_trace", lambda self, frame: stops.append(frame.f_code.co_name)
+        workloads, "log_console", Console(file=said, width=30, force_terminal=True, highlight=False)
     )
-    before = pdb.set_trace
-    with cli.progress_bar() as bar:
-        task = bar.add_task("work", total=2, count="")
-        assert bar.live.is_started
-        pdb.set_trace()
-        assert not bar.live.is_started
-        bar.update(task, completed=1)
-        assert bar.live.is_started, "nobody debugs any more"
-    assert stops == ["test_a_breakpoint_suspends_the_progress_bar"]
-    assert pdb.set_trace == before
+    with workloads.token_count("work", 2, ThreadWatch("cuda", print)) as progress:
+        progress(1)
+    assert said.getvalue() == f"{'work  1 of 2 tokens':29}\r{'':29}\r"
 
 
 @pytest.mark.parametrize("option", ["--out", "--trace"])

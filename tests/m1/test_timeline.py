@@ -21,15 +21,15 @@ from m1_single.timeline import main
 from milestone_llm.core.kv import KVEvent, KVUsage
 from milestone_llm.lab.plots.block_history import kv_during_steps
 from milestone_llm.lab.plots.timeline import draw_timeline, step_extents
-from milestone_llm.lab.plots.timeline_spans import (
+from milestone_llm.lab.trace.positions import useful_share
+from milestone_llm.lab.trace.records import BatchRow, StepRecord
+from milestone_llm.lab.trace.spans import (
     Mark,
     Span,
     arrival_order,
     request_marks,
     request_spans,
 )
-from milestone_llm.lab.trace.positions import useful_share
-from milestone_llm.lab.trace.records import BatchRow, StepRecord
 
 PNG_HEADER = b"\x89PNG\r\n\x1a\n"
 
@@ -39,15 +39,23 @@ def record(step: int, **fields: Any) -> StepRecord:
     rows = fields.pop("rows", {})
     batch = [BatchRow(name, phase, 0, 1, 0, None, []) for name, phase in rows.items()]
     queues = ("waiting", "running", "swapped")
-    changes = ("admitted", "resumed", "preempted", "finished", "events")
+    changes = ("arrived", "admitted", "resumed", "preempted", "finished", "events")
     empty: dict[str, Any] = {name: [] for name in (*queues, *changes)}
     counts = {
         f"num_{phase}_tokens": list(rows.values()).count(phase)
         for phase in ("prefill", "decode", "padding")
     }
     kv = KVUsage("block", 8, 2, 2, 32, 20)
-    times = {"schedule_ms": 0.1, "execute_ms": 8.0, "update_ms": 0.1}
-    values = {"milestone": "m1_single", "batch": batch, "kv": kv, **times, **empty, **counts}
+    times = {"schedule_ms": 0.1, "execute_ms": 8.0, "update_ms": 0.1, "start_s": 0.0}
+    values = {
+        "waiting_reasons": {},
+        "milestone": "m1_single",
+        "batch": batch,
+        "kv": kv,
+        **times,
+        **empty,
+        **counts,
+    }
     return StepRecord(**{**values, "step": step, **fields})
 
 
@@ -270,7 +278,7 @@ def test_the_command_draws_several_files(tmp_path: Path, capsys: pytest.CaptureF
         (
             '{"step": 0, "batch": [], "kv": {}}\n',
             [],
-            "line 1: not a record of an engine's step: milestone is missing",
+            "line 1: not a record of an engine's step: milestone: Field required",
         ),
         ("good", ["-o", "picture.gif"], "written as .png or .svg"),
         ("good", ["--labels", "a,b"], "1 traces, but 2 labels"),

@@ -19,10 +19,8 @@ from engine_helpers import (
     random_prompts,
 )
 from milestone_llm.lab.bench.workloads import (
-    CLASSIC_LENGTHS,
     WORKLOADS,
     WorkItem,
-    classic,
     mixed,
     nano,
     random_tokens,
@@ -31,13 +29,6 @@ from milestone_llm.lab.bench.workloads import (
 )
 
 PROMPTS = random_prompts([5, 3, 7])
-
-
-def test_the_classic_three_need_exactly_10_100_and_50_tokens():
-    items = classic()
-    assert [item.params.max_tokens for item in items] == list(CLASSIC_LENGTHS) == [10, 100, 50]
-    assert all(item.params.ignore_eos for item in items)
-    assert [item.params.max_tokens for item in classic(["a"] * 5)] == [10, 100, 50, 10, 100]
 
 
 def test_mixed_is_16_requests_of_16_to_128_tokens_in_and_out():

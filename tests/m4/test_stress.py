@@ -132,7 +132,7 @@ def test_an_output_that_is_too_short_is_told(stress: Any, monkeypatch: pytest.Mo
 def test_bad_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--rate", "-1"])
-    assert "--rate: -1 is no number from 0 on" in capsys.readouterr().err
+    assert "--rate: -1 is not above 0" in capsys.readouterr().err
     assert main(["--set", "max_num_sequences=4"]) == 2
     assert "did you mean 'max_num_seqs'" in " ".join(capsys.readouterr().err.split())
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from milestone_llm.lab.cli import Formatter, add_options, positive, run_command, try_to_write
+from milestone_llm.lab.cli import Formatter, add_options, positive, run_command
 
 if TYPE_CHECKING:
     from .compare import Bench
@@ -53,11 +52,6 @@ def bench_command(
     words = sys.argv[1:] if arguments is None else arguments
     args = parser.parse_args(words)
 
-    def all_before(args: argparse.Namespace) -> None:
-        before(args)
-        for path in filter(None, (args.json, args.markdown, args.explore)):
-            try_to_write(path)
-
     def body(args: argparse.Namespace) -> None:
         from .compare import Bench
         from .record import made_by
@@ -68,7 +62,7 @@ def bench_command(
         finally:  # what was measured before an error is kept
             bench.write()
 
-    return run_command(body, args, all_before)
+    return run_command(body, args, before)
 
 
 def run_workload(bench: Bench) -> None:
@@ -89,22 +83,14 @@ def bench_parser(
     add = parser.add_argument
     add("--workload", choices=["mixed", "nano"], default="mixed", help="kind of requests")
     add("--num-requests", type=positive, metavar="N", help="instead of the workload's own number")
-    for name, what in (("input", "a prompt"), ("output", "an output")):
-        add(
-            f"--{name}-len",
-            type=positive,
-            nargs=2,
-            metavar=("MIN", "MAX"),
-            help=f"tokens of {what}, uniformly drawn, instead of the workload's own range",
-        )
+    add_options(parser, "input-len", "output-len")
     about = "compare with others doing the same work; hf: with all that Hugging Face has"
     choices = ["hf", *HF_BASELINES, *baselines]
     add("--baseline", nargs="+", choices=choices, default=[], help=about)
     add("--rounds", type=positive, default=1, help="repeat, and report the median and the spread")
     limits = ("max-num-seqs", "max-num-batched-tokens", "max-model-len")
-    add_options(parser, "model", *limits, "set", "seed", "threads", "explore", "json")
+    add_options(parser, "model", *limits, "set", "seed", "threads", "json", "markdown")
     parser.set_defaults(max_num_seqs=None, max_num_batched_tokens=2048)
     add("--dtype", help="float32, bfloat16, float16 (default: float32 on a CPU, else bfloat16)")
     add("--device", help="cpu, cuda, cuda:1... (default: CUDA where there is one)")
-    add("--markdown", type=Path, metavar="PATH", help="write the tables there")
     return parser

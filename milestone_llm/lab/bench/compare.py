@@ -21,14 +21,13 @@ import transformers
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.lab.cli import config_fields, console
-from milestone_llm.lab.trace.explore import Run, write_page
 from milestone_llm.models.checkpoint import LoadedModel, load_model
 
 from . import report
 from .hf_baselines import BASELINES, Baselines
-from .measure import Contestant, FactMaker, Results, measure, medians, prepare, speedups
+from .measure import Contestant, FactMaker, Results, measure, medians, speedups
 from .record import front_matter
-from .workloads import WORKLOADS, WorkItem, serve
+from .workloads import WORKLOADS, WorkItem
 
 
 class Bench:
@@ -56,27 +55,11 @@ class Bench:
         args, whole = self.args, self.num_ranks == 1  # else each reads its part
         return load_model(args.model, dtype=args.dtype, device=args.device, weights=whole)
 
-    @property
-    def vocab_size(self) -> int:
-        """Of the model."""
-        return int(self.loaded.model.config.get_text_config().vocab_size)
-
     def make_work(self) -> list[WorkItem]:
-        """The requests that the options describe.
-
-        Raises:
-            InputError: a range whose MIN is above its MAX.
-        """
-        args, sizes = self.args, dict[str, Any]()
-        if args.num_requests:
-            sizes["num_requests"] = args.num_requests
-        for name in ("input_len", "output_len"):
-            if ends := getattr(args, name):
-                if ends[0] > ends[1]:
-                    option = name.replace("_", "-")
-                    raise InputError(f"--{option}: MIN {ends[0]} is above MAX {ends[1]}")
-                sizes[name] = tuple(ends)
-        return WORKLOADS[args.workload](self.vocab_size, args.seed, **sizes)
+        """The requests that the options describe."""
+        args, names = self.args, ("num_requests", "input_len", "output_len")
+        sizes = {name: getattr(args, name) for name in names if getattr(args, name)}
+        return WORKLOADS[args.workload](self.loaded.vocab_size, args.seed, **sizes)
 
     def limits(self, items: Sequence[WorkItem]) -> dict[str, Any]:
         """Rows and tokens of a step, and tokens of a request, for engines that serve `items`.
@@ -166,12 +149,6 @@ class Bench:
         report.print_report(console, data, tables)
         self.comparisons.append(data)
         self._markdown.append(report.markdown(data, tables))
-        if self.args.explore:
-            path = self.args.explore
-            if len(self.comparisons) > 1:
-                path = path.with_stem(f"{path.stem}-{len(self.comparisons)}")
-            write_page([traced(name, engines[name], items) for name in list(engines)[:2]], path)
-            console.print(f"written: {path}", markup=False, soft_wrap=True)
         return data
 
     def write(self) -> None:
@@ -206,16 +183,6 @@ def outcome(results: Results) -> dict[str, Any]:
             name: sum(map(list.__eq__, own_tokens, results[name][0].token_ids)) for name in others
         },
     }
-
-
-def traced(name: str, engine: Any, items: Sequence[WorkItem]) -> Run:
-    """Serve the work once more, for the page that replays it; nothing of it is timed."""
-    watchers = engine.core.watchers
-    prepare(engine, is_traced=True)
-    serve(engine, items)
-    run = Run.of(name, engine)
-    engine.core.watchers = watchers
-    return run
 
 
 def config_of(engine: Any) -> dict[str, Any]:

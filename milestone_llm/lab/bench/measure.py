@@ -22,7 +22,7 @@ from milestone_llm.lab.threads import ThreadWatch
 from milestone_llm.lab.trace.records import StepRecord
 from milestone_llm.lab.trace.tracer import Tracer
 
-from .workloads import Progress, WorkItem, serve, token_bar
+from .workloads import Progress, WorkItem, serve, token_count
 
 PERCENTS = (50, 95, 99)
 
@@ -87,7 +87,11 @@ def run_engine(
     engine: Any, items: Sequence[WorkItem], progress: Progress, facts: FactMaker | None = None
 ) -> RunResult:
     """Serve the items with an engine of any milestone. With `facts`, every step is recorded."""
-    tracer = prepare(engine, is_traced=facts is not None)
+    if hasattr(engine, "reset_prefix_cache"):  # nothing may be left of the run before
+        engine.reset_prefix_cache()
+    tracer = Tracer()
+    if facts is not None:
+        engine.core.watchers = [tracer]
     before = dict(engine.counts)
     start = time.perf_counter()
     outputs = serve(engine, items, on_step=lambda changed: progress(len(changed)))
@@ -111,16 +115,6 @@ def run_engine(
             **(facts(outputs, tracer.records) if facts else {}),
         },
     )
-
-
-def prepare(engine: Any, is_traced: bool) -> Tracer:
-    """Before a run: nothing may be left of the one before, in the cache or in the trace."""
-    if hasattr(engine, "reset_prefix_cache"):
-        engine.reset_prefix_cache()
-    tracer = Tracer()
-    if is_traced:
-        engine.core.watchers = [tracer]
-    return tracer
 
 
 def check_work(name: str, items: Sequence[WorkItem], result: RunResult) -> None:
@@ -171,7 +165,7 @@ def measure(
             partial(run_engine, each, facts=facts) if isinstance(each, BaseEngine) else each
         )
         total = sum(item.params.max_tokens for item in work)
-        with token_bar(f"{what}  {name}", total, watch, is_hidden=not has_bar) as progress:
+        with token_count(f"{what}  {name}", total, watch, is_hidden=not has_bar) as progress:
             return serve_work(work, progress)
 
     names = list(contestants)

@@ -122,11 +122,12 @@ def print_report(console: Console, data: Mapping[str, Any], tables: Tables) -> N
     print_rows(console, [("-", remark) for remark in data["remarks"]])
 
 
-def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table as all benches print it: the first column is a name, the others are numbers."""
-    grid = Table(
-        title=title, title_justify="left", title_style="bold", box=None, header_style="bold"
-    )
+def table(
+    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], show_header: bool = True
+) -> Table:
+    """A table as all programs print it: the first column is a name, the others are numbers."""
+    look: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "header_style": "bold"}
+    grid = Table(title=title, box=None, show_header=show_header, **look)
     for index, text in enumerate(headings):
         grid.add_column(text, justify="right" if index else "left", no_wrap=True)
     for row in rows:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import random
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.outputs import RequestOutput
-from milestone_llm.lab.cli import progress_bar
+from milestone_llm.lab.cli import log_console
 from milestone_llm.lab.threads import ThreadWatch
 from milestone_llm.lab.trace.text import plural
 
@@ -41,20 +41,7 @@ CLASSIC_PROMPTS = (
 )
 """A short, a long and a medium prompt."""
 CLASSIC_LENGTHS = (10, 100, 50)
-"""Output tokens of each: lengths differ, which is what batching is about."""
-
-
-def classic(prompts: Sequence[Any] = CLASSIC_PROMPTS, **params: Any) -> list[WorkItem]:
-    """The demos' requests: exactly 10, 100 and 50 tokens, whatever the model would like.
-
-    Args:
-        prompts: other prompts; their lengths go round.
-        params: fields of `SamplingParams`, which take the place of the demos' own.
-    """
-    return [
-        WorkItem(prompt, SamplingParams(**{"max_tokens": length, "ignore_eos": True, **params}))
-        for prompt, length in zip(prompts, itertools.cycle(CLASSIC_LENGTHS), strict=False)
-    ]
+"""Output tokens of each of the demos' requests: lengths differ, which batching is about."""
 
 
 def random_tokens(
@@ -71,17 +58,21 @@ def random_tokens(
     Every request generates its full length (`ignore_eos`), so all engines do the same work.
     """
     rng = random.Random(seed)
-    return [
-        WorkItem(
-            prompt=[rng.randrange(vocab_size) for _ in range(rng.randint(*input_len))],
-            params=SamplingParams(
-                temperature=temperature,
-                max_tokens=rng.randint(*output_len),
-                ignore_eos=True,
-                seed=seed + index,
-            ),
+    work = (
+        (
+            [rng.randrange(vocab_size) for _ in range(rng.randint(*input_len))],
+            rng.randint(*output_len),
         )
-        for index in range(num_requests)
+        for _ in range(num_requests)
+    )
+    return _items(work, temperature, seed)
+
+
+def _items(work: Iterable[tuple[list[int], int]], temperature: float, seed: int) -> list[WorkItem]:
+    """Requests of prompts and output lengths, which they reach whatever the model says."""
+    return [
+        WorkItem(prompt, SamplingParams(temperature, max_tokens=n, ignore_eos=True, seed=seed + i))
+        for i, (prompt, n) in enumerate(work)
     ]
 
 
@@ -105,18 +96,8 @@ def nano(vocab_size: int, seed: int = 0, **sizes: Any) -> list[WorkItem]:
         [rng.randint(0, 10000) % vocab_size for _ in range(rng.randint(*options["input_len"]))]
         for _ in range(options["num_requests"])
     ]
-    return [
-        WorkItem(
-            prompt,
-            SamplingParams(
-                temperature=0.6,
-                ignore_eos=True,
-                max_tokens=rng.randint(*options["output_len"]),
-                seed=seed + index,
-            ),
-        )
-        for index, prompt in enumerate(prompts)
-    ]
+    lengths = [rng.randint(*options["output_len"]) for _ in prompts]
+    return _items(zip(prompts, lengths, strict=True), 0.6, seed)
 
 
 WORKLOADS: dict[str, Callable[..., list[WorkItem]]] = {"mixed": mixed, "nano": nano}
@@ -181,27 +162,35 @@ def serve(
 
 
 @contextlib.contextmanager
-def token_bar(
+def token_count(
     description: str, total: int, watch: ThreadWatch, is_hidden: bool = False
 ) -> Iterator[Progress]:
-    """A progress bar over `total` output tokens, and an eye on the threads at each step of them.
+    """A line that counts `total` output tokens, and an eye on the threads at each step of them.
+
+    No live display, which would keep the terminal from `breakpoint()`; and nothing of it belongs in
+    a log, or between the lines of `python -m pdb`.
 
     Yields:
         What to call after each step.
     """
+    is_hidden = is_hidden or not log_console.is_terminal or sys.gettrace() is not None
     num_tokens, last, next_update = 0, time.perf_counter(), 0.0
-    with progress_bar(is_hidden) as bar:
-        task = bar.add_task(description, total=total, count="")
 
-        def progress(num_new: int) -> None:
-            nonlocal num_tokens, last, next_update
-            num_tokens += num_new
-            now = time.perf_counter()
-            watch.note_step(now - last, num_new)
-            last = now
-            if now > next_update:  # a GPU's step is short
-                count = f"{num_tokens} of {plural(total, 'token')}"
-                bar.update(task, completed=num_tokens, count=count)
-                next_update = now + 0.1
+    def show(text: str) -> None:
+        if not is_hidden:
+            log_console.print(text.ljust(log_console.width - 1), end="\r", markup=False)
 
+    def progress(num_new: int) -> None:
+        nonlocal num_tokens, last, next_update
+        num_tokens += num_new
+        now = time.perf_counter()
+        watch.note_step(now - last, num_new)
+        last = now
+        if now > next_update:  # a GPU's step is short
+            show(f"{description}  {num_tokens:,} of {plural(total, 'token')}")
+            next_update = now + 0.1
+
+    try:
         yield progress
+    finally:
+        show("")

@@ -24,11 +24,11 @@ from matplotlib.patheffects import withStroke
 
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.lab.trace.spans import arrival_order, request_marks
 from milestone_llm.lab.trace.text import plural, request_color
 
 from .block_history import BlockRun, BlockState, block_history, block_runs
 from .picture import MARKS, mark_style, set_titles, whole_numbers, write_picture
-from .timeline_spans import arrival_order, request_marks
 
 _WIDTH, _MAX_HEIGHT, _LEGEND_WIDTH = 9.5, 7.0, 1.8
 """Inches."""

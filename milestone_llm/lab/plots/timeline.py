@@ -22,12 +22,12 @@ from matplotlib.figure import Figure
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.trace.positions import useful_share
 from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.lab.trace.spans import arrival_order
 from milestone_llm.lab.trace.text import plural
 
 from .block_history import kv_during_steps
 from .picture import set_titles, whole_numbers, write_picture
 from .timeline_panels import Extents, draw_batch, draw_kv, draw_requests
-from .timeline_spans import arrival_order
 
 _ROW_NAMES = ("request", "rows in\nthe batch", "KV cache,\ntokens")
 

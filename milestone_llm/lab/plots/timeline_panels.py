@@ -17,11 +17,11 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from milestone_llm.lab.trace.records import StepRecord
-from milestone_llm.lab.trace.text import UNICODE, fit, plural
+from milestone_llm.lab.trace.spans import Mark, request_marks, request_spans
+from milestone_llm.lab.trace.text import fit, plural
 
 from .block_history import tokens_per_unit
 from .picture import MARKS, mark_style, whole_numbers
-from .timeline_spans import Mark, request_marks, request_spans
 
 
 class _Look(NamedTuple):
@@ -84,12 +84,34 @@ def draw_requests(
         right = np.array([extents[span.last_step][1] for span in own])
         height = 0.8 if phase != "waiting" else 0.56 if is_thin else 0.28  # waiting: a thin track
         axes.barh([line_of[span.request_id] for span in own], right - left, height, left, **ink)
+    if not is_thin:
+        _draw_chunks(axes, records, line_of, extents)
     _draw_marks(axes, request_marks(records), line_of, extents, is_thin)
     axes.set_ylim(len(order) - 0.4, -0.6)
     every = 1 << ((len(order) - 1) // _MAX_LABELS).bit_length()
-    names = [fit(name, _MAX_LABEL_LENGTH, UNICODE) for name in order[::every]]
+    names = [fit(name, _MAX_LABEL_LENGTH) for name in order[::every]]
     axes.set_yticks(range(0, len(order), every), names)
     axes.tick_params(axis="y", length=0, labelsize=9 if len(order) <= 24 else 7)
+
+
+def _draw_chunks(
+    axes: Axes, records: Sequence[StepRecord], line_of: dict[str, int], extents: Extents
+) -> None:
+    """A prompt computed in several steps: gaps between its chunks, and the tokens of each."""
+    own = {(row.request_id, one.step): row.num_new_tokens for one in records for row in one.batch}
+    whole = extents[records[-1].step][1] - extents[records[0].step][0]
+    for span in request_spans(records):
+        if span.phase != "prefill" or span.first_step == span.last_step:
+            continue
+        line = line_of[span.request_id]
+        for step in range(span.first_step, span.last_step + 1):
+            left, right = extents[step]
+            axes.vlines(right, line - 0.4, line + 0.4, "white", linewidths=1, zorder=3.5)
+            size = min(8.0, 260 * (right - left) / whole)
+            if size >= 5:
+                look: dict[str, Any] = {"fontsize": size, "color": "white", "zorder": 4}
+                text = f"{own[span.request_id, step]}"
+                axes.text((left + right) / 2, line, text, ha="center", va="center", **look)
 
 
 def _draw_marks(

@@ -1,0 +1,118 @@
+"""What does each milestone bring on a CPU? `python -m docs.questions.ladder_cpu`
+
+M1 to M4 do the same work in turns, on the same model and the same KV memory: prompts with a common
+beginning, outputs of different lengths. M1 and M2 reserve `max_model_len` tokens for each request,
+so their memory holds few rows; M3 and M4 take blocks as they need them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from milestone_llm.core.errors import InputError
+from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.lab.bench.command import bench_command
+from milestone_llm.lab.bench.report import Tables
+from milestone_llm.lab.bench.workloads import WorkItem
+from milestone_llm.lab.cli import positive
+from milestone_llm.lab.trace.positions import Positions
+
+if TYPE_CHECKING:
+    from milestone_llm.frontend.outputs import RequestOutput
+    from milestone_llm.lab.bench.compare import Bench
+    from milestone_llm.lab.trace.records import StepRecord
+
+TABLES: Tables = {
+    "The same work in four engines, times in ms{of_rounds}": {
+        "tok/s": "{tok_s:,.1f}",
+        "min..max": "{tok_s_min:,.1f}..{tok_s_max:,.1f}",
+        "steps": "{num_steps:,.0f}",
+        "most\nrows": "{most_rows:.0f}",
+        "positions": "{positions:,.0f}",
+        "TTFT\np50": "{ttft_p50:,.0f}",
+        "TPOT\np50": "{tpot_p50:,.0f}",
+    }
+}
+
+
+def ladder(bench: Bench) -> None:
+    """The four engines beside each other."""
+    args = bench.args
+    if args.baseline:
+        raise InputError("--baseline goes with the benches of the milestones")
+    rng = random.Random(args.seed)
+    tokens = partial(rng.choices, range(bench.loaded.vocab_size))
+    beginning = tokens(k=args.common_tokens)
+    items = [
+        WorkItem(beginning + tokens(k=rng.randint(16, 64)), exactly(rng.randint(16, 96)))
+        for _ in range(args.num_requests)
+    ]
+    num_regions = args.kv_cache_tokens // args.max_model_len
+    rows_of = {"m1_single": num_regions, "m2_batching": num_regions}
+    engines = {
+        name: bench.engine(
+            items,
+            name,
+            max_num_seqs=rows_of.get(name, len(items)),
+            kv_cache_tokens=args.kv_cache_tokens,
+        )
+        for name in ("m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked")
+    }
+    about = {
+        "prompts": f"{args.common_tokens} tokens that all begin with, and 16..64 of their own",
+        "memory": f"{args.kv_cache_tokens:,} tokens of KV: {num_regions} regions of "
+        f"max_model_len={args.max_model_len} in M1 and M2, blocks of 16 in M3 and M4",
+    }
+    title = f"ladder, {len(items)} requests"
+    bench.compare(title, items, engines, tables=TABLES, facts=facts, remarks=gains, about=about)
+
+
+def facts(outputs: Sequence[RequestOutput], records: Sequence[StepRecord]) -> dict[str, float]:
+    """What a run computed, and in how many rows."""
+    positions = Positions()
+    for record in records:
+        positions.take(record)
+    most_rows = max(len(record.batch) for record in records)
+    return {"num_steps": len(records), "most_rows": most_rows, "positions": positions.computed}
+
+
+def gains(data: dict[str, Any]) -> list[str]:
+    """Each milestone beside the one before it: the median over the rounds."""
+    seconds = {
+        name: [figures["seconds"] for figures in own["rounds"]]
+        for name, own in data["contestants"].items()
+    }
+    lines = []
+    for before, after in pairwise(seconds):
+        ratios = [old / new for old, new in zip(seconds[before], seconds[after], strict=True)]
+        lines.append(f"{after}: {statistics.median(ratios):.2f}x the speed of {before}")
+    return lines
+
+
+def exactly(num_tokens: int) -> SamplingParams:
+    """Greedy, and so many tokens whatever comes."""
+    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Sizes of the work and of the memory."""
+    parser.set_defaults(num_requests=24, max_model_len=512, rounds=3)
+    add = parser.add_argument_group("ladder").add_argument
+    add("--common-tokens", type=positive, default=96, help="what all prompts begin with")
+    add("--kv-cache-tokens", type=positive, default=4096, metavar="N", help="of each engine")
+
+
+PROGRAM = "docs.questions.ladder_cpu"
+main = partial(
+    bench_command, "m4_prefix_chunked", __doc__, run=ladder, prog=PROGRAM, options=options
+)
+
+if __name__ == "__main__":
+    sys.exit(main())

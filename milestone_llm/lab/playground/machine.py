@@ -1,0 +1,69 @@
+"""What a step would take on a machine: a formula in place of a model.
+
+overhead + (weights + KV of all rows) / memory + operations / arithmetic + swapped KV / bus
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from milestone_llm.core.plan import StepPlan
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine and a model on it: bytes, operations, and how many of them a second."""
+
+    title: str
+    layer_weights: int
+    head_weights: int  # of the LM head, which only rows that sample need
+    query_size: int  # query heads * head_dim * layers
+    weight_bytes: int
+    kv_bytes: int  # of a token
+    overhead_s: float  # what decode steps took besides: launches, Python
+    memory: float  # reading, as measured
+    arithmetic: float  # what prompts reached, not the peak
+    bus: float  # to host memory
+
+    def seconds(self, plan: StepPlan, block_size: int) -> float:
+        """How long a step takes."""
+        swapped = (len(plan.swap_outs) + len(plan.swap_ins)) * block_size * self.kv_bytes
+        if not plan.rows:
+            return swapped / self.bus
+        num_positions = plan.num_tokens + plan.num_padding_tokens
+        num_outputs = sum(row.samples or row.is_padding for row in plan.rows)
+        num_scores = sum(row.num_new_tokens * (row.start + row.end) / 2 for row in plan.rows)
+        operations = 2 * (self.layer_weights * num_positions + self.head_weights * num_outputs)
+        attention = 4 * self.query_size * num_scores
+        read = self.weight_bytes * (self.layer_weights + self.head_weights)
+        read += self.kv_bytes * sum(row.end for row in plan.rows)
+        step = self.overhead_s + read / self.memory
+        step += (operations + attention) / self.arithmetic
+        return step + swapped / self.bus
+
+    def formula(self) -> str:
+        """For the page."""
+        weights = self.weight_bytes * (self.layer_weights + self.head_weights)
+        return (
+            f"a step = {1e3 * self.overhead_s:.3g} ms + ({weights / 1e9:.2g} GB of weights + "
+            f"{self.kv_bytes / 1e3:.0f} KB × KV tokens) / {self.memory / 1e9:,.0f} GB/s + "
+            f"({2 * self.layer_weights / 1e9:.2g} GFLOP × positions + "
+            f"{2 * self.head_weights / 1e9:.2g} × sampled tokens + attention) / "
+            f"{self.arithmetic / 1e9:,.0f} GFLOP/s + swapped KV / {self.bus / 1e9:.0f} GB/s"
+        )
+
+
+MACHINES = {
+    # docs/measurements/roofline_cpu.json. A swap is a copy within memory: it reads and writes.
+    "laptop": Machine(
+        "two CPU cores, SmolLM2-135M in float32",
+        *(106_203_456, 28_311_552, 9 * 64 * 30, 4, 46_080),
+        *(0.085, 15.6e9, 43e9, 7.8e9),
+    ),
+    # docs/measurements/m5_h200.md and m5_nano.json; the bus as in m3_swap_or_recompute.py.
+    "h200": Machine(
+        "an H200, Qwen3-0.6B's shape in bfloat16, M5's kernels",
+        *(440_401_920, 155_582_464, 16 * 128 * 28, 2, 114_688),
+        *(0.0007, 4.4e12, 4.2e14, 50e9),
+    ),
+}

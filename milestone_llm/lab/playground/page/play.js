@@ -1,0 +1,280 @@
+// The playground: a setting, the controls that change it, and what the server made of it.
+//
+// lab.setting is what `Setting` in setting.py is, with its defaults filled in; lab.head is the first
+// line of the answer: figures and problems of the sides. The explorer draws the runs.
+
+const lab = { setting: null, data: null, head: null, isAsked: false, isDue: false, drag: null };
+const NUMBERS = { arrival: "at, s", prompt: "prompt", output: "output", priority: "priority", shared: "shared" };
+const DICE = { count: ["how many", 12], rate: ["a second", 1], seed: ["seed", 0], prompt: ["prompt", 16], prompt_to: ["to", 128], output: ["output", 16], output_to: ["to", 128] };
+
+async function runPart() {
+  lab.data = JSON.parse(byId("play-data").textContent);
+  const presets = lab.data.presets.map(({ question }, index) => el("option", { value: index }, question));
+  byId("play-preset").replaceChildren(el("option", { value: "" }, "one of your own"), ...presets);
+  const dice = Object.entries(DICE).map(([name, [title, value]]) => el("label", `${title} `, el("input", { type: "number", name, value, min: 0, step: "any" })));
+  byId("play-dice").replaceChildren(...dice, el("button", "take these"));
+  byId("axis").value = state.axis = "seconds";
+  connectPlay();
+  await openLink(location.hash);
+  if (lab.data.own) await watchOwn();
+}
+
+// --- asking the server -----------------------------------------------------------------------------
+
+async function ask(path, body) {
+  const response = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+  if (!response.ok) throw new Error(await response.text());
+  return response.text();
+}
+
+const showProblems = (lines) => Object.assign(byId("play-problem"), { hidden: !lines.length, textContent: lines.join("\n") });
+const tellError = (error) => showProblems([error.message]);
+
+// While one answer is on its way, further changes wait and become one question.
+async function recompute() {
+  lab.isDue = true;
+  if (lab.isAsked) return;
+  for (lab.isAsked = true; lab.isDue; ) {
+    lab.isDue = false;
+    await ask("/run", lab.setting).then(showAnswer).catch(tellError);
+  }
+  lab.isAsked = false;
+}
+
+function showAnswer(text) {
+  const [first, ...lines] = text.split("\n");
+  lab.head = JSON.parse(first);
+  const { sides, formula, link } = lab.head;
+  const runs = sides.map(({ label, budget, records }) => {
+    const [run, tables] = [makeRun({ label, budget }), new Map()];
+    for (const line of lines.splice(0, records)) addRecord(run, readRecord(line, tables));
+    return run;
+  });
+  showRuns(runs.filter((run) => run.records.length));
+  const told = sides.filter((side) => side.problem).map(({ label, problem, where, step }) =>
+    `${label}${step === null ? "" : `, step ${step}`}: ${problem}${where && `\n    ${where}`}`);
+  const broken = runs.find((run, index) => sides[index].problem && run.records.length);
+  if (broken && byId("play-problem").textContent !== told.join("\n")) moveTo(stepBegin(broken, broken.records.length - 1, state.axis));
+  showProblems(told);
+  drawFigures(sides);
+  byId("play-formula").textContent = formula;
+  clearTimeout(lab.timer); // a browser refuses hundreds of addresses a second
+  lab.timer = setTimeout(() => history.replaceState(null, "", link), 300);
+}
+
+// --- opening, changing, saving ---------------------------------------------------------------------
+
+async function openLink(link) {
+  if (link.length < 2) return openSetting(lab.data.presets[0], 0);
+  const text = await ask("/run", link).catch((error) => error);
+  if (typeof text === "string") return openSetting(JSON.parse(text.split("\n", 1)[0]).setting, "");
+  await openSetting(lab.data.presets[0], 0);
+  tellError(text);
+}
+
+function openSetting(given, index) {
+  const { requests, sides, ...rest } = structuredClone(given);
+  lab.setting = { machine: "laptop", question: "", answer: "", shows: [], ...rest };
+  lab.setting.requests = requests.map((each) => ({ ...lab.data.request, ...each }));
+  lab.setting.sides = sides.map((each) => ({ engine: "m4_prefix_chunked", fields: {}, ...each }));
+  const [one, other = one] = lab.setting.sides.map(({ fields }) => fields);
+  lab.first = Object.keys({ ...one, ...other }).filter((name) => one[name] !== other[name]); // what it is about
+  byId("play-preset").value = index;
+  byId("play-tell").setAttribute("aria-expanded", false);
+  return changed();
+}
+
+// After every change but those amid a drag. What had the focus has it again.
+function changed() {
+  const { focus } = document.activeElement?.dataset ?? {};
+  const { question, answer, sides } = lab.setting;
+  const isTold = byId("play-tell").getAttribute("aria-expanded") === "true";
+  const hint = answer ? "The figures with ▸ hold the answer." : "Drag requests, change fields, and see what becomes of the run.";
+  byId("play-question").textContent = byId("play-preset").value ? "" : question;
+  byId("play-answer").textContent = isTold ? answer : hint;
+  byId("play-tell").hidden = !answer;
+  byId("play-dice").hidden = byId("play-random").getAttribute("aria-expanded") !== "true";
+  byId("play-beside").setAttribute("aria-pressed", sides.length > 1);
+  for (const button of document.querySelectorAll('[data-side="1"]')) button.hidden = sides.length < 2;
+  drawRequests();
+  drawSides();
+  if (focus) document.querySelector(`[data-focus="${focus}"]`)?.focus();
+  return recompute();
+}
+
+async function save({ save: what, side = 0 }) {
+  const setting = { ...lab.setting, sides: lab.setting.sides.slice(Number(side)) };
+  const text = what === "preset" ? `${JSON.stringify(lab.setting, null, 1)}\n` : await ask(`/${what}`, setting);
+  const name = { preset: "playground.json", trace: "playground.jsonl", program: "playground_run.py" }[what];
+  el("a", { download: name, href: URL.createObjectURL(new Blob([text])) }).click();
+}
+
+// One's own scheduler stands beside the milestone's, and beside what it was when its file was saved.
+async function watchOwn() {
+  const beside = (engine) => {
+    const side = lab.setting.sides.find((each) => each.engine === "own") ?? lab.setting.sides[0];
+    lab.setting.sides = structuredClone([{ ...side, engine }, { ...side, engine: "own" }]);
+    return changed();
+  };
+  let version = await ask("/own", null);
+  if (!lab.setting.sides.some(({ engine }) => engine.startsWith("own"))) await beside(lab.data.own);
+  setInterval(async () => {
+    const now = await ask("/own", null).catch(() => version);
+    if (now !== version) beside("own before");
+    version = now;
+  }, 700);
+}
+
+// --- requests --------------------------------------------------------------------------------------
+
+function drawRequests() {
+  const { requests, sides, machine } = lab.setting;
+  const isOfUse = { priority: ({ fields }) => fields.policy === "priority", shared: ({ engine }) => engine === "m4_prefix_chunked" };
+  const names = Object.keys(NUMBERS).filter((name) => !(name in isOfUse) || sides.some(isOfUse[name]) || requests.some((request) => request[name]));
+  const most = (value, least) => Number((1.2 * Math.max(least, ...requests.map(value))).toPrecision(2));
+  requests.sort((one, other) => one.arrival - other.arrival);
+  lab.seconds = most(({ arrival }) => arrival, machine === "h200" ? 0.04 : 4);
+  lab.tokens = most(({ prompt, output }) => prompt + output, 20);
+  const titles = ["who", `0 … ${lab.seconds} s`, `0 … ${lab.tokens} tokens`, ...names.map((name) => NUMBERS[name])];
+  byId("play-rows").style.setProperty("--numbers", names.length);
+  byId("play-rows").replaceChildren(el("div.request.head", titles.map((title) => el("span", title))), ...requests.map((request, index) => requestRow(request, index, names)));
+}
+
+function requestRow(request, index, names) {
+  const fill = { style: { background: requestColor(index) } };
+  const handle = (kind, drag) => el(`div.${kind}`, { "data-drag": drag, title: `${drag}: drag` }, kind === "dot" ? fill : "");
+  const number = (name) => el("input", { type: "number", min: 0, step: "any", "data-focus": `${name}:${index}`, "data-number": name, "aria-label": `r${index} ${NUMBERS[name]}` });
+  const button = (what, sign) => el("button", { [`data-${what}`]: index, "aria-label": `${what} r${index}`, title: `${what} r${index}` }, sign);
+  const row = el("div.request", { "data-index": index }, el("b", el("i", fill), `r${index}`),
+    el("div.track", handle("dot", "arrival")), el("div.track", el("div.bar.prompt", fill), el("div.bar.output", fill), handle("grip", "prompt"), handle("grip", "output")),
+    names.map((name) => el("label", el("span", NUMBERS[name]), number(name))), button("copy", "copy"), button("delete", "✕"));
+  placeRequest(row, request);
+  return row;
+}
+
+// Where dot, bars and handles are, and what the numbers say.
+function placeRequest(row, request) {
+  const [prompt, end] = [request.prompt / lab.tokens, (request.prompt + request.output) / lab.tokens];
+  const place = (selector, left, width) => Object.assign(row.querySelector(selector).style, { left: `${100 * left}%` }, width === undefined ? {} : { width: `${100 * width}%` });
+  place(".dot", request.arrival / lab.seconds);
+  place(".bar.prompt", 0, prompt);
+  place(".bar.output", prompt, end - prompt);
+  place('[data-drag="prompt"]', prompt);
+  place('[data-drag="output"]', end);
+  for (const input of row.querySelectorAll("input")) input.value = request[input.dataset.number];
+}
+
+const requestOfRow = (element) => lab.setting.requests[Number(element.closest(".request").dataset.index)];
+
+function startDrag(event) {
+  const { target, clientX: x, pointerId } = event;
+  const name = target.dataset.drag;
+  if (!name) return;
+  event.preventDefault();
+  target.setPointerCapture(pointerId);
+  const [request, unit] = [requestOfRow(target), (name === "arrival" ? lab.seconds : lab.tokens) / target.parentElement.clientWidth];
+  lab.drag = { name, x, unit, request, row: target.closest(".request"), value: request[name] };
+}
+
+function goOnDragging({ clientX }) {
+  if (!lab.drag) return;
+  const { name, x, unit, row, request, value } = lab.drag;
+  const moved = value + (clientX - x) * unit;
+  const digits = Math.max(0, Math.ceil(-Math.log10(unit))); // no finer than a pixel
+  request[name] = name === "arrival" ? Number(Math.max(0, moved).toFixed(digits)) : Math.max(1, Math.round(moved));
+  placeRequest(row, request);
+  recompute();
+}
+
+function endDrag() {
+  if (lab.drag) changed();
+  lab.drag = null;
+}
+
+// --- engines and figures ---------------------------------------------------------------------------
+
+const engineOf = (side) => lab.data.engines[side.engine] ?? lab.data.engines.m4_prefix_chunked;
+const columns = (cell) => lab.setting.sides.map((side, index) => el(cell, "AB"[index]));
+
+// A row for each field that one of the engines has, and in it a cell for each side.
+function drawSides() {
+  const { engines, machines, choices } = lab.data;
+  const { sides, machine } = lab.setting;
+  const choose = (attributes, values, chosen) => el("select", attributes, values.map(([value, title]) =>
+    el("option", value === String(chosen) ? { value, selected: "" } : { value }, title)));
+  const cell = (name, side, of) => {
+    const { defaults } = engineOf(side);
+    const attributes = { "data-field": name, "data-of": of, "data-focus": `${name}:${"AB"[of]}`, "aria-label": `${name} of ${"AB"[of]}` };
+    if (name === "engine") return choose(attributes, Object.entries(engines).map(([key, { title }]) => [key, title]), side.engine);
+    if (!(name in defaults)) return "–";
+    const value = side.fields[name] ?? defaults[name];
+    if (choices[name]) return choose(attributes, choices[name].map((word) => [word, word]), value);
+    if (typeof defaults[name] === "boolean") return choose(attributes, [["true", "on"], ["false", "off"]], value);
+    return el("input", { ...attributes, type: "number", placeholder: "auto", value: value ?? "" });
+  };
+  const rest = Object.keys(engines.m4_prefix_chunked.defaults).filter((name) => !lab.first.includes(name));
+  const rows = ["engine", ...lab.first, ...rest].map((name) => [name, sides.map((side, of) => cell(name, side, of))]);
+  const lines = rows.filter(([, cells]) => cells.some((each) => each !== "–")).map(([name, cells]) => {
+    const [one, other = one] = cells.filter((each) => each !== "–").map(({ value }) => value);
+    return el(one === other ? "tr" : "tr.differs", el("th", name), cells.map((each) => el("td", each)));
+  });
+  const last = choose({ id: "play-machine", "data-focus": "machine", "aria-label": "machine" }, Object.entries(machines), machine);
+  byId("play-sides").replaceChildren(el("tr", el("th", ""), columns("th")), ...lines, el("tr", el("th", "machine"), el("td", { colspan: sides.length }, last)));
+}
+
+function changeField({ dataset: { field, of }, value }) {
+  const side = lab.setting.sides[Number(of)];
+  if (field === "engine") side.engine = value;
+  else if (value === "") delete side.fields[field];
+  else if (lab.data.choices[field]) side.fields[field] = value;
+  else side.fields[field] = typeof engineOf(side).defaults[field] === "boolean" ? value === "true" : Number(value);
+}
+
+function drawFigures(sides) {
+  const told = (value) => (value === undefined ? "–" : value >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3))));
+  const against = (a, b) => (!a || b === undefined || a === b ? "" : `${b > a ? "+" : "−"}${Math.abs(Math.round(100 * (b / a - 1)))} %`);
+  const rows = Object.entries(lab.data.figures).map(([name, title]) => {
+    const values = sides.map(({ figures }) => figures[name]);
+    const isClaimed = lab.setting.shows.some((claim) => claim.startsWith(`${name}:`));
+    return el(isClaimed ? "tr.shows" : "tr", el("th", title), values.map((value) => el("td.n", told(value))), el("td.n", against(...values)));
+  });
+  byId("play-figures").replaceChildren(el("tr", el("th", ""), columns("th.n"), el("th.n", sides.length > 1 ? "B to A" : "")), ...rows);
+}
+
+// --- controls --------------------------------------------------------------------------------------
+
+function connectPlay() {
+  const part = byId("part");
+  const on = (kind, act) => part.addEventListener(kind, act);
+  on("pointerdown", startDrag);
+  on("pointermove", goOnDragging);
+  for (const end of ["pointerup", "pointercancel"]) on(end, endDrag);
+  on("change", ({ target }) => {
+    if (target.id === "play-open") return target.files[0]?.text().then((text) => openSetting(JSON.parse(text), "")).catch(tellError);
+    if (target.id === "play-preset") return target.value && openSetting(lab.data.presets[Number(target.value)], target.value);
+    if (target.form) return; // numbers for the dice
+    if (target.dataset.field) changeField(target);
+    else if (target.dataset.number) requestOfRow(target)[target.dataset.number] = Number(target.value);
+    else lab.setting.machine = target.value;
+    changed();
+  });
+  on("click", ({ target }) => {
+    const { requests, sides } = lab.setting;
+    const { save: what, copy, delete: gone } = target.dataset;
+    if (what) return save(target.dataset).catch(tellError);
+    if (copy) requests.push({ ...requests[Number(copy)] });
+    else if (gone && requests.length > 1) requests.splice(Number(gone), 1);
+    else if (target.id === "play-add") requests.push({ ...lab.data.request, arrival: requests.at(-1).arrival });
+    else if (target.id === "play-beside") sides.length > 1 ? sides.pop() : sides.push(structuredClone(sides[0]));
+    else if (target.ariaExpanded) target.ariaExpanded = target.ariaExpanded !== "true";
+    else return;
+    changed();
+  });
+  on("submit", (event) => {
+    event.preventDefault();
+    const numbers = Object.fromEntries([...new FormData(event.target)].map(([name, value]) => [name, Number(value)]));
+    const { prompt, prompt_to, output, output_to, ...rest } = numbers;
+    ask("/random", { ...rest, prompt: [prompt, prompt_to], output: [output, output_to] })
+      .then((text) => changed((lab.setting.requests = JSON.parse(text)))).catch(tellError);
+  });
+}

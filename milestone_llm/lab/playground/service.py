@@ -1,0 +1,99 @@
+"""What the page asks for, as functions from JSON to text: the server only carries it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+
+from milestone_llm.core.errors import InputError
+from milestone_llm.lab.trace.explore import PagePart, explorer_html
+from milestone_llm.lab.trace.live import PageLines
+
+from .machine import MACHINES
+from .own import Own, OwnFile
+from .program import program_of
+from .setting import ENGINES, RequestSpec, Setting, defaults_of, random_requests, told_in_a_line
+from .simulate import FIGURES, run_setting
+
+CHOICES = {  # fields of an `EngineConfig` that are one of some words
+    "policy": ["fcfs", "priority"],
+    "preemption": ["recompute", "swap"],
+    "prefill_policy": ["mixed", "prefill_first"],
+}
+
+
+class Playground:
+    """What a page may ask: `answers` has a function for each path."""
+
+    def __init__(self, file: OwnFile | None = None) -> None:
+        self.file = file
+        self.own: Callable[[], Own] = file.refresh if file else dict
+        self.answers: dict[str, Callable[[Any], str]] = {
+            "/run": self.run,
+            "/random": self.random,
+            "/trace": self.trace,
+            "/program": lambda data: program_of(Setting.of(data), self.own()),
+            "/own": lambda data: str(file.version if file and self.own() else 0),
+        }
+
+    def run(self, data: Any) -> str:
+        """Run a setting or a link: a line with all but records, then the records of each side."""
+        setting = Setting.of(data)
+        outcomes = run_setting(setting, self.own())
+        sides = [{**vars(each), "records": len(each.records)} for each in outcomes]
+        head = {"setting": json.loads(setting.to_json()), "link": setting.to_link()}
+        if setting.machine in MACHINES:
+            head["formula"] = MACHINES[setting.machine].formula()
+        lines = [json.dumps(head | {"sides": sides})]
+        for outcome in outcomes:
+            lines += map(PageLines().line, outcome.records)
+        return "\n".join(lines)
+
+    def trace(self, data: Any) -> str:
+        """The trace of the first side, as JSON lines."""
+        outcome = run_setting(Setting.of(data), self.own())[0]
+        if not outcome.records:
+            raise InputError(outcome.problem)
+        return "".join(json.dumps(record.to_dict()) + "\n" for record in outcome.records)
+
+    def random(self, data: Any) -> str:
+        """Arguments of `random_requests`, and what it gives."""
+        with told_in_a_line():
+            specs = random_requests(**(data if isinstance(data, dict) else {}))
+        return json.dumps([vars(spec) for spec in specs])
+
+    def html(self) -> str:
+        """The page."""
+        milestones = {name: (title, name) for name, title in ENGINES.items()}
+        if self.file is not None:
+            name = self.file.path.name
+            milestones["own"] = (name, self.file.milestone)
+            milestones["own before"] = (f"{name} before", self.file.milestone)
+        data = {
+            "presets": presets(),
+            "engines": {
+                engine: {"title": title, "defaults": defaults_of(milestone)}
+                for engine, (title, milestone) in milestones.items()
+            },
+            "machines": {name: machine.title for name, machine in MACHINES.items()},
+            "figures": FIGURES,
+            "choices": CHOICES,
+            "request": vars(RequestSpec()),
+            "own": self.file and self.file.milestone,
+        }
+        text = json.dumps(data).replace("<", "\\u003c")  # nothing in it ends the element
+        html = _asset("play.html").replace("{{data}}", text)
+        part = PagePart("Playground", html, _asset("play.js"), _asset("play.css"))
+        return explorer_html(part=part)
+
+
+def presets() -> list[dict[str, Any]]:
+    """Settings that each ask a question."""
+    found: list[dict[str, Any]] = json.loads(_asset("presets.json"))
+    return found
+
+
+def _asset(name: str) -> str:
+    return (files(__package__) / "page" / name).read_text(encoding="utf-8")

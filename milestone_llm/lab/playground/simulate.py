@@ -1,0 +1,234 @@
+"""Runs a setting with scheduler, KV manager, core and tracer of the engines, and no model.
+
+Tokens follow a rule, and the clock goes on by what a step would take. So a minute of an engine
+takes milliseconds, and is the same in every run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from milestone_llm.core.errors import InputError
+from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.plan import LaunchedStep, StepPlan
+from milestone_llm.core.request import Request
+from milestone_llm.core.scheduler import BaseScheduler
+from milestone_llm.frontend.guarded_core import GuardedCore
+from milestone_llm.frontend.input_processor import InputProcessor
+from milestone_llm.frontend.watching import QueueState, SettledStep
+from milestone_llm.lab.own_code import place_of
+from milestone_llm.lab.trace.kv_figures import KVFigures
+from milestone_llm.lab.trace.positions import useful_share
+from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.lab.trace.tracer import Tracer
+
+from .machine import MACHINES, Machine
+from .own import NO_OWN, Own, OwnScheduler
+from .setting import (
+    ENGINES,
+    MAX_MODEL_LEN,
+    VOCAB_SIZE,
+    RequestSpec,
+    Setting,
+    config_class,
+    defaults_of,
+)
+
+MAX_STEPS, MAX_ROWS, MAX_BLOCKS = 5_000, 40_000, 100_000
+"""Of a run, so that one need not wait for it."""
+
+FIGURES = {
+    "ttft": "TTFT, mean, s",
+    "ttft_max": "TTFT, longest, s",
+    "tpot": "TPOT, mean, ms",
+    "pause": "longest pause, ms",
+    "makespan": "all done after, s",
+    "tok_s": "output tokens/s",
+    "steps": "steps",
+    "vain": "computed in vain, %",
+    "kv_empty": "KV kept empty, %",
+    "preemptions": "preemptions",
+    "cached": "cached tokens",
+}
+
+
+class RuleRunner:
+    """Samples a token that says how long its request is by now."""
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """A token for each row that samples."""
+        due = [request for row in plan.rows for request in row.sampling_requests]
+        tokens = {each.request_id: SampledToken(each.num_tokens % VOCAB_SIZE) for each in due}
+        return LaunchedStep(lambda: tokens)
+
+    def reset(self) -> None:
+        """There is nothing to forget."""
+
+
+@dataclass
+class SimulatedClock:
+    """Says how long each step took, and passes it on to the tracer."""
+
+    machine: Machine
+    block_size: int
+    tracer: Tracer
+    now: float
+    """Seconds."""
+
+    def record(self, step: SettledStep, queues: QueueState) -> None:
+        """Go on by a step."""
+        end = self.now + self.machine.seconds(step.plan, self.block_size)
+        self.tracer.record(replace(step, times=[self.now, self.now, end, end]), queues)
+        self.now = end
+
+
+@dataclass
+class Outcome:
+    """What became of a side."""
+
+    label: str
+    milestone: str
+    budget: int | None = None
+    records: list[StepRecord] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)
+    step: int | None = None
+    """The last that was begun."""
+    problem: str = ""
+    """Why the run ended before its time, or never began."""
+    where: str = ""
+    """File, line and what it says, where the problem is one of code."""
+
+
+def run_setting(setting: Setting, own: Own = NO_OWN) -> list[Outcome]:
+    """Run each side to its end, or to where it breaks."""
+    outcomes = []
+    for side, label in zip(setting.sides, setting.labels(), strict=True):
+        mine = own.get(side.engine)
+        outcome = Outcome(label, mine.milestone if mine else side.engine)
+        outcomes.append(outcome)
+        try:
+            with mine.stopped_in_time() if mine else nullcontext():
+                _run(setting, side.fields, outcome, mine)
+        except InputError as error:
+            outcome.problem = str(error)
+        except Exception as error:
+            outcome.problem = f"{type(error).__name__}: {error}".removesuffix(": ")
+            outcome.where = place_of(error, mine.path.parent if mine else None)
+        if outcome.records:
+            outcome.figures = figures_of(outcome.records, setting.in_order())
+    return outcomes
+
+
+def _run(
+    setting: Setting, fields: Mapping[str, Any], outcome: Outcome, mine: OwnScheduler | None
+) -> None:
+    if setting.machine not in MACHINES:
+        raise InputError(f"machine must be one of {', '.join(MACHINES)}, got {setting.machine!r}")
+    scheduler, config, _ = assemble(fields, outcome.milestone, mine)
+    coming = deque(_requests_for(scheduler, setting.in_order()))
+    machine, size = MACHINES[setting.machine], getattr(config, "block_size", 1)
+    clock = SimulatedClock(machine, size, Tracer(), now=coming[0][0])
+    outcome.records, outcome.budget = clock.tracer.records, config.max_num_batched_tokens
+    parts = (outcome.milestone, scheduler, RuleRunner(), clock)
+    core, num_rows = GuardedCore(*parts, check_invariants=mine is not None), 0
+    while coming or scheduler.has_unfinished_requests():
+        if not scheduler.has_unfinished_requests():
+            clock.now = max(clock.now, coming[0][0])  # nothing happens until then
+        while coming and coming[0][0] <= clock.now:
+            core.add_request(coming.popleft()[1])
+        outcome.step = len(outcome.records)
+        for output in core.step():
+            if output.finish_reason is not None:
+                core.note_end(output.request_id, output.finish_reason)
+        core.close_steps()
+        num_rows += len(outcome.records[-1].batch)
+        if len(outcome.records) >= MAX_STEPS or num_rows > MAX_ROWS:
+            most = f"{MAX_STEPS:,} steps and {MAX_ROWS:,} rows"
+            raise InputError(f"stopped: the playground computes at most {most} of a run")
+
+
+def assemble(
+    given: Mapping[str, Any], milestone: str, mine: OwnScheduler | None = None
+) -> tuple[BaseScheduler, Any, int]:
+    """A scheduler, its config and its number of blocks, as the engine of a milestone has them.
+
+    Raises:
+        InputError: what the engine would say; or it is more than a page can show.
+    """
+    if milestone not in ENGINES:
+        hint = "your own wants --scheduler PATH"
+        raise InputError(f"engine must be one of {', '.join(ENGINES)}, got {milestone!r}; {hint}")
+    later = defaults_of("m4_prefix_chunked").keys() - defaults_of(milestone).keys()
+    fields = {name: value for name, value in given.items() if name not in later}
+    config = config_class(milestone).from_fields(**fields)
+    scheduler_class = importlib.import_module(f"{milestone}.scheduler").Scheduler
+    if mine is not None:
+        if isinstance(mine.loaded, Exception):
+            raise mine.loaded
+        scheduler_class = mine.loaded
+    length, num_blocks = config.resolve_max_model_len(MAX_MODEL_LEN), 0
+    sizes, pool = [config.max_num_seqs], []
+    if "block_size" in defaults_of(milestone):
+        num_blocks = config.max_num_seqs * -(-length // config.block_size)
+        if config.kv_cache_tokens is not None:
+            num_blocks = config.kv_cache_tokens // config.block_size
+        if config.max_model_len is None and num_blocks:
+            length = config.checked_length(min(length, num_blocks * config.block_size))
+        sizes, pool = [*sizes, num_blocks, config.num_host_blocks(num_blocks)], [num_blocks]
+    if max(sizes) > MAX_BLOCKS:
+        raise InputError(f"here are at most {MAX_BLOCKS:,} rows and blocks, got {max(sizes):,}")
+    return scheduler_class(config, length, *pool), config, num_blocks
+
+
+def _requests_for(
+    scheduler: BaseScheduler, specs: Sequence[RequestSpec]
+) -> list[tuple[float, Request]]:
+    """When each comes, and the request, checked as an engine does it."""
+    limits, validate = (VOCAB_SIZE, scheduler.max_model_len), scheduler.validate
+    processor = InputProcessor(None, *limits, frozenset(), 0, lambda name: False, validate)
+    requests = []
+    for index, spec in enumerate(specs):
+        try:
+            item = spec.item(index)
+            request = processor.make(item.prompt, item.params, None, item.priority, chat=False)
+        except InputError as error:
+            raise InputError(f"r{index}: {error}") from None
+        requests.append((spec.arrival, request))
+    return requests
+
+
+def figures_of(records: Sequence[StepRecord], specs: Sequence[RequestSpec]) -> dict[str, float]:
+    """The figures of a run, or of its beginning, by the names in `FIGURES`."""
+    tokens: dict[str, list[float]] = {}  # when each came
+    num_cached = 0
+    for record in records:
+        end = record.start_s + record.execute_ms / 1e3
+        for row in record.batch:
+            num_cached += row.num_cached_tokens if row.request_id in record.admitted else 0
+            if row.sampled_token is not None:
+                tokens.setdefault(row.request_id, []).append(end)
+    arrivals = {f"r{index}": spec.arrival - specs[0].arrival for index, spec in enumerate(specs)}
+    ttfts = [times[0] - arrivals[name] for name, times in tokens.items()]
+    tpots = [(times[-1] - times[0]) / (len(times) - 1) for times in tokens.values() if times[1:]]
+    pauses = [after - before for times in tokens.values() for before, after in pairwise(times)]
+    kv = KVFigures.of(records)
+    return {
+        "ttft": statistics.fmean(ttfts or [0]),
+        "ttft_max": max(ttfts, default=0),
+        "tpot": 1e3 * statistics.fmean(tpots or [0]),
+        "pause": 1e3 * max(pauses, default=0),
+        "makespan": end,
+        "tok_s": sum(map(len, tokens.values())) / end if end else 0,
+        "steps": len(records),
+        "vain": 100 * (1 - useful_share(records)),
+        "kv_empty": 100 * kv.waste_share,
+        "preemptions": kv.num_preemptions,
+        "cached": num_cached,
+    }

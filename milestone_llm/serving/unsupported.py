@@ -1,0 +1,94 @@
+"""Fields that OpenAI or vLLM has and this server has not.
+
+They are refused by name, unless their value asks for nothing: an answer that silently lacks its
+tools would be worse than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any
+
+from .errors import ApiError
+
+_ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),  # of chats: the template has them
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "ec_transfer_params": ({},),
+    "echo": (False,),  # of chats
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "kv_transfer_params": ({},),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "moderation": (),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "prompt_embeds": ([],),
+    "prompt_logprobs": (),
+    "reasoning_effort": ("none",),
+    "repetition_detection": (),
+    "request_id": (),
+    "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "return_token_strs": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "store": (False,),
+    "structured_outputs": ({},),
+    "suffix": ("",),
+    "thinking_token_budget": (-1,),
+    "tool_choice": ("none", "auto"),  # without tools
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
+    "web_search_options": (),
+}
+"""Known fields that are not supported, and the values besides null with which they do nothing. A
+body that has a field of this name supports it."""
+
+
+def refuse_unsupported(body: dict[str, Any], supported: Container[str]) -> None:
+    """Refuse a body that asks for what is not there.
+
+    Args:
+        supported: fields of this name that this kind of body has.
+
+    Raises:
+        ApiError: it does; the message names the field.
+    """
+    for name, nothing in _ASKS_FOR_NOTHING.items():
+        value = body.get(name)
+        if value is not None and value not in nothing and name not in supported:
+            raise unsupported(name)
+
+
+def unsupported(name: str) -> ApiError:
+    """The answer to who asks for what this server has not."""
+    return ApiError(400, f"{name} is not supported by this server", param=name)
