@@ -92,6 +92,9 @@ def _kernels(advice: list[str]) -> Iterator[tuple[str, str]]:
     else:
         free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
         yield "M5's kernels", f"Triton; {free:.1f} of {total:.1f} GiB of the GPU's memory are free"
+        is_hopper = torch.version.hip is None and torch.cuda.get_device_capability() == (9, 0)
+        large = "Gluon in bf16 and fp16 steps of more than 3,072 tokens, else " * is_hopper
+        yield "M5's prefill", f"{large}Triton"
         if free < total / 2:
             advice.append("The GPU is half full: engines get gpu_memory_utilization of it.")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import sys
 import threading
@@ -33,7 +34,8 @@ class OwnScheduler:
     @contextlib.contextmanager
     def stopped_in_time(self) -> Iterator[None]:
         """Within, a line of a file in the folder raises a TimeoutError when time is up."""
-        folder, end = str(self.path.parent), time.monotonic() + SECONDS
+        end = time.monotonic() + SECONDS
+        is_own = functools.cache(lambda file: Path(file).parent == self.path.parent)
 
         def on_line(frame: FrameType, event: str, argument: Any) -> Any:
             if time.monotonic() > end:
@@ -41,7 +43,7 @@ class OwnScheduler:
             return on_line
 
         def on_call(frame: FrameType, event: str, argument: Any) -> Any:
-            return on_line if frame.f_code.co_filename.startswith(folder) else None
+            return on_line if is_own(frame.f_code.co_filename) else None
 
         before = sys.gettrace()  # a debugger has all the time it wants
         sys.settrace(before or on_call)

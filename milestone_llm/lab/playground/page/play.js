@@ -65,7 +65,8 @@ function showAnswer(text) {
 // --- opening, changing, saving ---------------------------------------------------------------------
 
 async function openLink(link) {
-  if (link.length < 2) return openSetting(lab.data.presets[0], 0);
+  const first = Math.max(0, lab.data.presets.findIndex(({ sides }) => sides[0].engine === lab.data.own));
+  if (link.length < 2) return openSetting(lab.data.presets[first], first);
   const text = await ask("/run", link).catch((error) => error);
   if (typeof text === "string") return openSetting(JSON.parse(text.split("\n", 1)[0]).setting, "");
   await openSetting(lab.data.presets[0], 0);
@@ -113,6 +114,8 @@ async function save({ save: what, side = 0 }) {
 async function watchOwn() {
   const beside = (engine) => {
     const side = lab.setting.sides.find((each) => each.engine === "own") ?? lab.setting.sides[0];
+    Object.assign(lab.setting, { question: "", answer: "", shows: [] });
+    byId("play-preset").value = "";
     lab.setting.sides = structuredClone([{ ...side, engine }, { ...side, engine: "own" }]);
     return changed();
   };

@@ -1,0 +1,305 @@
+"""The playground plans what the engines plan, and every preset shows what it says."""
+
+from __future__ import annotations
+
+import json
+import operator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from docs.questions.playground_formula import steps
+from milestone_llm.core.errors import InputError
+from milestone_llm.core.plan import StepPlan
+from milestone_llm.lab.playground.machine import MACHINES
+from milestone_llm.lab.playground.own import OwnFile
+from milestone_llm.lab.playground.program import program_of
+from milestone_llm.lab.playground.service import Playground, presets
+from milestone_llm.lab.playground.setting import RequestSpec, Setting, Side, defaults_of
+from milestone_llm.lab.playground.simulate import run_setting
+from milestone_llm.lab.trace.jsonl import read_run
+from milestone_llm.lab.trace.records import StepRecord
+
+PRESETS = {preset["question"]: Setting.of(preset) for preset in presets()}
+PAGED = Side("m3_paged", {"max_model_len": 64, "kv_cache_tokens": 96, "max_num_seqs": 4})
+CROWD = Setting([RequestSpec(0.1 * i, 12 + i, 24) for i in range(5)], [PAGED])
+"""Not all of them fit into memory."""
+
+
+def plan_of(record: StepRecord) -> dict[str, Any]:
+    """What was decided in a step: all but times and sampled tokens."""
+    data = record.to_dict()
+    for name in [name for name in data if name.endswith(("_ms", "_s"))]:
+        del data[name]
+    for row in data["batch"]:
+        del row["sampled_token"]
+    return data
+
+
+# --- the run is the engine's ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        PRESETS["What does a static batch waste?"],
+        PRESETS["What starves?"],
+        replace(CROWD, sides=[replace(PAGED, fields={**PAGED.fields, "preemption": "swap"})]),
+        PRESETS["What does a common beginning save?"],
+        PRESETS["Should one prompt take a whole step?"],
+    ],
+    ids=["m1", "m2", "m3", "m4 cache", "m4 chunks"],
+)
+def test_the_saved_program_plans_the_same_steps_with_the_engine_itself(setting):
+    one = replace(setting, sides=setting.sides[-1:] if len(setting.sides) > 1 else setting.sides)
+    if setting is PRESETS["What does a common beginning save?"]:
+        one = replace(setting, sides=setting.sides[:1])
+    (outcome,) = run_setting(one)
+    assert outcome.problem == ""
+    program: dict[str, Any] = {"__name__": "saved"}
+    exec(program_of(one), program)
+    records = program["engine"].tracer.records
+    assert list(map(plan_of, records)) == list(map(plan_of, outcome.records))
+
+
+def test_what_the_runs_above_are_about_happens_in_them():
+    crowd = run_setting(CROWD)[0].figures
+    shared = run_setting(PRESETS["What does a common beginning save?"])[0].figures
+    assert crowd["preemptions"] > 1
+    assert shared["cached"] == 7 * 160
+
+
+@pytest.mark.parametrize("question", PRESETS)
+def test_a_preset_shows_what_it_says(question):
+    setting = PRESETS[question]
+    assert setting.shows
+    assert setting.answer
+    outcomes = dict(zip("AB", run_setting(setting), strict=True))
+    assert [outcome.problem for outcome in outcomes.values()] == ["", ""]
+    for claim in setting.shows:
+        figure, left, sign, right = claim.replace(":", "").split()
+        values = [outcomes[side].figures[figure] for side in (left, right)]
+        assert {"<": operator.lt, ">": operator.gt}[sign](*values), (claim, values)
+
+
+def test_swap_gains_nothing_on_the_h200_as_the_answer_says():
+    setting = replace(PRESETS["Swap or recompute?"], machine="h200")
+    recompute, swap = (outcome.figures["makespan"] for outcome in run_setting(setting))
+    assert swap == pytest.approx(recompute, rel=0.02)
+
+
+def test_time_goes_on_by_the_formula_and_jumps_to_who_comes_next():
+    setting = Setting([RequestSpec(2.0, 10, 2), RequestSpec(90.0, 1, 1)], [Side("m2_batching")])
+    (outcome,) = run_setting(setting)
+    machine = MACHINES["laptop"]
+    weights = 4 * (machine.layer_weights + machine.head_weights)
+    operations = 2 * 10 * machine.layer_weights + 2 * machine.head_weights
+    operations += 4 * machine.query_size * 10 * 5
+    step = machine.overhead_s + (weights + 10 * machine.kv_bytes) / machine.memory
+    step += operations / machine.arithmetic
+    assert outcome.figures["ttft_max"] == pytest.approx(step, rel=1e-4)
+    assert [record.start_s for record in outcome.records] == pytest.approx([0, step, 88], rel=1e-4)
+
+
+def test_the_formula_is_within_30_percent_of_every_step_that_was_measured():
+    for *what, measured, formula in steps():
+        assert formula == pytest.approx(measured, rel=0.3), what
+
+
+def test_a_swap_takes_as_long_as_the_bus_takes_for_its_blocks():
+    machine = MACHINES["laptop"]
+    plan = StepPlan(swap_outs=[(0, 0)] * 3, swap_ins=[(1, 1)])
+    assert machine.seconds(plan, 16) == pytest.approx(4 * 16 * machine.kv_bytes / machine.bus)
+
+
+def test_a_run_is_the_same_again():
+    assert Playground().run(json.loads(CROWD.to_json())) == Playground().run(
+        json.loads(CROWD.to_json())
+    )
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("question", PRESETS)
+def test_a_link_holds_the_whole_setting(question):
+    setting = PRESETS[question]
+    assert Setting.of(setting.to_link()) == setting
+    assert Setting.of(json.loads(setting.to_json())) == setting
+
+
+def test_a_saved_trace_is_read_as_any_other(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text(Playground().trace(json.loads(CROWD.to_json())))
+    assert list(map(plan_of, read_run(path))) == list(map(plan_of, run_setting(CROWD)[0].records))
+
+
+def test_random_requests_are_those_of_the_bench():
+    asked = {"count": 30, "rate": 2, "seed": 3, "prompt": [5, 9], "output": [1, 4]}
+    throw = Playground().answers["/random"]
+    requests = json.loads(throw(asked))
+    assert requests == json.loads(throw(asked))
+    assert {each["prompt"] for each in requests} == set(range(5, 10))
+    assert requests[-1]["arrival"] == pytest.approx(15, rel=0.4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"prompt": 64}, "r0: the prompt has 64 tokens, but max_model_len=64 leaves"),
+        ({"prompt": 0}, "r0: the prompt is empty"),
+        ({"output": 0}, "r0: max_tokens must be a whole number, at least 1"),
+        ({"kv_cache_tokens": 0}, "kv_cache_tokens must be at least 1, got 0"),
+        ({"kv_cache_tokens": 16}, "fewer than one request of max_model_len=64"),
+        ({"kv_cache_tokens": 10**12}, "here are at most 100,000 rows and blocks"),
+        ({"max_num_seqs": 10**9}, "max_num_batched_tokens=2048 is less than max_num_seqs"),
+        ({"block_size": "x"}, "block_size must be of type int"),
+        ({"max_num_seq": 4}, "no field 'max_num_seq'; did you mean 'max_num_seqs'?"),
+        ({"engine": "m9"}, "engine must be one of"),
+        ({"machine": "abacus"}, "machine must be one of laptop, h200"),
+    ],
+)
+def test_what_an_engine_refuses_is_told_in_its_words(changes, told):
+    lengths = {name: changes[name] for name in changes.keys() & {"prompt", "output"}}
+    fields = {**PAGED.fields, **{n: v for n, v in changes.items() if n not in lengths}}
+    fields = {name: value for name, value in fields.items() if name not in ("engine", "machine")}
+    side = Side(changes.get("engine", "m3_paged"), fields)
+    requests = [replace(RequestSpec(), **lengths)]
+    setting = Setting(requests, [side], changes.get("machine", "laptop"))
+    (outcome,) = run_setting(setting)
+    assert told in outcome.problem
+    assert outcome.records == []
+    assert "\n" not in outcome.problem
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ({"requests": [{}] * 10_000}, "requests: List should have at most 200 items"),
+        ({"requests": [{"output": 10**7}]}, r"requests.0.output: .* less than or equal to 8192"),
+        ({"requests": [{"arrival": -1}]}, r"requests.0.arrival: .* greater than or equal to 0"),
+        ({"requests": [{"arrival": float("nan")}]}, r"requests.0.arrival: "),
+        ({"requests": [{"prompt": 1.5}]}, r"requests.0.prompt: .* valid integer"),
+        ({"requests": [{"when": 1}]}, r"requests.0.when: Unexpected keyword"),
+        ({"requests": 3}, "requests: Input should be a valid list"),
+        ({"sides": []}, "sides: List should have at least 1 item"),
+        ([], "dictionary or an instance of Setting"),
+    ],
+)
+def test_what_is_no_setting_is_refused(data, told):
+    if isinstance(data, dict):
+        data = {"requests": [{}], "sides": [{}], **data}
+    with pytest.raises(InputError, match=told):
+        Setting.of(data)
+
+
+def test_a_long_run_is_stopped_and_what_was_computed_is_shown(monkeypatch):
+    monkeypatch.setattr("milestone_llm.lab.playground.simulate.MAX_STEPS", 20)
+    (outcome,) = run_setting(Setting([RequestSpec(0, 8, 40)], [Side("m2_batching")]))
+    assert (
+        outcome.problem
+        == "stopped: the playground computes at most 20 steps and 40,000 rows of a run"
+    )
+    assert len(outcome.records) == 20
+
+
+def test_fields_of_later_engines_are_kept_for_when_one_comes_back():
+    side = replace(PAGED, engine="m2_batching")
+    (outcome,) = run_setting(Setting([RequestSpec()], [side]))
+    assert outcome.problem == ""
+    assert "block_size" not in defaults_of("m2_batching")
+
+
+# --- one's own scheduler -------------------------------------------------------------------------
+
+OWN = """from m3_paged.scheduler import Scheduler
+
+
+class Mine(Scheduler):
+    steps = 0
+
+    def schedule(self):
+        self.steps += 1
+        {line}
+        return super().schedule()
+"""
+
+
+def run_own(tmp_path, line):
+    path = tmp_path / "mine.py"
+    path.write_text(OWN.format(line=line))
+    file = OwnFile(path)
+    sides = [PAGED, replace(PAGED, engine="own")]
+    return run_setting(replace(CROWD, sides=sides), file.refresh()), file
+
+
+def test_ones_own_scheduler_runs_in_place_of_the_milestones(tmp_path):
+    (theirs, mine), _ = run_own(tmp_path, "pass")
+    assert mine.problem == ""
+    assert list(map(plan_of, mine.records)) == list(map(plan_of, theirs.records))
+
+
+@pytest.mark.parametrize(
+    ("line", "told", "where"),
+    [
+        ("1 / (4 - self.steps)", "ZeroDivisionError: division by zero", "mine.py, line 9: 1 / (4"),
+        ("if self.steps == 4: self.kv.pool.ref_counts[0] += 1", "AssertionError: ", "line "),
+        ("assert self.steps < 4", "AssertionError", "mine.py, line 9: assert"),
+    ],
+)
+def test_an_exception_and_a_broken_invariant_are_told_with_step_and_line(
+    line, told, where, tmp_path
+):
+    (_, mine), _ = run_own(tmp_path, line)
+    assert mine.problem.startswith(told)
+    assert where in mine.where
+    assert mine.step == 3
+    assert len(mine.records) in (3, 4)
+
+
+def test_a_loop_without_an_end_is_stopped_at_its_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("milestone_llm.lab.playground.own.SECONDS", 0.05)
+    (_, mine), _ = run_own(tmp_path, "while self.steps: pass")
+    assert mine.problem.startswith("TimeoutError: stopped after")
+    assert mine.where.startswith("mine.py, line 9")
+
+
+def test_a_plan_without_rows_is_told(tmp_path):
+    (_, mine), _ = run_own(
+        tmp_path, "from milestone_llm.core.plan import StepPlan as P; return P()"
+    )
+    assert "the plan is empty" in mine.problem
+    assert mine.step == 0
+
+
+def test_a_saved_file_is_loaded_again_and_the_old_one_stays_beside_it(tmp_path):
+    _, file = run_own(tmp_path, "pass")
+    assert file.refresh() == file.refresh()
+    setting = replace(CROWD, sides=[replace(PAGED, engine=e) for e in ("own before", "own")])
+    file.path.write_text(OWN.format(line="self.config.no_such_field"))
+    before, after = run_setting(setting, file.refresh())
+    assert before.problem == ""
+    assert "no_such_field" in after.problem
+    file.path.write_text("class Mine(:\n")
+    before, after = run_setting(setting, file.refresh())
+    assert file.version == 3
+    assert "no_such_field" in before.problem
+    assert (after.problem[:11], after.where) == ("SyntaxError", "mine.py, line 1: class Mine(:")
+    assert after.step is None
+
+
+def test_what_lies_beside_the_file_is_loaded_again_too(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    beside = tmp_path / "own_block_rules.py"
+    beside.write_text("LIMIT = 1\n")
+    (_, mine), file = run_own(
+        tmp_path, "from own_block_rules import LIMIT; assert self.steps <= LIMIT"
+    )
+    assert mine.step == 1
+    file.refresh()
+    assert file.version == 1, "nothing was saved since"
+    beside.write_text("LIMIT = 10\n")
+    setting = replace(CROWD, sides=[replace(PAGED, engine=e) for e in ("own before", "own")])
+    assert [outcome.step for outcome in run_setting(setting, file.refresh())] == [10, 10]
+    assert file.version == 2
