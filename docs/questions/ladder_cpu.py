@@ -103,7 +103,7 @@ def exactly(num_tokens: int) -> SamplingParams:
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Sizes of the work and of the memory."""
-    parser.set_defaults(num_requests=24, max_model_len=512, rounds=3)
+    parser.set_defaults(num_requests=24, max_model_len=1024, rounds=3)
     add = parser.add_argument_group("ladder").add_argument
     add("--common-tokens", type=positive, default=96, help="what all prompts begin with")
     add("--kv-cache-tokens", type=positive, default=4096, metavar="N", help="of each engine")

@@ -42,4 +42,9 @@ for what, number in parts.items():
 print(
     f"{sum(parts.values()):4}  launches in a step of four rows; the profiler counted {len(names)}"
 )
-print(f"{len(names) - expand:4}  where nothing changed: no request came, went or got a block")
+num_alone = len(names) - expand
+print(f"{num_alone:4}  where nothing changed: no request came, went or got a block")
+num_of_library = of_library + head - end
+print(
+    f"{num_alone - num_of_library:4}  where the library has no sums to make, and no memory to clear"
+)

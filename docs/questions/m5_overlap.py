@@ -1,6 +1,6 @@
 """Who computes what when in prefill: parts that take turns, and parts that overlap. `-o` draws it.
 
-A simulation with made-up lengths: a tensor core's product of 64 rows takes 1, softmax 2, a load 0.6.
+A simulation with made-up lengths: a product of 64 rows takes 1, softmax 2, a load 0.6.
 What waits for what is as in `paged_prefill` and `hopper_prefill`.
 """
 
@@ -82,7 +82,7 @@ def specialised() -> list[Task]:
 
 
 def busy(done: list[Task]) -> float:
-    """Share of the time in which the tensor cores compute, from tile 2 to the third from the end."""
+    """Share of the time in which the tensor cores compute, once the first tiles are done."""
     begin, end = (min(t.begin for t in done if t.name.startswith(f"QK{j}")) for j in (2, TILES - 2))
     works = [t for t in done if t.unit == "tensor cores" and begin <= t.begin < end]
     return sum(task.length for task in works) / (end - begin)

@@ -1,0 +1,1 @@
+"""Bugs of real engines, one a file, put into ours: `python -m exercises.museum`."""

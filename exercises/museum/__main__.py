@@ -1,0 +1,139 @@
+"""A museum of bugs: engines in which one method is wrong, as it was in a real one.
+
+python -m exercises.museum                  the rooms
+python -m exercises.museum 3                an exhibit: engine and broken engine side by side
+python -m exercises.museum 3 --trace        every step of the broken one, whole
+python -m exercises.museum 3 --explore      a page with both runs on one clock
+python -m exercises.museum 3 --walkthrough  the debugger at the broken line
+python -m exercises.museum 3 --card         what it was, without a question first
+python -m exercises.museum --all            the line in question of every exhibit
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from rich.table import Table
+
+from milestone_llm.lab.cli import console, new_file, run_command
+from milestone_llm.lab.trace.explore import Run as PageRun
+from milestone_llm.lab.trace.explore import write_page
+from milestone_llm.lab.trace.text import print_lines
+from milestone_llm.lab.walkthrough.guide import parse_guide
+from milestone_llm.lab.walkthrough.runner import run_walkthrough
+
+from . import show
+from .exhibit import Exhibit, Run
+from .rooms import BY_SYMPTOM, NAMES, SYMPTOMS, exhibit
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m exercises.museum",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("number", nargs="?", type=int, help="of an exhibit; the rooms, if left out")
+    add("--all", action="store_true", help="run all; print the line in question of each")
+    add("--switches", action="store_true", help="run all; say which switch makes each right")
+    add("--card", action="store_true", help="show the card, too")
+    add("--trace", action="store_true", help="print every step, whole")
+    meaning = "write the page of both runs there (runs/museum.html if not given)"
+    path = Path("runs/museum.html")
+    add("--explore", nargs="?", const=path, type=new_file, metavar="PATH.html", help=meaning)
+    add("--walkthrough", action="store_true", help="stop in pdb where it goes wrong")
+    args = parser.parse_args(arguments)
+    args.threads = 1  # a tiny model: more would only wait for one another
+    if args.number is not None and not 1 <= args.number <= len(NAMES):
+        parser.error(f"the exhibits are 1 to {len(NAMES)}, got {args.number}")
+    if args.all:
+        return run_command(lambda args: by_symptom(), args)
+    if args.switches:
+        return run_command(lambda args: switches(), args)
+    if args.number is None:
+        show.rooms()
+        return 0
+    return run_command(partial(visit, NAMES[args.number - 1]), args)
+
+
+def visit(name: str, args: argparse.Namespace) -> int:
+    """One exhibit in the way that was asked for."""
+    own = exhibit(name)
+    if args.walkthrough:
+        return walk(name, own)
+    if args.trace:
+        show.trace(own.suspect())
+        return 0
+    runs = own.run(is_changed=False), own.run(is_changed=True)
+    suspect = runs[0] if own.is_false_alarm else runs[1]
+    if args.explore:
+        write(own, runs, suspect, args.explore)
+        return 0
+    show.traffic(name, own)
+    show.side_by_side(own, *runs)
+    show.outcome(own, *runs, own.alone())
+    show.question(own)
+    if sys.stdin.isatty() and not args.card:
+        console.input("\nEnter shows the card. ")
+    elif not args.card:
+        show.say(f"\nThe card: python -m exercises.museum {NAMES.index(name) + 1} --card", "dim")
+        return 0
+    show.card(name, own, suspect)
+    return 0
+
+
+def write(own: Exhibit, runs: tuple[Run, Run], suspect: Run, path: Path) -> None:
+    """The page of both runs. A label names the step to look at."""
+    step, _ = next(own.invariant(suspect))
+    pages = []
+    for run, title in zip(runs, show.TITLES[own.is_false_alarm], strict=True):
+        label = f"{title}, look at step {step}" if run is suspect else title
+        pages.append(PageRun.of(label, run.engine))
+    write_page(pages, path)
+    console.print(f"page: {path}", markup=False, soft_wrap=True)
+
+
+def walk(name: str, own: Exhibit) -> int:
+    """The debugger at the line where it goes wrong."""
+    where = f"In exercises/museum/{name}.py, of which one method is not that of {own.milestone}."
+    title = "What looks wrong" if own.is_false_alarm else "Where it goes wrong"
+    guide = parse_guide(f"{SYMPTOMS[name]}\n\n{where}\n\n# {title}\n{own.walk.strip()}")
+    is_asked = sys.stdin is not None and sys.stdin.isatty()
+    return run_walkthrough(guide, own.suspect, [] if is_asked else ["--auto"])
+
+
+def by_symptom() -> None:
+    """Of every exhibit the command, the line in question, and what the engine's own check says."""
+    for symptom, names in BY_SYMPTOM.items():
+        show.say(symptom, "bold")
+        for name in names:
+            own = exhibit(name)
+            run = own.suspect()
+            show.say(f"  {SYMPTOMS[name]}")
+            show.say(f"    $ python -m exercises.museum {NAMES.index(name) + 1}")
+            show.say(f"    {show.line_in_question(own, run)}")
+            show.say(f"    check_invariants: {run.check or 'nothing'}")
+        show.say("")
+
+
+def switches() -> None:
+    """Which switch makes each broken engine right."""
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("", justify="right")
+    table.add_column("right with")
+    for number, name in enumerate(NAMES, 1):
+        own = exhibit(name)
+        if not own.is_false_alarm:
+            names = own.right_with(own.alone().tokens)
+            table.add_row(str(number), ", ".join(names) or "none of these")
+    print_lines(console, table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""A user who asked for a recipe reads half a love letter."""
+
+from __future__ import annotations
+
+from milestone_llm.frontend.output_queue import OutputQueue
+from milestone_llm.frontend.outputs import RequestOutput
+
+from .exhibit import Arrival, Exhibit, Run, greedy, take
+from .invariants import callers_get_all
+
+
+class Outputs(OutputQueue):
+    """One method is not ours."""
+
+    arrived: dict[str, RequestOutput] = {}  # noqa: RUF012
+
+    def __init__(self, wants_all: bool = True) -> None:
+        """The outputs of a call of `generate` or `stream`, in the order of their arrival."""
+        super().__init__(wants_all)
+        self._outputs = self.arrived
+
+
+def two_readers(exhibit: Exhibit, run: Run) -> None:
+    """Two callers of `stream` who take turns. Each keeps the newest output that it was given."""
+    streams = {
+        each.name: run.engine.stream(run.prompt(each), each.params) for each in exhibit.traffic
+    }
+    while streams:
+        for name, stream in list(streams.items()):
+            output = next(stream, None)
+            if output is None:
+                del streams[name]
+            else:
+                run.tokens[name], run.texts[name] = output.token_ids, output.text
+            take(run, [])
+
+
+EXHIBIT = Exhibit(
+    milestone="m3_paged",
+    place="milestone_llm.frontend.engine.OutputQueue",
+    broken=Outputs,
+    serve=two_readers,
+    traffic=[
+        Arrival(0, "r0", [23, 42, 17], greedy(4)),
+        Arrival(0, "r1", [7, 77, 107], greedy(6)),
+    ],
+    invariant=callers_get_all,
+    text="""
+question: The trace of both engines is the same to the last line: scheduler, blocks and model are
+  innocent. So where do you look?
+cause: All calls of `stream` keep their outputs in one dict of the class. Whoever takes first
+  gets those of the others, too; they get nothing.
+invariant: Every output has one reader: what was sampled for a request is what its caller gets.
+fix: A queue for each caller, made with the call.
+test: tests/m1/test_stream.py::test_two_streams_read_in_turn_both_see_every_token
+seen: Readers shared one queue of results: who read first took all, and the tokens of the others
+  were lost.
+threads: huggingface/transformers#39149 (merged), huggingface/transformers#40479 (merged),
+  huggingface/transformers#42943 (open)
+""",
+    walk="""
+return exercises/museum/anothers_stream.py::Outputs.__init__, when hits > 1
+A second caller gets its queue.
+p id(self._outputs) == id(Outputs.arrived)  # whose dict it is
+Try `c`: the caller of r0 is served with what came for r1.
+""",
+)

@@ -1,0 +1,60 @@
+"""After a long document was uploaded, short questions get answers about it."""
+
+from __future__ import annotations
+
+from m4_prefix_chunked.caching_pool import CachingBlockPool
+from milestone_llm.core.kv import KVEvent
+
+from .exhibit import Arrival, Exhibit, greedy
+from .invariants import names_are_true
+
+PROMPT = [23, 42, 17, 8, 15, 99, 4, 61]
+
+
+class Pool(CachingBlockPool):
+    """One method is not M4's."""
+
+    def allocate(self) -> int:
+        """Take the block that has been free the longest."""
+        block, _ = self.free_blocks.popitem(last=False)
+        if block in self.hash_of:
+            self.num_evictions += 1
+            self.num_cached_free -= 1
+            self.events.append(KVEvent("evict", None, [block]))
+        self.ref_counts[block] = 1
+        return block
+
+
+EXHIBIT = Exhibit(
+    milestone="m4_prefix_chunked",
+    place="m4_prefix_chunked.scheduler.CachingBlockPool",
+    broken=Pool,
+    traffic=[
+        Arrival(0, "a", PROMPT, greedy(3)),
+        Arrival(4, "b", list(range(100, 117)), greedy(3)),
+        Arrival(8, "c", [*PROMPT, 5], greedy(3)),
+    ],
+    invariant=names_are_true,
+    config={"max_model_len": 24, "kv_cache_tokens": 24},
+    text="""
+question: c begins with a's prompt, and finds two blocks of it. Go back and see who wrote into
+  these blocks last.
+cause: A block that is taken off the free list keeps its name. b writes into it, and c finds b's
+  keys and values under the name of a's tokens.
+invariant: A block's hash names what was last written into it. `evict` means: nobody finds it any
+  more.
+fix: When a block is given out, its hash is dropped in both directions.
+test: tests/m4/test_caching_pool.py::test_an_evicted_block_cannot_be_found
+seen: The table from hash to block kept the old entry of a block that was given to another
+  request.
+threads: GeeeekExplorer/nano-vllm#163 (open), ovg-project/kvcached#362 (closed),
+  ovg-project/kvcached#363 (merged)
+""",
+    walk="""
+return exercises/museum/anothers_words.py::Pool.allocate, when __return__ in self.hash_of
+b takes a block that was a's.
+p __return__  # the block
+p self.hash_of[__return__] in self.block_of  # whether it is still found by its old name
+Try `c`, and on another day put a `breakpoint()` into PrefixCache.find.
+""",
+)

@@ -1,0 +1,52 @@
+"""The server needs a restart every few hours: it says that it has no memory."""
+
+from __future__ import annotations
+
+from m3_paged.scheduler import Scheduler
+from milestone_llm.core.request import Request
+
+from .exhibit import Arrival, Exhibit, greedy
+from .invariants import books_balance
+
+
+class Frees(Scheduler):
+    """One method is not M3's."""
+
+    def free_memory(self, request: Request) -> None:
+        """Give back a request's pages."""
+        table = self.kv.block_tables.get(request.request_id, [])
+        num_pages = request.num_computed_tokens // self.config.block_size
+        del table[num_pages:]
+        super().free_memory(request)
+
+
+EXHIBIT = Exhibit(
+    milestone="m3_paged",
+    place="m3_paged.engine.Scheduler",
+    broken=Frees,
+    traffic=[Arrival(3 * n, "abcd"[n], [30 + n] * 6, greedy(2 + n)) for n in range(4)],
+    invariant=books_balance,
+    config={"max_model_len": 16, "kv_cache_tokens": 16},
+    text="""
+question: Four short requests come one after the other; each is alone, and only the last is
+  stuck. Follow the last line of the steps in which somebody finishes.
+cause: Blocks are counted by dividing the tokens and rounding down: the block that is only partly
+  filled is cut off the table before the table is freed. It is in no table and not in the free
+  list.
+invariant: Free + owned = total, after every step. Where nobody runs, all blocks are free.
+fix: Free the table, whatever is in its blocks: what was allocated is given back by the same
+  list, not by a count that is worked out again.
+test:
+  tests/m3/test_scheduler_random.py::test_ten_thousand_random_steps_lose_no_block_and_no_token
+seen: A page that a request had filled only in part was not given back when the request was
+  retracted.
+threads: sgl-project/sglang#4977 (merged)
+""",
+    walk="""
+call exercises/museum/free_blocks_fall.py::Frees.free_memory
+a has ended. Its table is about to be freed.
+p self.kv.block_tables['a']  # two blocks
+p request.num_computed_tokens // self.config.block_size  # how many the method will keep of them
+Try `n` twice and `p self.kv.block_tables`. Then ask who still knows of the block that is gone.
+""",
+)

@@ -1,0 +1,114 @@
+"""What is true of every trace of a correct engine. Each yields the lines that say otherwise.
+
+Between them they catch all exhibits, so an engine in the making is well served by a test that asks
+them of random traffic. `check_invariants=True` asks the first of them only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from .exhibit import Finding, Run, words
+
+
+def books_balance(run: Run) -> Iterator[Finding]:
+    """Free + owned = total: where nobody runs, all blocks are free."""
+    for record in run.records:
+        if not (record.running or record.waiting or record.swapped) and record.kv.used:
+            yield record.step, f"free {record.kv.free} of"
+
+
+def names_are_true(run: Run) -> Iterator[Finding]:
+    """A block that is found holds the keys and values of the very tokens that it was found by.
+
+    Those of a token depend on all before it: a block is compared from its request's beginning on.
+    """
+    size, known = run.engine.config.block_size, run.known()
+    written: dict[int, list[int]] = {}  # by block: its request's tokens up to the last one in it
+    for record in run.records:
+        for event in record.events:
+            for index, block in enumerate(event.blocks if event.type == "share" else []):
+                wanted = known[event.request_id or ""][: (index + 1) * size]
+                if written.get(block, wanted) != wanted:
+                    yield record.step, "share"
+        for row in record.batch:
+            for position in range(row.start, row.end):
+                block = (row.blocks or [])[position // size]
+                written[block] = known[row.request_id][: position + 1]
+
+
+def rows_compute(run: Run) -> Iterator[Finding]:
+    """A row has at least one token: there is nothing else to sample behind."""
+    for record in run.records:
+        for row in record.batch:
+            if row.num_new_tokens < 1:
+                yield record.step, f"{row.request_id} nothing"
+
+
+def reasons_hold(run: Run) -> Iterator[Finding]:
+    """Why a request waits is true of this step: so many tokens are left of its budget."""
+    budget = run.engine.config.max_num_batched_tokens
+    for record in run.records:
+        left = budget - record.num_prefill_tokens - record.num_decode_tokens
+        for name, reason in record.waiting_reasons.items():
+            said = re.search(r"left in this step: (\d+)", reason)
+            if said and int(said[1]) != left:
+                yield record.step, f"waits {name}"
+
+
+def progress_is_made(run: Run) -> Iterator[Finding]:
+    """Between two preemptions a request gains a token."""
+    idle: set[str] = set()
+    for record in run.records:
+        idle -= {row.request_id for row in record.batch if row.sampled_token is not None}
+        for change in record.preempted:
+            if change["request_id"] in idle:
+                yield record.step, f"preempted {change['request_id']}"
+            idle.add(change["request_id"])
+
+
+def positions_are_sampled_once(run: Run) -> Iterator[Finding]:
+    """The token of each position is sampled once, by the row that reaches the one before it."""
+    num_known = {name: len(prompt) for name, prompt in run.prompts.items()}
+    for record in run.records:
+        for row in record.batch:
+            if row.sampled_token is not None:
+                if row.end != num_known[row.request_id]:
+                    yield record.step, f"{row.request_id} {row.start}"
+                num_known[row.request_id] = row.end + 1
+
+
+def equal_prompts_agree(run: Run) -> Iterator[Finding]:
+    """A prompt's first token is the same whoever else is there, where nobody draws at random."""
+    first: dict[tuple[int, ...], int | None] = {}
+    for record in run.records:
+        for row in record.batch:
+            prompt = tuple(run.prompts[row.request_id])
+            token = row.sampled_token
+            is_first = token is not None and row.end == len(prompt)
+            is_greedy = run.params[row.request_id].temperature == 0
+            if is_first and is_greedy and first.setdefault(prompt, token) != token:
+                yield record.step, f"{row.request_id} {row.start}"
+
+
+def callers_get_all(run: Run) -> Iterator[Finding]:
+    """What was sampled for a request is what its caller got."""
+    known = run.known()
+    for record in run.records:
+        for change in record.finished:
+            name = change["request_id"]
+            if known[name] != run.prompts[name] + run.tokens.get(name, []):
+                yield record.step, f"finished {name}"
+
+
+def text_ends_at_stop(run: Run) -> Iterator[Finding]:
+    """Nobody computes on behind a stop string."""
+    tokens: dict[str, list[int]] = {name: [] for name in run.prompts}
+    for record in run.records:
+        for row in record.batch:
+            text = words().decode(tokens[row.request_id])
+            if any(stop in text for stop in run.params[row.request_id].stop):
+                yield record.step, f"{row.request_id} {row.start}"
+            if row.sampled_token is not None:
+                tokens[row.request_id].append(row.sampled_token)

@@ -1,0 +1,61 @@
+"""Answers are wrong when the machine is busy. With prints in the code they are right."""
+
+from __future__ import annotations
+
+import torch
+
+from .exhibit import Arrival, Exhibit, greedy
+from .invariants import equal_prompts_agree
+from .slow_device import SlowRunner, SlowState
+
+PROMPT = [23, 42, 17]
+
+
+class OneBuffer(SlowState):
+    """One method is not M5's."""
+
+    buffer = torch.zeros(2, 4096, dtype=torch.int64)
+
+    def in_host_memory(self, pairs: torch.Tensor) -> torch.Tensor:
+        """Pinned memory that a copy can start from. Pinning is slow: it is done once."""
+        own = self.buffer[:, : pairs.shape[1]]
+        return own.copy_(pairs)
+
+
+EXHIBIT = Exhibit(
+    milestone="m5_kernels",
+    place="m5_kernels.runner.DeviceState",
+    broken=OneBuffer,
+    both={"m5_kernels.engine.FusedRunner": SlowRunner, "m5_kernels.runner.DeviceState": SlowState},
+    traffic=[
+        Arrival(0, "a", PROMPT, greedy(3)),
+        Arrival(4, "b", PROMPT, greedy(3)),
+        Arrival(4, "long", list(range(50, 70)), greedy(3)),
+        Arrival(9, "c", PROMPT, greedy(3)),
+    ],
+    invariant=equal_prompts_agree,
+    text="""
+question: a, b and c send the same prompt. b comes together with a long one. Its plan is right,
+  its blocks are its own. What does a device that is behind still have to read, while the host
+  plans the next step?
+cause: An asynchronous copy reads its source when the device comes to it, not when it is queued.
+  Step 3 takes long. Meanwhile the host writes the rows of step 4 into the same memory: step 3 is
+  computed with parts of step 4.
+invariant: Memory that a queued copy will read is not written. A request's tokens do not depend
+  on what comes a step later.
+fix: Fresh pinned memory for each step; the caching host allocator gives it out again when the
+  copy is done.
+test: tests/exercises/test_museum.py, with a slow device; on a fast one no test fails for certain
+seen: One pinned buffer was filled anew for each step, while the copy of the step before still
+  waited in the device's queue.
+threads: NVIDIA/TensorRT-LLM#15546 (merged), lightseekorg/tokenspeed#376 (merged),
+  sgl-project/sglang#26380 (merged)
+""",
+    walk="""
+call exercises/museum/next_steps_rows.py::OneBuffer.in_host_memory, when len(self.queue) > 0
+The device has not come to what is queued.
+p len(self.queue)  # copies and steps that wait
+p self.buffer[:, :4].tolist()  # places and values that the first of them will read
+Try `n`, `n` and `p self.buffer[:, :4].tolist()` again: what will it read now?
+""",
+)

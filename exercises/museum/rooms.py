@@ -1,0 +1,61 @@
+"""What hangs where. Nothing here imports an engine, so that the list is there at once."""
+
+from __future__ import annotations
+
+import importlib
+
+from .exhibit import Exhibit
+
+ROOMS = {
+    "Blocks": {
+        "free_blocks_fall": "With every request that ends there is a free block less",
+        "block_too_late": "A request has more tokens than its blocks have room for",
+    },
+    "Prefix cache": {
+        "equal_prompts": "Of two equal prompts in one step, one gets another answer",
+        "asked_again": "The answer to a prompt that was asked before begins with another's word",
+        "anothers_words": "Works until the pool has been full once",
+        "second_turn": "Only the second turn of a chat is wrong, and not of every chat",
+        "crafted_prompt": "One prompt among thousands gets the answer to another",
+        "shared_unwritten": "A prompt shares blocks that nobody has written",
+    },
+    "Scheduler": {
+        "waits_for_nothing": "A request waits beside free rows, budget and blocks",
+        "in_and_out": "The GPU works, yet one request gets no token",
+        "tokens_too_many": "Long prompts are answered with a word too many at the beginning",
+    },
+    "Runner": {
+        "seam": "A word stands twice, in answers that were preempted",
+        "next_steps_rows": "Wrong only under load, and never with a debugger",
+        "recycled_row": "A greedy request gives another answer each time",
+    },
+    "Text and serving": {
+        "runs_past_stop": "The answer goes on behind the stop string",
+        "anothers_stream": "A user reads what another one asked for",
+    },
+}
+"""By room: an exhibit's file, and what was complained of."""
+
+BY_SYMPTOM = {
+    "Wrong tokens, only in company": ("equal_prompts", "tokens_too_many", "next_steps_rows"),
+    "Right at first, then not": ("asked_again", "second_turn", "crafted_prompt", "recycled_row"),
+    "Right until memory is short": ("anothers_words", "seam"),
+    "Stuck or slow, while memory is free": ("free_blocks_fall", "waits_for_nothing", "in_and_out"),
+    "Right tokens, wrong text": ("runs_past_stop", "anothers_stream"),
+    "Looks wrong, and is it?": ("block_too_late", "shared_unwritten"),
+}
+"""The same exhibits as somebody meets them who does not know the cause."""
+
+NAMES = [name for room in ROOMS.values() for name in room]
+SYMPTOMS = {name: symptom for room in ROOMS.values() for name, symptom in room.items()}
+
+
+def complaint(name: str) -> str:
+    """What was reported, in a sentence or two."""
+    return importlib.import_module(f"{__package__}.{name}").__doc__ or ""
+
+
+def exhibit(name: str) -> Exhibit:
+    """The exhibit in a file of this folder."""
+    own: Exhibit = importlib.import_module(f"{__package__}.{name}").EXHIBIT
+    return own

@@ -1,0 +1,56 @@
+"""Under load, some answers say a word twice."""
+
+from __future__ import annotations
+
+from m4_prefix_chunked.scheduler import Scheduler
+from milestone_llm.core.outputs import EngineCoreOutput, SampledToken
+from milestone_llm.core.request import Request, RequestStatus
+
+from .exhibit import Arrival, Exhibit, greedy
+from .invariants import positions_are_sampled_once
+
+
+class Appends(Scheduler):
+    """One method is not M5's."""
+
+    def _append(self, request: Request, sampled: SampledToken) -> EngineCoreOutput:
+        """Give a request its token. Of a preempted one all is computed anew: nothing to keep."""
+        if request.status is RequestStatus.WAITING:
+            request.num_in_flight = 0
+            return EngineCoreOutput(request.request_id, [sampled.token_id], [], None)
+        return super()._append(request, sampled)
+
+
+EXHIBIT = Exhibit(
+    milestone="m5_kernels",
+    place="m5_kernels.engine.Scheduler",
+    broken=Appends,
+    traffic=[
+        Arrival(0, "a", list(range(30, 37)), greedy(8)),
+        Arrival(0, "b", list(range(50, 55)), greedy(8)),
+    ],
+    invariant=positions_are_sampled_once,
+    config={"max_model_len": 16, "kv_cache_tokens": 24, "enable_prefix_caching": False},
+    text="""
+question: b is preempted in step 6 and resumed in step 8. What did it sample last before, and
+  what first after? Mind the positions.
+cause: The plan of step 7 preempts b while step 6 still samples b's token. When that token comes,
+  b's caller gets it, but b's own list does not: "it computes all anew". So it samples the same
+  position again, and its caller gets that, too.
+invariant: The token of each position is sampled once and delivered once. A token under way
+  belongs to its request, preempted or not.
+fix: Append it. Preemption drops keys and values, never tokens.
+test: tests/m5/test_pipeline.py::test_a_preempted_request_keeps_the_token_that_was_under_way
+seen: With steps planned ahead, a request can be preempted while its token is under way. Engines
+  have lost such tokens, sent them twice, or dropped them and preempted three times as often.
+threads: vllm-project/vllm#26385 (merged), vllm-project/vllm#38624 (closed),
+  vllm-project/vllm-gaudi#1794 (merged)
+""",
+    walk="""
+call exercises/museum/seam.py::Appends._append, when request.status is RequestStatus.WAITING
+A token comes for a request that was preempted after its step was launched.
+p sampled.token_id  # what the caller will get
+p len(request.token_ids)  # what b knows
+Try `r` and `p len(request.token_ids)` again: the same.
+""",
+)

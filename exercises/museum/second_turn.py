@@ -1,0 +1,54 @@
+"""The first answer of a chat is always right. In some chats the second is nonsense."""
+
+from __future__ import annotations
+
+from m4_prefix_chunked.scheduler import Scheduler
+from milestone_llm.core.request import Request
+
+from .exhibit import Arrival, Exhibit, greedy
+from .invariants import names_are_true
+
+
+class Remembers(Scheduler):
+    """One method is not M4's."""
+
+    def free_memory(self, request: Request) -> None:
+        """Give back a request's blocks; all that are full can be found, prompt and answer."""
+        if request.request_id in self.kv.block_tables:
+            self.prefix_cache.make_findable(request, len(request.token_ids))
+        super().free_memory(request)
+
+
+EXHIBIT = Exhibit(
+    milestone="m4_prefix_chunked",
+    place="m4_prefix_chunked.engine.Scheduler",
+    broken=Remembers,
+    traffic=[
+        Arrival(0, "one", [23, 42, 17, 8, 15], greedy(3)),
+        Arrival(1, "two", [7, 77], greedy(3)),
+        Arrival(5, "one+", [99, 4, 61], greedy(3), after="one"),
+        Arrival(5, "two+", [99, 4, 61], greedy(3), after="two"),
+    ],
+    invariant=names_are_true,
+    text="""
+question: Both chats go on in the same way; `one+` is wrong, `two+` is not. How many tokens had
+  `one` computed when it finished, and how many does `one+` find?
+cause: Block 1 is named by eight tokens when `one` ends. The eighth was sampled last: nobody
+  computed its keys and values, for there was no further step. It shows only where prompt and
+  answer end with a full block.
+invariant: The tokens that name a block are tokens whose KV is in it: no more than
+  num_computed_tokens.
+fix: Make findable up to num_computed_tokens. It is one less than the tokens known.
+test: tests/m4/test_hits.py::test_the_last_token_of_an_output_has_no_kv_and_completes_no_block
+seen: A server's list of cached tokens and its KV memory were out of step, so a later request
+  relied on positions that were not there.
+threads: ggml-org/llama.cpp#13533 (merged), ggml-org/llama.cpp#13484 (closed)
+""",
+    walk="""
+call exercises/museum/second_turn.py::Remembers.free_memory, when request.request_id == 'one'
+The first turn has ended.
+p len(request.token_ids)  # known
+p request.num_computed_tokens  # with keys and values
+Try `n`, `n` and `p self.prefix_cache.pool.hash_of`: how many blocks can be found?
+""",
+)

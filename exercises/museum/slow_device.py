@@ -1,0 +1,72 @@
+"""A device that falls behind, as a GPU does when there is much to do."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+
+from m5_kernels.device_state import DeviceState
+from m5_kernels.runner import FusedRunner
+from m5_kernels.sampler import Needs
+from m5_kernels.step_graphs import StepShape
+from milestone_llm.core.request import Request
+
+MANY_TOKENS = 16
+
+
+class SlowState(DeviceState):
+    """Changes are sent from host memory when the device comes to it."""
+
+    def reset(self) -> None:
+        """There is nothing to do for the device."""
+        super().reset()
+        self.queue: deque[Callable[[], None]] = deque()
+
+    def flush(self) -> None:
+        """Queue a copy of all changes."""
+        if not self._places:
+            return
+        places = list(chain.from_iterable(self._places))
+        pairs = self.in_host_memory(torch.tensor([places, list(chain.from_iterable(self._values))]))
+        self._places, self._values = [], []
+
+        def copy() -> None:
+            self._arena[pairs[0]] = pairs[1].int()
+
+        self.queue.append(copy)
+
+    def in_host_memory(self, pairs: torch.Tensor) -> torch.Tensor:
+        """Changes where a copy can start from: places and values `[2, num_changes]`."""
+        return self.pinned(pairs.shape[1]).copy_(pairs)
+
+    def pinned(self, size: int) -> torch.Tensor:
+        """Fresh memory for so many changes. On a GPU it would be pinned, which takes its time."""
+        return torch.empty(2, size, dtype=torch.int64)
+
+
+class SlowRunner(FusedRunner):
+    """M5's runner. Steps of many tokens are done when somebody waits for them, others at once."""
+
+    state: SlowState
+
+    def _compute(self, shape: StepShape, needs: Needs) -> Any:
+        tokens: list[torch.Tensor] = []
+        compute = super()._compute
+        self.state.queue.append(lambda: tokens.append(compute(shape, needs)))
+        while self.state.queue and shape.num_tokens <= MANY_TOKENS:
+            self.state.queue.popleft()()
+        return tokens
+
+    def _fetch(self, requests: Sequence[Request | None], tokens: Any, of_prompts: Any) -> Any:
+        fetch = super()._fetch
+
+        def read() -> Any:
+            while not tokens:
+                self.state.queue.popleft()()
+            return fetch(requests, tokens[0], of_prompts)()
+
+        return read
