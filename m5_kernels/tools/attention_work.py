@@ -34,12 +34,10 @@ class Shape(NamedTuple):
         """Bytes of keys and values in bf16."""
         return self.num_seqs * self.context_len * NUM_KV_HEADS * head_dim * 4
 
-    def batch(self, head_dim: int, num_blocks: int | None = None) -> PagedBatch:
+    def batch(self, head_dim: int) -> PagedBatch:
         """A batch of this shape in blocks of 16."""
         lens, queries = [self.context_len] * self.num_seqs, [self.query_len] * self.num_seqs
-        return PagedBatch.random(
-            lens, queries, NUM_Q_HEADS, NUM_KV_HEADS, head_dim, num_blocks=num_blocks
-        )
+        return PagedBatch.random(lens, queries, NUM_Q_HEADS, NUM_KV_HEADS, head_dim)
 
     def batches(self, head_dim: int) -> list[PagedBatch]:
         """As many as it takes that a launch finds none of its inputs in the L2 cache."""

@@ -140,17 +140,11 @@ class PagedBatch:
         block_size: int = 16,
         dtype: torch.dtype = torch.bfloat16,
         device: str = "cuda",
-        num_blocks: int | None = None,
     ) -> PagedBatch:
-        """Unused block-table entries are out of range, so that reading them shows.
-
-        num_blocks: of the cache; fewer than the sequences need makes them share blocks (a cheap
-        stand-in to compile with); None gives each its own.
-        """
+        """Unused block-table entries are out of range, so that reading them shows."""
         counts = [-(-length // block_size) for length in context_lens]
-        needed = max(1, sum(counts))
-        num_blocks = needed if num_blocks is None else num_blocks
-        ids = torch.randperm(needed, device=device).remainder(num_blocks).int()
+        num_blocks = max(1, sum(counts))
+        ids = torch.randperm(num_blocks, device=device).int()
         width = -(-max([1, *counts]) // 16) * 16
         table = torch.full((len(counts), width), 2**30, dtype=torch.int32, device=device)
         start = 0

@@ -2,21 +2,17 @@
 
     python -m m5_kernels.tools.tune
 
-Candidates are compiled first, in parallel processes (compiling is what takes the time), then each
-is checked against the torch twin and timed alone. A row is chosen by the geometric mean of its
-speed over the shapes.
+Each candidate is compiled, which is what takes the time, checked against the torch twin and timed
+alone. A row is chosen by the geometric mean of its speed over the shapes.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import multiprocessing
-import os
 import statistics
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 import torch
@@ -25,8 +21,8 @@ from m5_kernels.kernels.skinny_linear import skinny_linear
 from m5_kernels.kernels.tiles import DecodeTile, LinearTile, PrefillTile
 from milestone_llm.lab.cli import Formatter
 
-from .attention_work import DECODE_SHAPES, PREFILL_SHAPES, Shape, attention_runs, microseconds
-from .measure import check, gpu_command, median_us, num_rotations
+from .attention_work import DECODE_SHAPES, PREFILL_SHAPES, attention_runs, microseconds
+from .measure import PagedBatch, check, gpu_command, median_us, num_rotations
 
 AttentionTile = DecodeTile | PrefillTile
 
@@ -50,37 +46,22 @@ def candidates(kind: str, head_dim: int) -> Sequence[AttentionTile]:
     return found
 
 
-def compile_one(tile: AttentionTile, shape: Shape, head_dim: int) -> str | None:
-    """Compile a candidate into triton's cache on disk; returns why it can't run, if it can't."""
-    batch = shape.batch(head_dim, num_blocks=64)
+def can_run(tile: AttentionTile, batch: PagedBatch) -> bool:
+    """Whether this GPU has enough for a candidate; if not, why is printed."""
     try:
         attention_runs(tile, [batch])[0]()
         torch.cuda.synchronize()
     except Exception as error:  # too much shared memory, mostly
-        return f"{type(error).__name__}: {error}"[:200]
-    return None
-
-
-def compile_all(
-    tiles: Sequence[AttentionTile], shapes: Sequence[Shape], head_dim: int
-) -> list[AttentionTile]:
-    """Those that can run; the others are printed."""
-    tile_column, shape_column = zip(*itertools.product(tiles, shapes), strict=True)
-    # A fresh interpreter each: a process that has used CUDA can't fork.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(14, os.cpu_count() or 1), mp_context=context) as pool:
-        work = partial(compile_one, head_dim=head_dim)
-        reasons = list(pool.map(work, tile_column, shape_column))
-    broken = {t: reason for t, reason in zip(tile_column, reasons, strict=True) if reason}
-    for tile, reason in broken.items():
-        print(f"  {tuple(tile)} left out: {reason}")
-    return [tile for tile in tiles if tile not in broken]
+        print(f"  {tuple(tile)} left out: {type(error).__name__}: {error}"[:200])
+        return False
+    return True
 
 
 def tune(kind: str, head_dim: int) -> None:
     """Compile, check and time the candidates of one kernel at one head_dim; print the winner."""
     shapes = DECODE_SHAPES if kind == "decode" else PREFILL_SHAPES
-    tiles = compile_all(candidates(kind, head_dim), shapes, head_dim)
+    batch = shapes[-1].batch(head_dim)
+    tiles = [tile for tile in candidates(kind, head_dim) if can_run(tile, batch)]
     speeds: dict[AttentionTile, list[float]] = {tile: [] for tile in tiles}
     for shape in shapes:
         for tile, us in zip(tiles, microseconds(shape, head_dim, tiles), strict=True):

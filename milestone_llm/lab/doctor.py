@@ -1,7 +1,7 @@
 """Facts for a bug report, and what makes this machine slow: `python -m milestone_llm.lab.doctor`
 
-Prints versions, the machine, memory, and whether M5's kernels would run here; and ends with what to
-do about what it found. Takes a few seconds.
+Prints versions, cores, memory, and whether M5's kernels would run here; and ends with what to do
+about what it found. Takes a few seconds.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from milestone_llm.lab.bench.record import machine
-from milestone_llm.lab.bench.report import print_rows
+from rich.table import Table
+
 from milestone_llm.lab.cli import Formatter, console
 from milestone_llm.lab.threads import in_the_way, product_times
 
@@ -32,10 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     advice: list[str] = []
     rows = [("python", f"{platform.python_version()}, {platform.platform()}")]
     rows += [(name, _version(name) or "not installed") for name in (*PACKAGES, *EXTRAS)]
-    rows += [("machine", machine()), *_speed(advice), *_kernels(advice)]
-    print_rows(console, rows, gap=2)
-    console.print()
-    print_rows(console, [("-", line) for line in advice or ["Nothing here stands in the way."]])
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for row in (*rows, *_speed(advice), *_kernels(advice)):
+        grid.add_row(*row)
+    console.print(grid)
+    for line in advice or ["Nothing here stands in the way."]:
+        console.print(f"\n- {line}", soft_wrap=True)
     return 0
 
 
@@ -53,7 +55,9 @@ def _speed(advice: list[str]) -> Iterator[tuple[str, str]]:
     from milestone_llm.models.machine import usable_cores
 
     num_cores, num_threads = usable_cores(), torch.get_num_threads()
-    if hasattr(os, "getloadavg") and (load := os.getloadavg()[0]) > num_cores:
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    yield "CPU cores", f"{num_cores}, torch takes {num_threads} threads; load {load:.1f}"
+    if load > num_cores:
         advice.append(f"{load:.1f} processes want the CPU. Wait, or take --threads 1.")
     if num_threads > num_cores:
         advice.append(f"torch takes {num_threads} threads: take --threads {num_cores}.")
@@ -91,7 +95,7 @@ def _kernels(advice: list[str]) -> Iterator[tuple[str, str]]:
         yield "M5's kernels", "their torch twins: torch sees no GPU"
     else:
         free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
-        yield "M5's kernels", f"Triton; {free:.1f} of {total:.1f} GiB of the GPU's memory are free"
+        yield "GPU", f"{torch.cuda.get_device_name()}, {free:.1f} of {total:.1f} GiB free"
         is_hopper = torch.version.hip is None and torch.cuda.get_device_capability() == (9, 0)
         large = "Gluon in bf16 and fp16 steps of more than 3,072 tokens, else " * is_hopper
         yield "M5's prefill", f"{large}Triton"

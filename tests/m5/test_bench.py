@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from docs.questions import m5_steps
+from docs.questions import m5_prefill, m5_steps
 from m5_kernels import LLMEngine
 from m5_kernels.bench import main
 from m5_kernels.decoder import decoder
+from m5_kernels.kernels.tiles import PrefillTile
+from m5_kernels.tools.attention_work import Shape
 from m5_kernels.tools.bench_limits import RunLimit, limit_text
 from m5_kernels.tools.bench_parts import KERNELS, switched_off
 from m5_kernels.tools.bench_profile import profile_steps
@@ -177,3 +179,25 @@ def test_instruments_without_a_gpu_say_so_in_one_line(
     out, err = capsys.readouterr()
     assert "GPU" in err
     assert (out, err.count("\n")) == ("", 1)
+
+
+def test_a_chunk_is_rated_by_the_scores_that_it_computes() -> None:
+    """A prompt in as long as its two halves: as much work."""
+    shapes = [Shape(1, 100, 100), Shape(1, 50, 50), Shape(1, 100, 50)]
+    whole, first, second = (shape.speed(128, 1.0) for shape in shapes)
+    assert first + second == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("is_hopper", [True, False])
+def test_prefill_is_measured_with_the_kernel_for_hopper_where_there_is_one(
+    is_hopper: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(m5_prefill, "prefill_tile", lambda *shape: PrefillTile(64, 32, 4, 2))
+    monkeypatch.setattr(m5_prefill, "runs_on_hopper", lambda *shape, block_size: is_hopper)
+    monkeypatch.setattr(m5_prefill, "microseconds", lambda shape, dim, tiles: [1e3] * len(tiles))
+    monkeypatch.setattr(m5_prefill, "dense_us", lambda shape: 1e3)
+    rows = list(m5_prefill.rows(Ceilings(1.0, 1.0, 1.0)))
+    assert [row[0] for row in rows][-1] == "B1xL32768-half"
+    assert all((row[2] == "-") is not is_hopper for row in rows)
+    assert [row[0] for row in rows if row[4] == "-"] == ["B1xL32768-half"]  # no square to compare

@@ -1,9 +1,12 @@
 """Flash-Decoding by hand is the kernel's: the same shares, the same attention."""
 
+import itertools
+
 import pytest
 import torch
 
 from docs.questions import flash_decode_by_hand as by_hand
+from m5_kernels.kernels import flash_decode
 from m5_kernels.kernels.flash_decode import flash_decode_torch
 
 
@@ -37,3 +40,19 @@ def test_shares_cover_every_tile_once_and_differ_by_one_tile_at_most():
         for program in range(5)
     ]
     assert sorted(sizes) == [2, 2, 2, 3, 3]
+
+
+def test_the_drawing_in_the_kernels_file_has_its_shares():
+    lines = {line[:12].strip(): line for line in flash_decode.__doc__.splitlines() if "|" in line}
+    contexts, tiles, programs = (
+        [i for i, mark in enumerate(lines[name]) if mark == "|"]
+        for name in ("context", "KV tiles", "programs")
+    )
+    assert set(contexts) | set(programs) <= set(tiles), "a cut beside the edge of a tile"
+    cuts, ends = ([tiles.index(i) for i in marks] for marks in (programs, contexts))
+    lens = [end - start for start, end in itertools.pairwise(ends)]
+    num_programs = len(cuts) - 1
+    shares = [0] * num_programs
+    for split in by_hand.split(lens, tile=1, num_programs=num_programs):
+        shares[split.program] += split.end_tile - split.first_tile
+    assert [end - start for start, end in itertools.pairwise(cuts)] == shares

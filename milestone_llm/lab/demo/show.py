@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import cProfile
-import io
-import pstats
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -139,15 +136,6 @@ def _totals(run: DemoRun) -> dict[str, str]:
         "mean TTFT": mean(m.ttft for m in metrics),
         "mean TPOT": mean(m.tpot for m in metrics),
     }
-
-
-def profile(profiler: cProfile.Profile) -> None:
-    """The 20 functions that took most time themselves, then with all that they called."""
-    for order, what in (("tottime", "by themselves"), ("cumulative", "with all that they called")):
-        headline(f"The 20 costliest functions {what}")
-        text = io.StringIO()
-        pstats.Stats(profiler, stream=text).strip_dirs().sort_stats(order).print_stats(20)
-        console.print(Text(text.getvalue().strip()), no_wrap=True, overflow="ellipsis")
 
 
 def timeline(runs: Sequence[DemoRun], path: Path, by: str = "step", label: str = "{}") -> None:

@@ -1,6 +1,4 @@
-"""Draw which KV block belonged to whom, step by step.
-
-    python -m m3_paged.tools.kvmap trace.jsonl -o kvmap.png
+"""Draw which KV block belonged to whom, step by step, as M3's demo does.
 
 A line is a block, time goes to the right. A bar has the colour of its holder and fills from pale to
 solid as tokens come in; blank is free. A block of several requests is striped in their colours and
@@ -153,24 +151,16 @@ def _draw_pool(
 def _draw_names(
     axes: Axes, states: Sequence[BlockState], runs: Sequence[BlockRun], room: Room
 ) -> None:
-    """The holder's id in every bar that has room for it; if bars are thin, once a request."""
+    """The holder's id in every bar that has room for it."""
     size = min(10.0, room.block * 72 * 0.62)
-    is_thin, size = size < _MIN_FONT_SIZE, max(size, _MIN_FONT_SIZE)
     look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontweight": "bold"}
     look |= {"color": "white", "zorder": 5, "fontsize": size}
     look["path_effects"] = [withStroke(linewidth=1.5, foreground="#222222")]
-    areas: dict[tuple[str, int, int, int], list[int]] = {}
-    for run in runs:  # blocks that a request took and gave back at the same time have one name
-        key = (" ".join(run.holders), run.first, run.last, 0 if is_thin else run.block)
-        areas.setdefault(key, []).append(run.block)
-    by_size = sorted(areas.items(), key=lambda area: (area[0][2] - area[0][1]) * len(area[1]))
-    named: set[str] = set()
-    for (name, first, last, _), blocks in reversed(by_size):
-        is_wide = last - first + 1 >= (0.7 * len(name) + 0.6) * size / 72 / room.step
-        if is_wide and not (is_thin and name in named):
-            named.add(name)
-            middle = (states[first].step + states[last].step) / 2
-            axes.text(middle, blocks[len(blocks) // 2], name, **look)
+    for run in runs if size >= _MIN_FONT_SIZE else ():
+        name = " ".join(run.holders)
+        if run.last - run.first + 1 >= (0.7 * len(name) + 0.6) * size / 72 / room.step:
+            middle = (states[run.first].step + states[run.last].step) / 2
+            axes.text(middle, run.block, name, **look)
 
 
 def _draw_marks(axes: Axes, records: Sequence[StepRecord], room: Room) -> None:
