@@ -17,6 +17,7 @@ A Markdown file asks for output with a comment, and the builder writes what foll
     <!-- draw: COMMAND -o docs/images/x.png -->          the picture below is drawn by it
     <!-- measured: docs/measurements/x.json by: COMMAND --> ... <!-- end -->    recorded figures
 
+A line `<!-- reading time -->` is followed by the page's reading time, counted from its words.
 And a link such as [`EngineCore.step`](../milestone_llm/core/engine_core.py#L1) gets the number of
 the line where that function or class begins.
 """
@@ -45,6 +46,10 @@ _RUN_BLOCK = re.compile(r"\n*```console\n.*?\n```\n", re.S)
 _PICTURE = re.compile(r"\n*(!\[[^\]]*\]\([^)]*\))\n(?:\n?`[^`]*`\n)?")
 _MEASURED = re.compile(r"(<!-- measured: (\S+)\s+by: (.*?) -->\n).*?(<!-- end -->)", re.S)
 _CODE_LINK = re.compile(r"\[`(?P<name>[\w.]+)`\]\((?P<file>[^)#\s]+\.py)#L\d+\)")
+_READING_TIME = re.compile(r"(<!-- reading time -->\n)(?:\*.*\*\n)?")
+_NOT_READ = re.compile(r"<!--.*?-->|<details>.*?</details>", re.S)
+WORDS_A_MINUTE = 150
+"""Of a text with code and figures in it."""
 _NUMBER_OF_TIME = re.compile(r"[\d,.]+ ?(ms|s|tok/s|us|x)\b")
 
 
@@ -106,6 +111,7 @@ class Builder:
             text = text[: marker.end] + fill(where, marker, text[marker.end :])
         text = _MEASURED.sub(lambda match: self._measured(where, match), text)
         text = _CODE_LINK.sub(lambda match: self._code_link(path, match), text)
+        text = _READING_TIME.sub(lambda match: self._reading_time(where, match), text)
         if not self.is_check:
             path.write_text(text, encoding="utf-8")
 
@@ -177,11 +183,24 @@ class Builder:
             self._differs(page.relative_to(ROOT).as_posix(), "link", match[0], new)
         return new
 
+    def _reading_time(self, where: str, match: re.Match[str]) -> str:
+        minutes = reading_minutes(match.string)
+        new = f"{match[1]}*{minutes} minutes to read, without what is folded away.*\n"
+        if self.is_check and new != match[0]:
+            self._differs(where, "reading time", match[0], new)
+        return new
+
     def _differs(self, where: str, command: str, old: str, new: str) -> None:
         lines = difflib.unified_diff(
             old.splitlines(), new.splitlines(), where, command, lineterm=""
         )
         self.problems.append("\n".join(list(lines)[:60]))
+
+
+def reading_minutes(text: str) -> int:
+    """How long a page takes: all its words but comments, folded answers and this line itself."""
+    text = _NOT_READ.sub("", _READING_TIME.sub("", text))
+    return max(1, round(len(text.split()) / WORDS_A_MINUTE))
 
 
 def line_of(path: Path, name: str) -> int:

@@ -11,11 +11,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-COLUMNS = {
+COLUMNS = {  # those without figures are left out
     "tok/s": "{tok_s:,.1f}",
     "slowest and fastest round": "{tok_s_min:,.1f}, {tok_s_max:,.1f}",
     "TTFT p50, ms": "{ttft_p50:,.0f}",
     "TPOT p50, ms": "{tpot_p50:,.1f}",
+    "steps": "{num_steps:,.0f}",
+    "most rows": "{most_rows:.0f}",
+    "positions": "{positions:,.0f}",
     "its time / {ours}'s": "{speedup:.2f}x",
 }
 
@@ -44,6 +47,8 @@ def as_table(data: dict[str, Any]) -> str:
     from milestone_llm.lab.bench.report import filled, markdown_table
 
     work, machine, engine = data["workload"], data["environment"], data["engine"]
+    engines = data.get("engines", {}).values() or [engine]
+    most_rows = " or ".join(map(str, sorted({each["max_num_seqs"] for each in engines})))
     ranges = [
         f"{low}..{high}" if low < high else f"{low}"
         for low, high in (work["input_len"], work["output_len"])
@@ -56,7 +61,7 @@ def as_table(data: dict[str, Any]) -> str:
     return (
         f"{requests} of {ranges[0]} tokens in and "
         f"{ranges[1]} out ({work['output_tokens']:,} output tokens), "
-        f"{data['model']} in {machine['dtype']}, at most {engine['max_num_seqs']} at a time, on "
+        f"{data['model']} in {machine['dtype']}, at most {most_rows} at a time, on "
         f"{machine['device']}{threads}; torch {machine['torch']}, "
         f"transformers {machine['transformers']}; {rounds}.\n\n"
         + markdown_table(*filled(data, COLUMNS))

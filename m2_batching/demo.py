@@ -9,16 +9,13 @@ requests beside it, and r2 waits there for the whole batch. To see more:
   --max-num-seqs 1 --policy priority --priorities 2,0,1
                                            the most urgent first
   --max-num-batched-tokens 64,2048         a small step budget against a large one
-  --profile                                where the time goes
 """
 
 from __future__ import annotations
 
 import argparse
-import cProfile
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import m1_single
 import m2_batching
@@ -43,7 +40,6 @@ def parser() -> argparse.ArgumentParser:
     )
     add_options(parser, "max-model-len", max_num_seqs=2)
     add("--no-static", action="store_true", help="leave static batching out")
-    add("--profile", action="store_true", help="print the 20 costliest functions")
     return parser
 
 
@@ -54,7 +50,7 @@ def demo(args: argparse.Namespace) -> None:
 
     work = load_work(args)
     work.items = arriving(work.items, args)
-    runs, profiler = [], cProfile.Profile()
+    runs = []
     if not (args.no_static or args.scheduler):
         runs.append(work.run("static", m1_single, max_num_batched_tokens=None, trace=None))
     budgets = list(dict.fromkeys(args.max_num_batched_tokens))
@@ -65,8 +61,7 @@ def demo(args: argparse.Namespace) -> None:
     for budget in budgets:
         label = "continuous" if len(budgets) == 1 else f"budget {budget}"
         label = "yours" if args.scheduler and budget == budgets[0] else label
-        with profiler if args.profile else nullcontext():
-            runs.append(work.run(label, m2_batching, max_num_batched_tokens=budget))
+        runs.append(work.run(label, m2_batching, max_num_batched_tokens=budget))
         if budget == budgets[0]:
             show.steps(runs[-1])
             show.answers(runs[-1])
@@ -77,9 +72,6 @@ def demo(args: argparse.Namespace) -> None:
         console.print("All fit into one step, whatever their priorities: try --max-num-seqs 1.")
     if args.policy == "fcfs" and args.priorities:
         console.print("--priorities changes nothing without --policy priority.")
-    if args.profile:
-        console.print("Times are those of a profiled run, which is slower.")
-        show.profile(profiler)
     show.timeline(runs, args.out / PICTURE)
     show.page(runs, args.explore)
 

@@ -1,1 +1,1 @@
-"""Instruments that draw KV memory: `python -m m3_paged.tools.NAME`. No step runs them."""
+"""What the demo shows of KV memory. No step runs it."""

@@ -161,6 +161,27 @@ def test_a_link_to_code_gets_the_line_of_its_function(build, monkeypatch, tmp_pa
         built(build, monkeypatch, tmp_path, "[`Loop.stop`](loop.py#L1)", "")
 
 
+def test_a_page_says_how_long_it_takes_to_read(build, monkeypatch, tmp_path):
+    folded = "<details>\n" + "word " * 900 + "\n</details>\n"
+    text = "# A page\n\n<!-- reading time -->\n\n" + "word " * 448 + folded
+    once, _ = built(build, monkeypatch, tmp_path, text, "")
+    assert "<!-- reading time -->\n*3 minutes to read, without what is folded away.*\n" in once
+    longer = once + "word " * 300
+    _, builder = built(build, monkeypatch, tmp_path, longer, "", is_check=True)
+    assert "+*5 minutes to read" in builder.problems[0]
+    twice, _ = built(build, monkeypatch, tmp_path, once, "")
+    assert twice == once
+
+
+def test_the_readme_begins_with_a_small_animated_picture():
+    Image = pytest.importorskip("PIL.Image")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    picture = ROOT / re.search(r"!\[[^\]]*\]\((.*?)\)", text)[1]
+    assert picture.stat().st_size < 600_000
+    with Image.open(picture) as image:
+        assert image.n_frames > 20
+
+
 def test_recorded_figures_come_from_their_file(build, tmp_path):
     measured = build.measured
     assert "Not recorded yet" in measured(tmp_path / "none.json", "python -m m2_batching.bench")

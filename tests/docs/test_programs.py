@@ -1,6 +1,7 @@
 """The programs behind the pages do what the pages say of them."""
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -12,6 +13,10 @@ from milestone_llm.models.checkpoint import load_model
 
 ROOT = Path(__file__).parents[2]
 QUESTIONS = ROOT / "docs" / "questions"
+sys.path.insert(0, str(ROOT / "docs"))
+from measured import as_table  # noqa: E402
+
+sys.path.pop(0)
 
 
 def program(name):
@@ -43,6 +48,23 @@ def test_a_key_that_is_turned_by_its_position_gives_a_score_that_depends_on_the_
     torch.testing.assert_close(near.sum(), far.sum(), rtol=1e-3, atol=1e-3)
 
 
+def test_the_ladder_takes_fewer_steps_or_positions_from_each_milestone_to_the_next(tmp_path):
+    record = tmp_path / "ladder.json"
+    sizes = ["--model", "tiny-llama", "--num-requests", "6", "--rounds", "1"]
+    memory = ["--kv-cache-tokens", "1024", "--max-model-len", "512", "--common-tokens", "32"]
+    assert program("ladder_cpu").main([*sizes, *memory, "--json", str(record)]) == 0
+    data = json.loads(record.read_text(encoding="utf-8"))
+    medians = [own["median"] for own in data["contestants"].values()]
+    steps, positions, rows = (
+        [figures[name] for figures in medians] for name in ("num_steps", "positions", "most_rows")
+    )
+    assert steps[0] > steps[1] > steps[2] >= steps[3]
+    assert positions[0] > positions[1] == positions[2] > positions[3]
+    assert rows[:2] == [2, 2] < rows[2:]
+    assert set(data["same_tokens"].values()) == {6}
+    assert "| steps | most rows | positions |" in as_table(data)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it runs here")
 def test_a_measurement_that_needs_a_gpu_says_so_without_one():
     with pytest.raises(SystemExit, match="needs an NVIDIA GPU"):
@@ -60,7 +82,7 @@ def test_the_first_kernel_says_what_to_set_where_there_is_no_gpu(monkeypatch):
 COMMAND = re.compile(r"`(?:[A-Z_]+=\S+ )*python -m ([\w.]+)[^`]*`")
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")), ids=lambda page: page.name)
 def test_commands_in_the_text_of_a_page_name_modules_that_exist(page):
     for module in COMMAND.findall(page.read_text(encoding="utf-8")):
         path = ROOT.joinpath(*module.split("."))
@@ -69,7 +91,7 @@ def test_commands_in_the_text_of_a_page_name_modules_that_exist(page):
 
 
 def test_what_the_table_of_names_calls_ours_is_called_so_in_the_code():
-    page = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "names.md").read_text(encoding="utf-8")
     table = page[page.index("| here |") :].splitlines()[2:]
     sources = [*ROOT.glob("m[1-5]_*/**/*.py"), *ROOT.glob("milestone_llm/**/*.py")]
     words = set(re.findall(r"\w+", " ".join(path.read_text("utf-8") for path in sources)))
@@ -83,7 +105,8 @@ def test_what_the_table_of_names_calls_ours_is_called_so_in_the_code():
 
 def test_what_is_said_of_others_names_the_commit_or_the_release_that_was_read():
     texts = [
-        (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/questions.md")
+        (ROOT / "docs/reference" / name).read_text(encoding="utf-8")
+        for name in ("other_engines.md", "names.md")
     ]
     read = texts[0][texts[0].index("What we read:") :].partition("\n\n")[0]
     projects = re.findall(r"\]\(https://github\.com/([^)]*)\)([^[]*)", read)

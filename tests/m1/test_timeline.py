@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import json
 import random
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 import m1_single
 import m2_batching
@@ -21,6 +23,7 @@ from m1_single.timeline import main
 from milestone_llm.core.kv import KVEvent, KVUsage
 from milestone_llm.lab.plots.block_history import kv_during_steps
 from milestone_llm.lab.plots.timeline import draw_timeline, step_extents
+from milestone_llm.lab.plots.timeline_panels import draw_requests
 from milestone_llm.lab.trace.positions import useful_share
 from milestone_llm.lab.trace.records import BatchRow, StepRecord
 from milestone_llm.lab.trace.spans import (
@@ -241,6 +244,21 @@ def test_every_kind_of_trace_gives_a_picture(scene: str, tmp_path: Path) -> None
     labels = [trace[0].milestone for trace in traces]
     written = draw_timeline(traces, labels, tmp_path / "new" / "picture.png")
     assert written.read_bytes().startswith(PNG_HEADER)
+
+
+def test_chunks_of_a_prompt_are_told_apart_and_say_how_many_tokens_they_have() -> None:
+    records = [
+        record(0, rows={"r0": "prefill", "r1": "prefill"}),
+        record(1, rows={"r0": "prefill"}),
+    ]
+    for step, num_tokens in enumerate((37, 4)):
+        row = records[step].batch[0]
+        records[step].batch[0] = dataclasses.replace(row, num_new_tokens=num_tokens)
+    axes = Figure().subplots()
+    draw_requests(axes, records, step_extents(records, "step"), ["r0", "r1"])
+    assert [text.get_text() for text in axes.texts] == ["37", "4"]  # r1's prompt is in one piece
+    gaps = [line for one in axes.collections for line in one.get_segments()]
+    assert [gap[0][0] for gap in gaps] == [0.5, 1.5]
 
 
 def test_the_same_trace_gives_the_same_svg(tmp_path: Path) -> None:

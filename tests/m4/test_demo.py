@@ -154,7 +154,6 @@ def test_chains_are_collapsed_and_parted_where_requests_part() -> None:
     assert (stranger.holders, len(stranger.blocks)) == (["r2"], 1)
     assert stranger.token_ids == requests[2].token_ids[:4]
     assert tree.num_cached_free == 1
-    assert sum(map(len, tree.unnamed.values())) == 1, "the block of r1 that is not full"
     for node in (shared, *shared.children, stranger):
         counts = [engine.scheduler.kv.pool.ref_counts[block] for block in node.blocks]
         assert counts == [len(node.holders)] * len(counts)

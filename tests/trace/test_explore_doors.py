@@ -1,4 +1,4 @@
-"""`--explore PATH.html` of demos and the stress test writes the page of what they did."""
+"""`--explore PATH.html` of a demo writes the page of what they did."""
 
 from __future__ import annotations
 
@@ -33,11 +33,6 @@ def traces_in(page: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
             "m4_prefix_chunked.demo",
             ["--part", "2", "--max-tokens", "3", "--long-prompt-tokens", "80"],
             {"run": ["m4_prefix_chunked"] * 2},
-        ),
-        (
-            "m4_prefix_chunked.tools.stress",
-            ["--requests", "6", "--concurrency", "3", "--max-model-len", "64"],
-            {"run": ["m4_prefix_chunked"]},
         ),
     ],
 )

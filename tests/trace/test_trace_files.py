@@ -15,7 +15,6 @@ import pytest
 import m3_paged
 from engine_helpers import every_milestone, greedy, make_engine, random_prompts, run_to_end
 from m1_single import timeline
-from m3_paged.tools import kvmap
 from milestone_llm.core.kv import KVEvent, KVUsage
 from milestone_llm.lab.plots.timeline import draw_timeline
 from milestone_llm.lab.trace import explore, jsonl
@@ -164,7 +163,7 @@ def test_a_file_that_is_no_trace_gets_a_message_with_the_line(
         (["events", 0, "blocks"], [-1], "block -1 is named, but kv.total is 6"),
     ],
 )
-@pytest.mark.parametrize("door", [explore.main, timeline.main, kvmap.main])
+@pytest.mark.parametrize("door", [explore.main, timeline.main])
 def test_a_wrong_type_is_refused_by_file_line_and_field(
     door, place, value, message, good, tmp_path, capsys
 ):

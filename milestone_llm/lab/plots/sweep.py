@@ -105,10 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             data = json.loads(options.record.read_text(encoding="utf-8"))
             data["points"], data["ttft_limit"]
-        except OSError as error:
-            raise InputError(f"{options.record}: {error.strerror or error}") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{options.record}: not a record of the bench ({error!r})") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{options.record}: no record of the bench ({error!r})") from None
         print(f"wrote {draw_sweep(data, options.output)}")
 
     return ended_in_one_line(draw)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from .positions import Positions
@@ -139,11 +139,6 @@ class Subscription:
         new = {token: decode([token]) for token in tokens if token is not None} if decode else {}
         self._texts |= new
         return new
-
-    def __iter__(self) -> Iterator[str]:
-        """Lines until it is closed."""
-        while (line := self.get()) is not None:
-            yield line
 
     def close(self) -> None:
         """Read no more; a waiting `get` returns None."""
