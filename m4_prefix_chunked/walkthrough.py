@@ -43,8 +43,6 @@ def scenario() -> None:
     for _ in range(2):
         engine.step()
     engine.add_request([*QUESTION, *first.token_ids, 24], _exactly(2))
-    engine.step()
-    engine.reset_prefix_cache()
     while engine.has_unfinished_requests():
         engine.step()
     engine.stats()

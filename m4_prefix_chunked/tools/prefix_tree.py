@@ -42,8 +42,6 @@ class PrefixTree:
     num_cached_free: int
     num_free: int
     """Free ones, cached or not."""
-    unnamed: dict[str, list[int]]
-    """Blocks in a request's table that cannot be found: not full yet, or a second copy."""
 
     @classmethod
     def of(cls, cache: PrefixCache, requests: Iterable[Request]) -> PrefixTree:
@@ -70,17 +68,12 @@ class PrefixTree:
                     siblings.append(nodes[block_hash])
                 nodes[block_hash].visitors.append(request.request_id)
                 siblings = nodes[block_hash].children
-        unnamed = {
-            name: [block for block in table if block not in pool.hash_of]
-            for name, table in block_tables.items()
-        }
         return cls(
             roots=[_collapse(root) for root in roots],
             block_size=size,
             num_used=pool.num_used,
             num_cached_free=pool.num_cached_free,
             num_free=pool.num_free,
-            unnamed={name: blocks for name, blocks in unnamed.items() if blocks},
         )
 
 
@@ -131,8 +124,3 @@ def print_prefix_tree(
         f"{tree.num_free - tree.num_cached_free} free"
     )
     print_lines(console, Group(Text(head), forest))
-    words = [f"{name} {' '.join(id_ranges(blocks))}" for name, blocks in tree.unnamed.items()]
-    if words:
-        joined = [f"{word} |" for word in words[:-1]] + words[-1:]
-        line = Words(joined, "no name yet (not full): ").line(console.width)
-        print_lines(console, Text(line.plain, "dim"))

@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     add("--rate", type=cli.above_0, help="requests a step on average (default: concurrency / 20)")
     add("--no-invariants", action="store_true", help="do not check the books after each step")
     names = ("model", "seed", "max-model-len", "max-num-batched-tokens", "block-size", "preemption")
-    cli.add_options(parser, *names, "kv-cache-tokens", "set", "threads", "explore", "out")
+    cli.add_options(parser, *names, "kv-cache-tokens", "set", "threads", "out")
     parser.set_defaults(model="tiny-llama", max_model_len=512, max_num_batched_tokens=512)
     return parser
 
@@ -61,7 +61,6 @@ def parser() -> argparse.ArgumentParser:
 def stress(args: argparse.Namespace) -> int:
     """Build, serve, report. Returns the exit status."""
     from milestone_llm.lab.demo import show
-    from milestone_llm.lab.trace.explore import Run, write_page
 
     limits = ("max_model_len", "max_num_batched_tokens", "block_size", "preemption", "seed")
     engine = importlib.import_module(args.milestone).LLMEngine(
@@ -70,7 +69,6 @@ def stress(args: argparse.Namespace) -> int:
         kv_cache_tokens=args.kv_cache_tokens or max(args.max_model_len, 32 * args.concurrency),
         policy="priority",
         check_invariants=not args.no_invariants,
-        trace="memory" if args.explore else None,
         **{name: getattr(args, name) for name in limits},
         **cli.config_fields(args.set),
     )
@@ -79,9 +77,6 @@ def stress(args: argparse.Namespace) -> int:
     show.facts(run.lines())
     write_picture(args.out / PICTURE, "picture", run.figure)
     show.written("\npicture", args.out / PICTURE)
-    if args.explore:
-        write_page([Run.of("stress", engine)], args.explore)
-        show.written("\npage", args.explore)
     return int(bool(run.broken or run.blocks_lost))
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from m5_kernels.kernels.rms_norm import add_rms_norm
+from milestone_llm.lab.bench.report import table
 from milestone_llm.lab.cli import console
 
 NUM_CALLS, NUM_ROUNDS = 48, 5
@@ -33,8 +34,7 @@ def print_all_reduces(engine: Any) -> list[dict[str, float]]:
         f"\nAll-reduce and norm of {shape.hidden_size} numbers a row, {num_sums} in a step. "
         f"The engine's way: {collectives.all_reduce_name}"
     )
-    console.print(f"    rows   engine's way   {library}, then the norm   a step")
-    found = []
+    found, cells = [], []
     for rows in (rows for rows in ROWS if rows <= engine.config.max_num_seqs):
         part = torch.zeros(rows, shape.hidden_size).to(decoder.embedding)
         norm = (torch.zeros_like(part), decoder.final_norm, shape.rms_norm_eps)
@@ -45,9 +45,9 @@ def print_all_reduces(engine: Any) -> list[dict[str, float]]:
             lambda _, x, norm: add_rms_norm(collectives.all_reduce(x), *norm), part, norm
         )
         found.append({"rows": rows, "own_us": own, "library_us": other, "step_us": own * num_sums})
-        console.print(
-            f"    {rows:4.0f}   {own:9.1f} us   {other:14.1f} us   {own * num_sums / 1e3:6.2f} ms"
-        )
+        cells.append([str(rows), f"{own:.1f}", f"{other:.1f}", f"{own * num_sums:.0f}"])
+    headings = ["rows", "engine's way, us", f"{library}, then the norm, us", "a step, us"]
+    console.print(table("", headings, cells))
     return found
 
 

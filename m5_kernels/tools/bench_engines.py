@@ -10,7 +10,7 @@ import contextlib
 import gc
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from milestone_llm.lab.cli import config_fields, console
 from .bench_all_reduce import print_all_reduces
 from .bench_limits import RunLimit, limit_text
 from .bench_parts import FIELDS, KERNELS, check_against_m4, switched_off
-from .bench_profile import print_profile, profile_steps
+from .bench_profile import profile_steps
 from .measure import Ceilings
 
 PACKAGES = {name[:2]: name for name in MILESTONES}
@@ -97,9 +97,7 @@ def compare_engines(bench: Bench, more: Sequence[Variant] = ()) -> Any:
     if args.profile:
         if hasattr(engine, "reset_prefix_cache"):
             engine.reset_prefix_cache()
-        profiled = profile_steps(engine, items)
-        print_profile(profiled)
-        data["profile"] = asdict(profiled)
+        data["profile"] = profile_steps(engine, items)
     return engine
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -34,23 +33,11 @@ Kernels = list[tuple[str, float, float]]
 """Name, launches a step, microseconds a step; the costliest first."""
 
 
-@dataclass
-class StepProfile:
-    """Averages over some consecutive steps, in microseconds a step."""
+def profile_steps(engine: Any, items: Sequence[WorkItem], num_steps: int = 20) -> dict[str, Any]:
+    """Serve `items` up to their middle; then time `num_steps` steps, profile as many, print both.
 
-    num_steps: int
-    num_rows: float
-    wall_us: float
-    host_us: dict[str, float]
-    """By part; "other" is what remains of the wall clock."""
-    kernels: Kernels
-    busy_us: float
-    """Time in which the device computed; the rest of `profiled_wall_us` is gaps."""
-    profiled_wall_us: float
-
-
-def profile_steps(engine: Any, items: Sequence[WorkItem], num_steps: int = 20) -> StepProfile:
-    """Serve `items` up to their middle; then time `num_steps` steps and profile as many.
+    Returns:
+        What was printed: averages in microseconds a step, and the mean number of rows.
 
     Raises:
         InputError: the workload ends before that.
@@ -61,29 +48,33 @@ def profile_steps(engine: Any, items: Sequence[WorkItem], num_steps: int = 20) -
         for _ in range(half):
             engine.step()
         before = engine.stats()
-        host, wall_us = _host_parts(engine, num_steps)
+        host = _host_parts(engine, num_steps)
         after = engine.stats()
         if not engine.has_unfinished_requests():
             raise InputError(f"the requests ended before step {half + num_steps}: give longer ones")
         is_cuda = engine.model.device.type == "cuda"
-        kernels, profiled_us = kernel_times(engine.step, num_steps, is_cuda)
+        kernels, wall_us = kernel_times(engine.step, num_steps, is_cuda)
     finally:
         for request_id in ids:
             engine.abort(request_id)
-    return StepProfile(
-        num_steps=num_steps,
-        num_rows=(after["rows"] - before["rows"]) / max(1, after["steps"] - before["steps"]),
-        wall_us=wall_us,
-        host_us={**host, "other": wall_us - sum(host.values())},
-        kernels=kernels,
-        busy_us=sum(spent for _, _, spent in kernels),
-        profiled_wall_us=profiled_us,
+    num_rows = (after["rows"] - before["rows"]) / max(1, after["steps"] - before["steps"])
+    console.print(
+        f"\nA step, average of {num_steps} with {num_rows:.0f} rows: {sum(host.values()):,.0f} us",
+        style="bold",
     )
+    grid = table("", ["on the host", "us"], [])
+    grid.add_column("")
+    for name, spent in host.items():
+        grid.add_row(name, f"{spent:,.0f}", HOST_PARTS[name])
+    console.print(grid)
+    console.print()
+    print_kernels("in kernels (profiled steps)", kernels, wall_us)
+    return {"num_rows": num_rows, "host_us": host, "kernels": kernels, "profiled_wall_us": wall_us}
 
 
-def _host_parts(engine: Any, num_steps: int) -> tuple[dict[str, float], float]:
-    """Microseconds a step of each of `HOST_PARTS`, and of a whole step."""
-    spent: defaultdict[str, float] = defaultdict(float)
+def _host_parts(engine: Any, num_steps: int) -> dict[str, float]:
+    """Microseconds a step of each of `HOST_PARTS`; "other" is what remains of the wall clock."""
+    spent = dict.fromkeys(HOST_PARTS, 0.0)
     scheduler, runner = engine.scheduler, engine.runner
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,7 +83,7 @@ def _host_parts(engine: Any, num_steps: int) -> tuple[dict[str, float], float]:
             try:
                 return function(*args)
             finally:
-                spent[name] += time.perf_counter() - start
+                spent[name] += 1e6 * (time.perf_counter() - start) / num_steps
 
         return run
 
@@ -109,9 +100,8 @@ def _host_parts(engine: Any, num_steps: int) -> tuple[dict[str, float], float]:
         start = time.perf_counter()
         for _ in range(num_steps):
             engine.step()
-        wall = time.perf_counter() - start
-    a_step = 1e6 / num_steps
-    return {name: spent[name] * a_step for name in HOST_PARTS if name != "other"}, wall * a_step
+        wall_us = 1e6 * (time.perf_counter() - start) / num_steps
+    return {**spent, "other": wall_us - sum(spent.values())}
 
 
 def kernel_times(
@@ -138,22 +128,6 @@ def kernel_times(
     ranked = sorted(times.items(), key=lambda item: -item[1])
     kernels = [(name, counts[name] / num_steps, us / num_steps) for name, us in ranked]
     return kernels, 1e6 * wall / num_steps
-
-
-def print_profile(result: StepProfile) -> None:
-    """The host's parts, then the costliest kernels and the gaps."""
-    console.print(
-        f"\nA step, average of {result.num_steps} with {result.num_rows:.0f} rows: "
-        f"{result.wall_us:,.0f} us",
-        style="bold",
-    )
-    host = table("", ["on the host", "us"], [])
-    host.add_column("")
-    for name, spent in result.host_us.items():
-        host.add_row(name, f"{spent:,.0f}", HOST_PARTS[name])
-    console.print(host)
-    console.print()
-    print_kernels("in kernels (profiled steps)", result.kernels, result.profiled_wall_us)
 
 
 def print_kernels(title: str, kernels: Kernels, wall_us: float) -> None:

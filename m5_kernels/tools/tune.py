@@ -13,16 +13,14 @@ import itertools
 import statistics
 import sys
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
-from m5_kernels.kernels.skinny_linear import skinny_linear
-from m5_kernels.kernels.tiles import DecodeTile, LinearTile, PrefillTile
+from m5_kernels.kernels.tiles import DecodeTile, PrefillTile
 from milestone_llm.lab.cli import Formatter
 
 from .attention_work import DECODE_SHAPES, PREFILL_SHAPES, attention_runs, microseconds
-from .measure import PagedBatch, check, gpu_command, median_us, num_rotations
+from .measure import PagedBatch, gpu_command
 
 AttentionTile = DecodeTile | PrefillTile
 
@@ -73,29 +71,6 @@ def tune(kind: str, head_dim: int) -> None:
     print(f"  (2, {head_dim}): {type(ranked[0]).__name__}{tuple(ranked[0])},", flush=True)
 
 
-def tune_linear() -> None:
-    """Time candidates for one-row products with the weights of a Qwen3-0.6B layer and LM head."""
-    tiles = [
-        LinearTile(columns, depth, warps)
-        for columns, depth, warps in itertools.product((1, 2, 4, 8), (256, 512, 1024), (1, 2, 4))
-    ]
-    times: dict[LinearTile, list[float]] = {tile: [] for tile in tiles}
-    sizes = [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151_936, 1024)]
-    for out_size, in_size in sizes:
-        hidden = torch.randn(1, in_size, device="cuda").bfloat16()
-        weights = [
-            torch.randn(out_size, in_size, device="cuda").bfloat16()
-            for _ in range(num_rotations(out_size * in_size * 2))
-        ]
-        for tile in tiles:
-            launches = [partial(skinny_linear, hidden, weight, tile=tile) for weight in weights]
-            check(f"{tile} at {out_size}x{in_size}", launches[0](), hidden @ weights[0].T)
-            times[tile].append(median_us(launches, repeats=3, min_us=2e3))
-    print("linear, us: " + " ".join(f"{out_size}x{in_size}" for out_size, in_size in sizes))
-    for tile in sorted(tiles, key=lambda tile: statistics.geometric_mean(times[tile]))[:5]:
-        print(f"  {tuple(tile)!s:20s} " + " ".join(f"{us:7.1f}" for us in times[tile]))
-
-
 def search(args: argparse.Namespace) -> None:
     """Tune what the command line asks for."""
     print(f"tuned on: {torch.cuda.get_device_name()}, torch {torch.__version__}")
@@ -103,8 +78,6 @@ def search(args: argparse.Namespace) -> None:
         for head_dim in args.head_dims:
             if args.kernel in (kind, "all"):
                 tune(kind, head_dim)
-    if args.kernel in ("linear", "all"):
-        tune_linear()
 
 
 def main() -> int:
@@ -112,7 +85,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m m5_kernels.tools.tune", description=__doc__, formatter_class=Formatter
     )
-    parser.add_argument("--kernel", choices=["decode", "prefill", "linear", "all"], default="all")
+    parser.add_argument("--kernel", choices=["decode", "prefill", "all"], default="all")
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128, 256])
     return gpu_command(parser, search)
 
