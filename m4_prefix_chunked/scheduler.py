@@ -23,7 +23,9 @@ from milestone_llm.core.scheduler import BaseScheduler
 
 from .caching_pool import CachingBlockPool
 from .config import EngineConfig
+from .ngram import NgramProposer
 from .prefix_cache import PrefixCache, PrefixHit
+from .speculation import Speculation
 
 
 class Scheduler(BaseScheduler):
@@ -39,6 +41,9 @@ class Scheduler(BaseScheduler):
         self.kv = BlockManager(pool, config.block_size, self.events)
         self.prefix_cache = PrefixCache(self.kv, pool, config.enable_prefix_caching)
         self.preempter = Preempter(self.kv, self.num_host_blocks)
+        self.speculation: Speculation | None = None
+        if config.speculation:
+            self.speculation = Speculation(self.kv, NgramProposer(), config.num_speculative_tokens)
 
     def validate(self, request: Request) -> None:
         """Refuse completions that could not all run, and a prompt that no chunks can carry."""
@@ -69,7 +74,7 @@ class Scheduler(BaseScheduler):
             is_decode = request.num_uncomputed_tokens == 1 and not request.forks
             if budget and is_running and is_decode and self._make_room(request, plan):
                 budget -= self._add_row(request, plan, budget)
-        return budget
+        return self.speculation.extend(plan, budget) if self.speculation else budget
 
     def _prefill(self, plan: StepPlan, budget: int) -> None:
         """The next chunk of each prompt that is under way, then new prompts."""

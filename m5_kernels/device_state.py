@@ -20,7 +20,6 @@ from m5_kernels.kernels.backend import ceil_div
 from m5_kernels.kernels.step_metadata import RowState
 from milestone_llm.core.plan import MAX_DEVICE_STOP_IDS
 from milestone_llm.core.request import Request
-from milestone_llm.core.sampling import clamped_penalty
 from milestone_llm.models.machine import check_memory
 
 BYTES_OF_A_ROW = 512
@@ -114,7 +113,7 @@ class DeviceState:
         self.set("temperature", row, [_bits(params.temperature)])
         self.set("top_p", row, [_bits(params.top_p)])
         self.set("min_p", row, [_bits(params.min_p)])
-        self.set("repetition_penalty", row, [_bits(clamped_penalty(params.repetition_penalty))])
+        self.set("repetition_penalty", row, [_bits(params.repetition_penalty)])
         # Tokens outside the vocabulary stop nobody, and neither is anybody kept from them.
         stops = [token for token in request.stop_token_ids if token < self._vocab_size]
         stops = (stops * MAX_DEVICE_STOP_IDS)[:MAX_DEVICE_STOP_IDS]
