@@ -6,11 +6,14 @@ accepted whole, in part and not at all in everything that a request may ask for.
 
 from __future__ import annotations
 
+import io
+import json
 import random
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import m4_prefix_chunked
 from engine_helpers import (
@@ -25,6 +28,8 @@ from engine_helpers import (
 from m1_single import RequestOutput, SamplingParams
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling import sample
+from milestone_llm.lab.trace.console import ConsoleSink
+from milestone_llm.lab.trace.records import StepRecord
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 from paged_helpers import expected_tokens
 from prefix_helpers import Life, request_of
@@ -402,3 +407,45 @@ def test_a_place_without_a_token_ends_the_request_behind_what_was_accepted():
 def test_bad_settings_are_refused(fields):
     with pytest.raises(ValueError, match=next(iter(fields))):
         m4_prefix_chunked.EngineConfig(**fields)
+
+
+# --- what is told of guesses ---------------------------------------------------------------------
+
+
+def test_records_counts_and_console_tell_guesses_from_tokens():
+    """Eight tokens: one by the prompt; three guesses of which one is right; then four are."""
+    known = hf_greedy("llama", PROMPT, 8)
+
+    wrong_places = [1, -1]
+
+    class Scripted:
+        def propose(self, request: Request, num_tokens: int) -> list[int]:
+            guesses = known[request.num_output_tokens :][:num_tokens]
+            wrong = wrong_places.pop(0)
+            return [token if place != wrong else 0 for place, token in enumerate(guesses)]
+
+    engine = spec_engine(trace="memory", num_speculative_tokens=4)
+    engine.scheduler.speculation.proposer = Scripted()
+    assert engine.generate(PROMPT, greedy(8))[0].token_ids == known
+    rows = [record.batch[0] for record in engine.tracer.records]
+    told = [(row.num_draft_tokens, row.num_accepted_tokens, row.num_new_tokens) for row in rows]
+    assert told == [(0, 0, 5), (4, 1, 2), (4, 4, 5)]
+    assert [row.phase for row in rows] == ["prefill", "decode", "decode"]
+    assert [row.start for row in rows] == [0, 5, 7]
+    assert [record.num_padding_tokens for record in engine.tracer.records] == [0, 3, 0]
+    for record in engine.tracer.records:
+        assert StepRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
+    assert "num_draft_tokens" not in engine.tracer.records[0].to_dict()["batch"][0]
+    stats = engine.stats()
+    assert {name: stats[name] for name in stats if name.startswith("spec_decode")} == {
+        "spec_decode_num_drafts": 2,
+        "spec_decode_num_draft_tokens": 8,
+        "spec_decode_num_accepted_tokens": 5,
+        "spec_decode_num_accepted_tokens_per_pos": [2, 1, 1, 1],
+    }
+    assert stats["decode_tokens"] == 7
+    out = io.StringIO()
+    sink = ConsoleSink(Console(file=out, width=100), show_times=False)
+    sink.print_step(engine.tracer.records[1])
+    assert "guessed" in out.getvalue()
+    assert "1 of 4" in out.getvalue()

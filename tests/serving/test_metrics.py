@@ -122,3 +122,20 @@ def test_a_histogram_counts_up_to_and_including_each_bound():
         histogram.observe(value)
     assert histogram.buckets() == [("1.0", 2.0), ("2.0", 4.0), ("+Inf", 5.0)]
     assert histogram.sum == pytest.approx(8)
+
+
+def test_guesses_have_the_names_of_vllm():
+    stats = {
+        "spec_decode_num_drafts": 3,
+        "spec_decode_num_draft_tokens": 9,
+        "spec_decode_num_accepted_tokens": 5,
+        "spec_decode_num_accepted_tokens_per_pos": [3, 1, 1],
+    }
+    page = Metrics("m").page([EngineReport(stats, EngineMetrics())])
+    page = page if isinstance(page, str) else page.decode()
+    labels = 'engine="0",model_name="m"'
+    for name, number in (("drafts", 3), ("draft_tokens", 9), ("accepted_tokens", 5)):
+        assert f"{PREFIX}spec_decode_num_{name}_total{{{labels}}} {number}.0" in page
+    for position, number in enumerate((3, 1, 1)):
+        name = f"{PREFIX}spec_decode_num_accepted_tokens_per_pos_total"
+        assert f'{name}{{{labels},position="{position}"}} {number}.0' in page
