@@ -27,15 +27,16 @@ class EngineConfig(m3_paged.config.EngineConfig):
     (see `ngram`). None: one token a row and step. The tokens that come out are the same."""
     num_speculative_tokens: int = 3
     """Most guesses of a row."""
+    speculation_max_num_seqs: int = 16
+    """No guesses in steps of more rows: where weights are read for many, arithmetic is not idle."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.speculation not in (None, "ngram"):
             raise InputError(f'speculation must be "ngram" or None, got {self.speculation!r}')
-        if self.num_speculative_tokens < 1:
-            raise InputError(
-                f"num_speculative_tokens must be at least 1, got {self.num_speculative_tokens}"
-            )
+        for name in ("num_speculative_tokens", "speculation_max_num_seqs"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.prefill_policy not in ("mixed", "prefill_first"):
             raise InputError(
                 f'prefill_policy must be "mixed" or "prefill_first", got {self.prefill_policy!r}'

@@ -25,6 +25,8 @@ class NgramProposer:
 
     def propose(self, request: Request, num_tokens: int) -> list[int]:
         """Guess `num_tokens` tokens behind the known ones; none if their end is new."""
+        if request.num_in_flight:  # nobody knows their end
+            return []
         index = self._indices.setdefault(request, NgramIndex())
         known = request.token_ids
         index.read(known)

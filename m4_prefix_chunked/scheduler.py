@@ -23,15 +23,20 @@ from milestone_llm.core.scheduler import BaseScheduler
 
 from .caching_pool import CachingBlockPool
 from .config import EngineConfig
-from .ngram import NgramProposer
 from .prefix_cache import PrefixCache, PrefixHit
-from .speculation import Speculation
+from .speculation import Proposer, Speculation
 
 
 class Scheduler(BaseScheduler):
     """Decode rows first, then prompts under way, then waiting requests, within a token budget."""
 
-    def __init__(self, config: EngineConfig, max_model_len: int, num_blocks: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        max_model_len: int,
+        num_blocks: int,
+        proposer: Proposer | None = None,
+    ) -> None:
         config.check_holds_one_request(max_model_len, num_blocks)
         super().__init__(max_model_len, config.policy)
         self.config = config
@@ -41,9 +46,7 @@ class Scheduler(BaseScheduler):
         self.kv = BlockManager(pool, config.block_size, self.events)
         self.prefix_cache = PrefixCache(self.kv, pool, config.enable_prefix_caching)
         self.preempter = Preempter(self.kv, self.num_host_blocks)
-        self.speculation: Speculation | None = None
-        if config.speculation:
-            self.speculation = Speculation(self.kv, NgramProposer(), config.num_speculative_tokens)
+        self.speculation = Speculation(config, self.kv, proposer) if config.speculation else None
 
     def validate(self, request: Request) -> None:
         """Refuse completions that could not all run, and a prompt that no chunks can carry."""
@@ -51,19 +54,17 @@ class Scheduler(BaseScheduler):
         if not self.config.enable_chunked_prefill:
             self.config.check_prompt_fits_step(request.num_prompt_tokens)
 
-    # -- a step ------------------------------------------------------------------------------
-
     def schedule(self) -> StepPlan:
         """Plan the next step."""
         plan, budget = StepPlan(), self.config.max_num_batched_tokens
         self.prefix_cache.begin_step()
-        if self.config.prefill_policy == "prefill_first":
-            self._prefill(plan, budget)
-            if not plan.rows:
-                self._decode(plan, budget)
-        else:
+        if self.config.prefill_policy == "mixed":
             budget = self._decode(plan, budget)
-            self._prefill(plan, budget)
+        self._prefill(plan, budget)
+        if not plan.rows:  # "prefill_first", and no prompt is due
+            self._decode(plan, budget)
+        if self.speculation:
+            self.speculation.extend(plan, self.config.max_num_batched_tokens - plan.num_tokens)
         return plan
 
     def _decode(self, plan: StepPlan, budget: int) -> int:
@@ -74,7 +75,7 @@ class Scheduler(BaseScheduler):
             is_decode = request.num_uncomputed_tokens == 1 and not request.forks
             if budget and is_running and is_decode and self._make_room(request, plan):
                 budget -= self._add_row(request, plan, budget)
-        return self.speculation.extend(plan, budget) if self.speculation else budget
+        return budget
 
     def _prefill(self, plan: StepPlan, budget: int) -> None:
         """The next chunk of each prompt that is under way, then new prompts."""
@@ -86,8 +87,7 @@ class Scheduler(BaseScheduler):
             if reason := self.reason_to_wait(request, budget):
                 plan.waiting_reasons[request.request_id] = reason
                 break
-            num_cached = self._admit(self.waiting.pop(), plan)
-            budget -= self._add_row(request, plan, budget, num_cached)
+            budget -= self._add_row(request, plan, budget, self._admit(self.waiting.pop(), plan))
 
     def by_seniority(self) -> list[Request]:
         """Running requests, by admission or (priority, arrival). The last is preempted first."""

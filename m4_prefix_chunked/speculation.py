@@ -17,8 +17,11 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from m3_paged.block_manager import BlockManager
-from milestone_llm.core.plan import StepPlan
+from milestone_llm.core.plan import ScheduledRequest, StepPlan
 from milestone_llm.core.request import Request
+
+from .config import EngineConfig
+from .ngram import NgramProposer
 
 MAX_REST = 64
 
@@ -34,58 +37,66 @@ class Proposer(Protocol):
 class Luck:
     """How a request's guesses have fared: each miss in a row doubles the rest that follows."""
 
-    position: int = -1
-    guess: int = -1
-    """The first guess of the last row with guesses, and where it would stand."""
     num_misses: int = 0
     rest: int = 0
     """Steps without guesses that are left."""
 
-    def may_guess(self, token_ids: list[int]) -> bool:
-        """Whether to guess in this step, now that these tokens are known."""
-        if 0 <= self.position < len(token_ids):
-            self.num_misses += 1
-            if token_ids[self.position] == self.guess:
-                self.num_misses = 0
-            self.rest = min(2**self.num_misses, MAX_REST)
-            self.position = -1
-        self.rest -= 1
-        return self.rest <= 0
+    def note(self, has_hit: bool) -> None:
+        """Guesses have been verified; a hit is at least one that came true."""
+        self.num_misses = 0 if has_hit else self.num_misses + 1
+        self.rest = min(2**self.num_misses, MAX_REST) - 1
 
 
 class Speculation:
-    """Lets rows guess with what a step has left when every running request has its next token.
+    """Lets decode rows guess, with what all others have left of a step.
 
     Args:
         kv: block tables, in which guesses need room.
-        num_tokens: most guesses of a row.
+        proposer: None: an `NgramProposer`.
     """
 
-    def __init__(self, kv: BlockManager, proposer: Proposer, num_tokens: int) -> None:
+    def __init__(
+        self, config: EngineConfig, kv: BlockManager, proposer: Proposer | None = None
+    ) -> None:
         self.kv = kv
-        self.proposer = proposer
-        self.num_tokens = num_tokens
+        self.proposer = proposer or NgramProposer()
+        self.num_tokens = config.num_speculative_tokens
+        self.max_rows = config.speculation_max_num_seqs
         self._luck = WeakKeyDictionary[Request, Luck]()  # forgotten with their requests
+        self._guessing: list[ScheduledRequest] = []
+        """Rows with guesses of which nothing is known yet."""
 
-    def extend(self, plan: StepPlan, budget: int) -> int:
-        """Add guesses to decode rows, within budget and memory. Returns the budget left.
+    def extend(self, plan: StepPlan, budget: int) -> None:
+        """Add guesses to the rows of a plan, within budget and free memory.
 
-        Nobody is preempted for a guess, and none is made in a step that has preempted somebody.
+        Nobody is preempted for a guess. None is made in a step that has preempted somebody, or that
+        computes a prompt or many rows: there is no idle arithmetic in those.
         """
-        if plan.preempted:
-            return budget
+        self._learn()
+        is_idle = all(row.phase == "decode" and row.samples for row in plan.rows)
+        if plan.preempted or not (is_idle and plan.can_run_ahead) or len(plan.rows) > self.max_rows:
+            return
         for row in plan.rows:
             request, luck = row.request, self._luck.setdefault(row.request, Luck())
             longest = request.max_num_tokens - request.num_tokens - 1  # and a token behind them
             most = min(self.num_tokens, longest, budget)
-            if most <= 0 or request.num_in_flight or not luck.may_guess(request.token_ids):
+            luck.rest -= 1
+            if most <= 0 or luck.rest >= 0:
                 continue
             guesses = self.proposer.propose(request, most)
             end = row.end + len(guesses)
             if guesses and self.kv.can_append(request.request_id, row.start, end):
                 plan.copies += self.kv.append(request.request_id, row.start, end)
-                luck.position, luck.guess = row.end, guesses[0]
                 row.draft_token_ids = guesses
                 row.num_new_tokens += len(guesses)
+                self._guessing.append(row)
                 budget -= len(guesses)
-        return budget
+
+    def _learn(self) -> None:
+        """Note what has become of guesses."""
+        for row in self._guessing:
+            if row.num_accepted is not None:
+                self._luck.setdefault(row.request, Luck()).note(row.num_accepted > 0)
+        self._guessing = [
+            row for row in self._guessing if row.num_accepted is None and row.request.num_in_flight
+        ]

@@ -16,8 +16,7 @@ MAX_DEVICE_STOP_IDS = 16
 class ScheduledRequest:
     """One row of a step: tokens `start .. start + num_new_tokens - 1` of a request.
 
-    The last of them may be guesses. A token is sampled behind each, and they are kept as far as
-    they are what was sampled: all others were computed in vain.
+    The last may be guesses, kept as far as they are what is sampled behind the tokens before them.
     """
 
     request: Request
@@ -33,6 +32,8 @@ class ScheduledRequest:
     """The row's request and its forks, if the row reaches the last known token; else none."""
     draft_token_ids: list[int] = field(default_factory=list)
     """Guesses at the tokens behind the known ones (from m4_prefix_chunked on)."""
+    num_accepted: int | None = None
+    """How many of them have come true; None while that is not known."""
 
     def __post_init__(self) -> None:
         is_last = not self.is_padding and self.end == self.request.num_tokens

@@ -59,8 +59,7 @@ def sample(
     tokens: dict[str, list[SampledToken]] = {}
     for row, request in enumerate(requests):
         own = tokens.setdefault(request.request_id, [])
-        # Of use if all that was guessed before it is what was sampled there. Noise belongs to a
-        # position, so whatever was guessed, the tokens are those of one row after the other.
+        # Of use if all guesses before it are what was sampled: a token then comes as if alone.
         if [token.token_id for token in own] == guessed[row]:
             own.append(SampledToken(chosen[row], logprobs.get(row)))
     return {

@@ -135,6 +135,7 @@ class BaseScheduler(ABC):
         Before tokens are appended, so that nobody takes that KV for theirs.
         """
         request, num_rejected = row.request, len(row.draft_token_ids) - num_accepted
+        row.num_accepted = num_accepted
         row.num_new_tokens -= num_rejected
         plan.num_padding_tokens += num_rejected
         request.num_in_flight -= num_rejected

@@ -203,12 +203,11 @@ class GuardedCore(EngineCore):
         counts["decode_tokens"] += num_decode_tokens
         counts["padding_tokens"] += plan.num_padding_tokens
         for row in plan.rows:
-            if row.draft_token_ids and not row.is_padding:
-                num_accepted = row.num_new_tokens - 1
+            if row.num_accepted is not None:
                 counts["spec_decode_num_drafts"] += 1
                 counts["spec_decode_num_draft_tokens"] += len(row.draft_token_ids)
-                counts["spec_decode_num_accepted_tokens"] += num_accepted
-                self.accepted_per_position.update(range(num_accepted))
+                counts["spec_decode_num_accepted_tokens"] += row.num_accepted
+                self.accepted_per_position.update(range(row.num_accepted))
             if not row.is_padding:
                 name = row.request.request_id
                 before = self._once_computed.pop(name, 0)

@@ -402,7 +402,13 @@ def test_a_place_without_a_token_ends_the_request_behind_what_was_accepted():
 
 
 @pytest.mark.parametrize(
-    "fields", [{"speculation": "eagle"}, {"num_speculative_tokens": 0}, {"speculation": 3}]
+    "fields",
+    [
+        {"speculation": "eagle"},
+        {"speculation": 3},
+        {"num_speculative_tokens": 0},
+        {"speculation_max_num_seqs": 0},
+    ],
 )
 def test_bad_settings_are_refused(fields):
     with pytest.raises(ValueError, match=next(iter(fields))):

@@ -77,7 +77,7 @@ class BatchRow:
             sampled_token=token.token_id if token and token.token_id >= 0 else None,
             blocks=row.blocks,
             num_draft_tokens=len(row.draft_token_ids),
-            num_accepted_tokens=row.num_new_tokens - 1 if row.draft_token_ids else 0,
+            num_accepted_tokens=row.num_accepted or 0,
         )
 
 
