@@ -175,9 +175,8 @@ def _draw(scores: Tensor, requests: list[Request], output_positions: list[int]) 
     Whichever of logit_i + g_i is largest, with g standard Gumbel, is a draw from softmax(logits).
     """
     params = [request.sampling_params for request in requests]
-    device = scores.device
     temperature = [max(each.temperature, MIN_TEMPERATURE) for each in params]
-    scores = scores / torch.tensor(temperature, dtype=torch.float32, device=device)[:, None]
+    scores = scores / torch.tensor(temperature, dtype=torch.float32, device=scores.device)[:, None]
     filtered = filter_logits(
         scores,
         torch.tensor([each.top_k for each in params]),
@@ -185,8 +184,8 @@ def _draw(scores: Tensor, requests: list[Request], output_positions: list[int]) 
         torch.tensor([each.top_p for each in params], dtype=torch.float32).double(),
         torch.tensor([each.min_p for each in params], dtype=torch.float32).double(),
     )
-    seeds = seeds_to_tensor([request.seed for request in requests], device)
-    positions = torch.tensor(output_positions, device=device)
+    seeds = seeds_to_tensor([request.seed for request in requests], scores.device)
+    positions = torch.tensor(output_positions, device=scores.device)
     values, ids = (scores, None) if filtered is scores else _compact(filtered)
     if ids is None:
         return (values + gumbel_noise(seeds, positions, scores.shape[-1])).argmax(dim=-1)

@@ -110,8 +110,8 @@ class BaseScheduler(ABC):
             if row.request.is_finished and not row.is_padding:
                 row.is_padding = True
                 plan.num_padding_tokens += row.num_new_tokens
-            if row.draft_token_ids and not row.is_padding:
-                self._reject(plan, row, len(sampled[row.request.request_id].accepted))
+            if row.samples and not row.is_padding:
+                self._correct(plan, row, len(sampled[row.request.request_id].accepted))
             for request in row.sampling_requests:
                 if not request.is_finished:
                     outputs.append(self._append(request, sampled[request.request_id]))
@@ -129,13 +129,14 @@ class BaseScheduler(ABC):
         logprobs = request.logprobs[num_before - request.num_prompt_tokens :]
         return EngineCoreOutput(request.request_id, new_ids, logprobs, request.finish_reason)
 
-    def _reject(self, plan: StepPlan, row: ScheduledRequest, num_accepted: int) -> None:
-        """Guesses that did not come true were computed in vain: others overwrite their KV.
+    def _correct(self, plan: StepPlan, row: ScheduledRequest, num_accepted: int) -> None:
+        """Wrong guesses were computed in vain, and what was launched meanwhile began sooner.
 
-        Before tokens are appended, so that nobody takes that KV for theirs.
+        Done before tokens are appended, so that nobody takes the KV of guesses for theirs.
         """
-        request, num_rejected = row.request, len(row.draft_token_ids) - num_accepted
-        row.num_accepted = num_accepted
+        request, num_guesses = row.request, len(row.draft_token_ids)
+        row.start = len(request.token_ids) + num_guesses - row.num_new_tokens
+        row.num_accepted, num_rejected = num_accepted, num_guesses - num_accepted
         row.num_new_tokens -= num_rejected
         plan.num_padding_tokens += num_rejected
         request.num_in_flight -= num_rejected

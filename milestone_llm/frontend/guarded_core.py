@@ -203,7 +203,7 @@ class GuardedCore(EngineCore):
         counts["decode_tokens"] += num_decode_tokens
         counts["padding_tokens"] += plan.num_padding_tokens
         for row in plan.rows:
-            if row.num_accepted is not None:
+            if row.draft_token_ids and row.num_accepted is not None:
                 counts["spec_decode_num_drafts"] += 1
                 counts["spec_decode_num_draft_tokens"] += len(row.draft_token_ids)
                 counts["spec_decode_num_accepted_tokens"] += row.num_accepted
