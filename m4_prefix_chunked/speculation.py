@@ -23,7 +23,7 @@ from milestone_llm.core.request import Request
 from .config import EngineConfig
 from .ngram import NgramProposer
 
-MAX_REST = 64
+MAX_REST = 32
 
 
 class Proposer(Protocol):

@@ -85,9 +85,9 @@ class BaseScheduler(ABC):
         for row in plan.rows:
             if row.is_padding:
                 continue
-            row.request.num_computed_tokens = row.end
+            row.request.num_computed_tokens += row.num_new_tokens
             for request in row.sampling_requests:
-                request.num_computed_tokens = row.end
+                request.num_computed_tokens = row.request.num_computed_tokens
                 request.num_in_flight += 1 + len(row.draft_token_ids)
         plan.is_launched = True
         self.watermark = max(self.watermark, self.num_used_units())

@@ -378,7 +378,7 @@ def test_whose_guesses_fail_rests_longer_each_time():
     made.add(request_of("a", [1], 200))
     lengths = [row_lengths(made)[0] for _ in range(150)]
     steps = [step for step, length in enumerate(lengths) if length > 1]
-    assert steps == [1, 3, 7, 15, 31, 63, 127]
+    assert steps == [1, 3, 7, 15, 31, 63, 95, 127]
 
 
 def test_wrong_guesses_count_as_computed_in_vain():
