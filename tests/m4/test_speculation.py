@@ -440,7 +440,7 @@ def test_records_counts_and_console_tell_guesses_from_tokens():
     assert [row.start for row in rows] == [0, 5, 7]
     assert [record.num_padding_tokens for record in engine.tracer.records] == [0, 3, 0]
     for record in engine.tracer.records:
-        assert StepRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
+        assert StepRecord.from_json(json.dumps(record.to_dict())) == record
     assert "num_draft_tokens" not in engine.tracer.records[0].to_dict()["batch"][0]
     stats = engine.stats()
     assert {name: stats[name] for name in stats if name.startswith("spec_decode")} == {
