@@ -24,6 +24,9 @@ VLLM_NAMES = {
     "request_prompt_tokens_count",
     "request_generation_tokens_count",
     "iteration_tokens_total_count",
+    "spec_decode_num_drafts_total",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
 }
 
 
@@ -106,6 +109,7 @@ def test_every_metric_is_vllms_in_name_and_labels_or_is_said_to_be_ours_alone():
     more = {"request_success": {"finished_reason"}, "num_requests_waiting_by_reason": {"reason"}}
     theirs = {name.partition("{")[0].removesuffix("_total") for name in VLLM_NAMES}
     theirs = {name.removesuffix("_count") for name in theirs} | {"request_success"}
+    theirs |= {"spec_decode_num_accepted_tokens_per_pos"}
     names = set()
     for family in metrics.collect():
         name = family.name.removeprefix(PREFIX)
