@@ -58,11 +58,13 @@ class Scheduler(BaseScheduler):
         """Plan the next step."""
         plan, budget = StepPlan(), self.config.max_num_batched_tokens
         self.prefix_cache.begin_step()
-        if self.config.prefill_policy == "mixed":
+        if self.config.prefill_policy == "prefill_first":
+            self._prefill(plan, budget)
+            if not plan.rows:
+                self._decode(plan, budget)
+        else:
             budget = self._decode(plan, budget)
-        self._prefill(plan, budget)
-        if not plan.rows:  # "prefill_first", and no prompt is due
-            self._decode(plan, budget)
+            self._prefill(plan, budget)
         if self.speculation:
             self.speculation.extend(plan, self.config.max_num_batched_tokens - plan.num_tokens)
         return plan

@@ -88,7 +88,6 @@ def test_tokens_are_kept_as_far_as_guesses_come_true(device, seed):
     assert torch.equal(last_rows, wanted_rows)
     assert torch.equal(tokens, wanted)
     assert sorted(last_rows[last_rows >= 0].tolist()) == list(range(60)), "each row ends once"
-    assert {int(offsets[place]) for place in (last_rows >= 0).nonzero()} >= {0, 1, 2}
 
 
 def test_what_was_sampled_behind_a_wrong_guess_is_rejected(device):
