@@ -135,7 +135,7 @@ class BaseScheduler(ABC):
         Done before tokens are appended, so that nobody takes the KV of guesses for theirs.
         """
         request, num_guesses = row.request, len(row.draft_token_ids)
-        row.start = len(request.token_ids) + num_guesses - row.num_new_tokens
+        row.start = min(row.start, len(request.token_ids) + num_guesses - row.num_new_tokens)
         row.num_accepted, num_rejected = num_accepted, num_guesses - num_accepted
         row.num_new_tokens -= num_rejected
         plan.num_padding_tokens += num_rejected
