@@ -36,8 +36,10 @@ def prompt_logprobs(
 
 
 def note_prompt_logprobs(row: ScheduledRequest, positions: range, columns: Tensor) -> None:
-    """Write log-probabilities of prompt tokens into their row. Waits for the device."""
-    num_wanted = row.request.sampling_params.prompt_logprobs or 0
+    """Give log-probabilities of prompt tokens to the row's request. Waits for the device."""
+    request = row.request
+    num_wanted = request.sampling_params.prompt_logprobs or 0
     for position, numbers in zip(positions, columns.tolist(), strict=True):
-        token_id = row.request.token_ids[position + 1]
-        row.prompt_logprobs[position + 1] = read_logprobs(token_id, numbers, num_wanted)
+        if position + 1 == len(request.prompt_logprobs):  # else it is known already
+            token_id = request.token_ids[position + 1]
+            request.prompt_logprobs.append(read_logprobs(token_id, numbers, num_wanted))

@@ -38,8 +38,8 @@ class ModelRunner:
 
 
 def decode_rows_first(plan: StepPlan) -> list[ScheduledRequest]:
-    """The rows of a plan in the order in which they are computed."""
-    return sorted(plan.rows, key=lambda row: row.phase != "decode")  # stable
+    """The rows of a plan in the order in which they are computed; those that guess are no first."""
+    return sorted(plan.rows, key=lambda row: row.phase != "decode" or row.num_new_tokens > 1)
 
 
 @torch.inference_mode()
@@ -55,14 +55,19 @@ def flat_forward(
     Returns:
         A token for each request that samples, by id.
     """
-    input_ids = [token for row in rows for token in row.request.token_ids[row.start : row.end]]
+    input_ids = [token for row in rows for token in row.token_ids]
     position_ids = [position for row in rows for position in range(row.start, row.end)]
-    sampling_requests, last_tokens, prompt_tokens, end = [], [], [], 0
+    sampling_requests, guessed, prompt_tokens = [], [], []
+    last_tokens: list[int] = []
+    end = 0
     for row in rows:
         prompt_tokens += [end + position - row.start for position in row.prompt_positions]
         end += row.num_new_tokens
-        sampling_requests += row.sampling_requests
-        last_tokens += [end - 1] * len(row.sampling_requests)
+        num_places = 1 + len(row.draft_token_ids)
+        for request in row.sampling_requests:
+            sampling_requests += [request] * num_places
+            last_tokens += range(end - num_places, end)
+            guessed += [row.draft_token_ids[:place] for place in range(num_places)]
     kept, device = last_tokens + prompt_tokens, model.device
     output = model(
         input_ids=torch.tensor([input_ids], device=device),
@@ -75,4 +80,4 @@ def flat_forward(
     if prompt_tokens:
         for entry in prompt_logprobs(rows, logits[len(last_tokens) :].__getitem__):
             note_prompt_logprobs(*entry)
-    return sample(logits[: len(last_tokens)], sampling_requests)
+    return sample(logits[: len(last_tokens)], sampling_requests, guessed)

@@ -93,7 +93,7 @@ class AttentionMetadata:
     def build(cls, rows: list[ScheduledRequest], cache: BlockCache) -> AttentionMetadata:
         """Metadata of a step whose rows are ordered decode first."""
         device, size = cache.device, cache.block_size
-        decode = [row for row in rows if row.phase == "decode"]
+        decode = [row for row in rows if row.phase == "decode" and row.num_new_tokens == 1]
         slot_mapping = [
             row.blocks[position // size] * size + position % size
             for row in rows

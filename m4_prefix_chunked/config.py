@@ -1,4 +1,4 @@
-"""What M4 adds to the configuration: two independent switches, and how prefill shares a step."""
+"""What M4 adds to the configuration: switches, and how prefill shares a step."""
 
 from __future__ import annotations
 
@@ -22,8 +22,26 @@ class EngineConfig(m3_paged.config.EngineConfig):
     """"mixed": decode rows first, prefill rows take the rest of the budget. "prefill_first":
     a step with prefill rows has no others, so that arrivals stall every decode."""
 
+    speculation: str | None = None
+    """"ngram": decode rows compute guesses beside their token, made from the request's own tokens
+    (see `ngram`). None: one token a row and step. The tokens that come out are the same."""
+    num_speculative_tokens: int = 3
+    """Most guesses of a row, 16 or fewer."""
+    speculation_max_num_seqs: int = 16
+    """No guesses in steps of more rows: where weights are read for many, arithmetic is not idle."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.speculation not in (None, "ngram"):
+            raise InputError(f'speculation must be "ngram" or None, got {self.speculation!r}')
+        if not 1 <= self.num_speculative_tokens <= 16:
+            raise InputError(
+                f"num_speculative_tokens must be from 1 to 16, got {self.num_speculative_tokens}"
+            )
+        if self.speculation_max_num_seqs < 1:
+            raise InputError(
+                f"speculation_max_num_seqs must be at least 1, got {self.speculation_max_num_seqs}"
+            )
         if self.prefill_policy not in ("mixed", "prefill_first"):
             raise InputError(
                 f'prefill_policy must be "mixed" or "prefill_first", got {self.prefill_policy!r}'

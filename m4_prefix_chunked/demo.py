@@ -4,6 +4,7 @@
    The first pays for them, the others find them in the cache, which is drawn as the tree it is.
 2. A long prompt comes while four requests decode: with prefill_policy="mixed" it is computed in
    chunks beside them, with "prefill_first" they stand still meanwhile.
+3. Only with --part 3: a request that repeats its prompt guesses its next tokens.
 
 To see more:
 
@@ -22,14 +23,14 @@ from collections.abc import Sequence
 from milestone_llm.lab.cli import add_options, positive, whole_number
 from milestone_llm.lab.demo.command import demo_parser, run_demo
 
-PICTURES = "m4_prefix.png", "m4_timeline.png"
+PICTURES = "m4_prefix.png", "m4_timeline.png", "m4_guesses.png"
 
 
 def parser() -> argparse.ArgumentParser:
     """All options."""
     parser = demo_parser("m4_prefix_chunked", __doc__)
     add = parser.add_argument
-    add("--part", type=int, choices=(1, 2), help="only this one (default: both)")
+    add("--part", type=int, choices=(1, 2, 3), help="only this one (default: 1 and 2)")
     add("--system-prompt", metavar="TEXT", help="what all prompts begin with (default: rules)")
     meaning = "steps from one request's arrival to the next one's, in part 1"
     add("--spacing", type=whole_number, default=4, metavar="STEPS", help=meaning)
@@ -47,15 +48,18 @@ def demo(args: argparse.Namespace) -> None:
 
     from . import LLMEngine
     from .tools.demo_chunks import long_arrival
+    from .tools.demo_guesses import guesses
     from .tools.demo_prefix import shared_prefix
 
     loaded = load_model(args.model)
     # What a process does only once would be charged to r0.
     LLMEngine(loaded.model, max_model_len=128).warm_up()
-    if args.part != 2:
+    if args.part in (None, 1):
         shared_prefix(args, loaded, args.out / PICTURES[0])
-    if args.part != 1:
+    if args.part in (None, 2):
         long_arrival(args, loaded, args.out / PICTURES[1])
+    if args.part == 3:
+        guesses(args, loaded, args.out / PICTURES[2])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

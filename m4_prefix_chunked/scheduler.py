@@ -24,12 +24,19 @@ from milestone_llm.core.scheduler import BaseScheduler
 from .caching_pool import CachingBlockPool
 from .config import EngineConfig
 from .prefix_cache import PrefixCache, PrefixHit
+from .speculation import Proposer, Speculation
 
 
 class Scheduler(BaseScheduler):
     """Decode rows first, then prompts under way, then waiting requests, within a token budget."""
 
-    def __init__(self, config: EngineConfig, max_model_len: int, num_blocks: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        max_model_len: int,
+        num_blocks: int,
+        proposer: Proposer | None = None,
+    ) -> None:
         config.check_holds_one_request(max_model_len, num_blocks)
         super().__init__(max_model_len, config.policy)
         self.config = config
@@ -39,14 +46,13 @@ class Scheduler(BaseScheduler):
         self.kv = BlockManager(pool, config.block_size, self.events)
         self.prefix_cache = PrefixCache(self.kv, pool, config.enable_prefix_caching)
         self.preempter = Preempter(self.kv, self.num_host_blocks)
+        self.speculation = Speculation(config, self.kv, proposer) if config.speculation else None
 
     def validate(self, request: Request) -> None:
         """Refuse completions that could not all run, and a prompt that no chunks can carry."""
         self.config.check_completions(request.sampling_params.n)
         if not self.config.enable_chunked_prefill:
             self.config.check_prompt_fits_step(request.num_prompt_tokens)
-
-    # -- a step ------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan:
         """Plan the next step."""
@@ -59,6 +65,8 @@ class Scheduler(BaseScheduler):
         else:
             budget = self._decode(plan, budget)
             self._prefill(plan, budget)
+        if self.speculation:
+            self.speculation.extend(plan, self.config.max_num_batched_tokens - plan.num_tokens)
         return plan
 
     def _decode(self, plan: StepPlan, budget: int) -> int:
@@ -81,8 +89,7 @@ class Scheduler(BaseScheduler):
             if reason := self.reason_to_wait(request, budget):
                 plan.waiting_reasons[request.request_id] = reason
                 break
-            num_cached = self._admit(self.waiting.pop(), plan)
-            budget -= self._add_row(request, plan, budget, num_cached)
+            budget -= self._add_row(request, plan, budget, self._admit(self.waiting.pop(), plan))
 
     def by_seniority(self) -> list[Request]:
         """Running requests, by admission or (priority, arrival). The last is preempted first."""

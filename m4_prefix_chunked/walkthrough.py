@@ -13,6 +13,7 @@ import m4_prefix_chunked
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.walkthrough.guide import read_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
+from milestone_llm.models.tiny_models import build_tiny_model
 
 GUIDE = read_guide(Path(__file__).with_name("guide.txt"))
 
@@ -22,7 +23,7 @@ QUESTION = [*SYSTEM_PROMPT, 21, 22, 23]
 
 
 def scenario() -> None:
-    """Five requests, each before the step that its part of the story needs."""
+    """Five requests, each before the step that its part of the story needs. Then one that guesses."""
     engine = m4_prefix_chunked.LLMEngine(
         "tiny-llama",
         max_num_seqs=3,
@@ -46,6 +47,10 @@ def scenario() -> None:
     while engine.has_unfinished_requests():
         engine.step()
     engine.stats()
+    model = build_tiny_model("gemma3", vocab_size=12)  # of few words: its text soon repeats
+    m4_prefix_chunked.LLMEngine(model, max_model_len=64, speculation="ngram").generate(
+        [[1, 2, 3]], _exactly(16)
+    )
 
 
 def _exactly(num_tokens: int) -> SamplingParams:

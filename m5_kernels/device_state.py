@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 
@@ -20,11 +21,29 @@ from m5_kernels.kernels.backend import ceil_div
 from m5_kernels.kernels.step_metadata import RowState
 from milestone_llm.core.plan import MAX_DEVICE_STOP_IDS
 from milestone_llm.core.request import Request
-from milestone_llm.core.sampling import clamped_penalty
 from milestone_llm.models.machine import check_memory
 
 BYTES_OF_A_ROW = 512
 """Beside its tokens and blocks: parameters, workspace, what the host knows of it."""
+
+
+STEP = ("step_rows", "step_new_tokens", "step_samples", "step_offsets", "step_wanted")
+"""What a step says of its places."""
+
+
+class StepPlace(NamedTuple):
+    """A sequence of a step: a row's next tokens, or one of its guesses."""
+
+    row: int
+    num_new_tokens: int
+    samples: int
+    """1 if a token is sampled behind it, else 0."""
+    offset: int = 0
+    num_wanted: int = 0
+    """Guesses that the device is to make for the row."""
+
+
+IDLE = StepPlace(-1, 0, 0)
 
 
 class DeviceState:
@@ -32,8 +51,9 @@ class DeviceState:
 
     temperature, top_p, min_p, repetition_penalty: fp32 `[num_rows]`; top_k, min_tokens: int32;
     seeds: int64 (the bits of uint64); stop_ids: int32
-    `[num_rows, MAX_DEVICE_STOP_IDS]`, some repeated. step_rows, step_new_tokens, step_samples:
-    int32 `[num_rows]`, by place in the step.
+    `[num_rows, MAX_DEVICE_STOP_IDS]`, some repeated. step_rows, step_new_tokens, step_samples,
+    step_offsets (see `expand_step`), step_wanted (guesses, see `propose`): int32 `[num_places]`, by
+    place in the step.
     """
 
     def __init__(
@@ -43,8 +63,10 @@ class DeviceState:
         block_size: int,
         vocab_size: int,
         device: torch.device,
+        num_places: int = 0,
     ) -> None:
         self.num_rows = num_rows
+        self.num_places = max(num_places, num_rows)
         self._vocab_size = vocab_size
         # Whole groups of 16: Triton makes faster addresses for rows that begin at such places.
         self.max_blocks = 16 * ceil_div(max_model_len, 16 * block_size)
@@ -56,7 +78,8 @@ class DeviceState:
             **dict.fromkeys(("num_computed_tokens", "prompt_lens"), (num_rows,)),
             **dict.fromkeys(("top_k", "min_tokens"), (num_rows,)),
             **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), (num_rows,)),
-            **dict.fromkeys(("step_rows", "step_new_tokens", "step_samples"), (num_rows,)),
+            "num_guesses": (num_rows,),
+            **dict.fromkeys(STEP, (self.num_places,)),
         }
         self._first: dict[str, int] = {}
         self._width = {name: shape[-1] if len(shape) > 1 else 1 for name, shape in shapes.items()}
@@ -75,6 +98,7 @@ class DeviceState:
             views["num_computed_tokens"],
             views["prompt_lens"],
             block_size,
+            views["num_guesses"],
         )
         self.seeds = views["seeds"].view(torch.int64)[:, 0]
         self.top_k = views["top_k"]
@@ -87,13 +111,15 @@ class DeviceState:
         self.step_rows = views["step_rows"]
         self.step_new_tokens = views["step_new_tokens"]
         self.step_samples = views["step_samples"]
+        self.step_offsets = views["step_offsets"]
+        self.step_wanted = views["step_wanted"]
         self.reset()
 
     def reset(self) -> None:
         """No request is in the step, and there is no change to send."""
         self.step_rows.fill_(-1)
-        # What the device has been told of the step: by place, (row, new tokens, samples).
-        self._step: list[tuple[int, int, int]] = [(-1, 0, 0)] * self.num_rows
+        # What the device has been told of the step, by place.
+        self._step: list[StepPlace] = [IDLE] * self.num_places
         self._num_places = 0
         self._places: list[range] = []
         self._values: list[list[int]] = []
@@ -114,7 +140,7 @@ class DeviceState:
         self.set("temperature", row, [_bits(params.temperature)])
         self.set("top_p", row, [_bits(params.top_p)])
         self.set("min_p", row, [_bits(params.min_p)])
-        self.set("repetition_penalty", row, [_bits(clamped_penalty(params.repetition_penalty))])
+        self.set("repetition_penalty", row, [_bits(params.repetition_penalty)])
         # Tokens outside the vocabulary stop nobody, and neither is anybody kept from them.
         stops = [token for token in request.stop_token_ids if token < self._vocab_size]
         stops = (stops * MAX_DEVICE_STOP_IDS)[:MAX_DEVICE_STOP_IDS]
@@ -122,14 +148,12 @@ class DeviceState:
         self.set("stop_ids", row, stops or [0] * MAX_DEVICE_STOP_IDS)
         self.set("seeds", row, list(struct.unpack("<2i", struct.pack("<Q", request.seed))))
 
-    def set_step(self, step: list[tuple[int, int, int]]) -> None:
-        """Note who is in the step: by place, (row, new tokens, 1 if it samples, else 0)."""
-        idle = [(-1, 0, 0)] * max(0, self._num_places - len(step))
+    def set_step(self, step: list[StepPlace]) -> None:
+        """Note who is in the step, by place."""
+        idle = [IDLE] * max(0, self._num_places - len(step))
         for place, (old, new) in enumerate(zip(self._step, step + idle, strict=False)):
             if old != new:
-                for name, value in zip(
-                    ("step_rows", "step_new_tokens", "step_samples"), new, strict=True
-                ):
+                for name, value in zip(STEP, new, strict=True):
                     self.set(name, place, [value])
                 self._step[place] = new
         self._num_places = len(step)

@@ -32,6 +32,7 @@ from .decoder.config import is_fusible
 from .decoder.decoder import FusedDecoder
 from .device_state import check_rows
 from .hf_runner import HFRunner
+from .proposer import DeviceProposer
 from .runner import FusedRunner
 from .tensor_parallel.model_part import load_part
 from .tensor_parallel.ranked_core import RankedCore
@@ -96,7 +97,9 @@ class LLMEngine(BaseEngine):
         if ranks is not None:
             num_blocks, max_model_len = ranks.smallest(num_blocks), ranks.smallest(max_model_len)
         config = with_swap_space(config, loaded.model, num_blocks)
-        scheduler = scheduler_class(config.scheduler, Scheduler)(config, max_model_len, num_blocks)
+        more = {"proposer": DeviceProposer()} if config.speculation and decoder is not None else {}
+        make_scheduler = scheduler_class(config.scheduler, Scheduler)
+        scheduler = make_scheduler(config, max_model_len, num_blocks, **more)
         cache = BlockCache(loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks)
         core_class = GuardedCore if ranks is None else partial(RankedCore, ranks, number)
         core = core_class(

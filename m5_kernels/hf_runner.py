@@ -44,7 +44,7 @@ class HFRunner:
     def _metadata(self, rows: list[ScheduledRequest]) -> CachesAndMetadata:
         """Caches and metadata of this step, for `flash_decoding`."""
         size, device = self.cache.block_size, self.cache.device
-        num_decode = sum(row.phase == "decode" for row in rows)
+        num_decode = sum(row.phase == "decode" and row.num_new_tokens == 1 for row in rows)
         max_blocks = max(len(row.blocks) for row in rows)
         starts = [0]
         for row in rows:

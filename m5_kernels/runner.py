@@ -23,11 +23,13 @@ from milestone_llm.core.sampling import sample as sample_on_host
 from .config import EngineConfig
 from .decoder.attention import AttentionMetadata
 from .decoder.decoder import FusedDecoder
-from .device_state import DeviceState
+from .device_state import DeviceState, StepPlace
 from .kernels.backend import compiling
 from .kernels.flash_decode import DecodeWorkspace
+from .kernels.guesses import REJECTED, accept, propose
 from .kernels.prefill_tiles import prefill_tiles, runs_on_hopper
 from .kernels.step_metadata import StepMetadata, append_sampled, expand_step
+from .proposer import UNKNOWN
 from .sampler import Needs, Sampler
 from .step_graphs import MAX_TOKENS, StepGraphs, StepShape
 
@@ -46,17 +48,25 @@ class FusedRunner:
         self.decoder = decoder
         self.cache = cache
         self.kv_caches = list(zip(cache.keys, cache.values, strict=True))
+        num_guess_rows = 0  # of a step with guesses: a request has a row for each
+        if config.speculation:
+            num_requests = min(config.max_num_seqs, config.speculation_max_num_seqs)
+            num_guess_rows = num_requests * (1 + config.num_speculative_tokens)
+        num_places = max(config.max_num_seqs, num_guess_rows)
         self.state = DeviceState(
-            config.max_num_seqs, max_model_len, cache.block_size, shape.vocab_size, device
+            config.max_num_seqs,
+            max_model_len,
+            cache.block_size,
+            shape.vocab_size,
+            device,
+            num_places,
         )
         self.sampler = Sampler(self.state)
-        num_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
-        self.metadata = StepMetadata.allocate(
-            num_tokens, config.max_num_seqs, self.state.max_blocks, device
-        )
+        num_tokens = max(config.max_num_batched_tokens, num_places)
+        self.metadata = StepMetadata.allocate(num_tokens, num_places, self.state.max_blocks, device)
         self.workspace = (
             DecodeWorkspace.allocate(
-                config.max_num_seqs,
+                num_places,
                 shape.num_q_heads,
                 shape.num_kv_heads,
                 shape.head_dim,
@@ -72,7 +82,9 @@ class FusedRunner:
         self._num_blocks_sent: dict[str, int] = {}
         has_graphs = device.type == "cuda" and not config.enforce_eager
         self.graphs = (
-            StepGraphs(self.state.step_rows, num_tokens, self._compute) if has_graphs else None
+            StepGraphs(self.state.step_rows, num_tokens, self._compute, num_guess_rows)
+            if has_graphs
+            else None
         )
 
     @torch.inference_mode()
@@ -84,17 +96,26 @@ class FusedRunner:
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         self.cache.move_blocks(plan)
         self._release_rows()
-        rows = sorted(plan.rows, key=lambda row: row.num_new_tokens > 1)  # single tokens first
+        # Rows of one token first, each followed by its guesses, which are such rows, too.
+        rows = sorted(plan.rows, key=_is_chunk)
         if not rows:
             return LaunchedStep(dict)
         self._send(rows, copied={block for _, block in plan.copies})
-        num_chunks = sum(row.num_new_tokens > 1 for row in rows)
+        num_chunks = sum(map(_is_chunk, rows))
         num_tokens = sum(row.num_new_tokens for row in rows)
-        shape = StepShape(num_tokens, len(rows), len(rows) - num_chunks, num_chunks)
+        num_guesses = sum(len(row.draft_token_ids) for row in rows)
+        num_decodes = len(rows) - num_chunks + num_guesses
+        shape = StepShape(
+            num_tokens, num_decodes + num_chunks, num_decodes, num_chunks, num_guesses > 0
+        )
         if not plan.can_run_ahead:  # all tokens before this step are known
             sampled = self._sample_on_host(rows, shape)
             return LaunchedStep(lambda: sampled)
-        requests = [row.request if row.samples else None for row in rows]
+        requests = [
+            row.request if row.samples else None
+            for row in rows
+            for _ in range(1 + len(row.draft_token_ids))
+        ]
         needs = Needs.of(request for request in requests if request is not None)
         of_prompts: PromptLogprobs = []
         if any(row.prompt_positions for row in rows):
@@ -126,6 +147,8 @@ class FusedRunner:
             for n in sizes[:3]
             for filters, penalties in ((True, False), (False, True), (True, True))
         ]
+        if self.graphs is not None and self.graphs.guess_rows:
+            shapes += [(StepShape(n, n, n, 0, has_guesses=True), Needs()) for n in (4, 17)]
         with torch.cuda.device_of(self.decoder.embedding), compiling():
             for shape, needs in shapes:
                 if shape.num_tokens <= len(self.metadata.input_ids):
@@ -177,9 +200,21 @@ class FusedRunner:
             if num_sent < len(row.blocks):
                 state.set("block_table", index, row.blocks[num_sent:], column=num_sent)
                 self._num_blocks_sent[request_id] = len(row.blocks)
-            step.append((index, row.num_new_tokens, int(row.samples)))
+            step += self._places(index, row)
         state.set_step(step)
         state.flush()
+
+    def _places(self, index: int, row: ScheduledRequest) -> list[StepPlace]:
+        """A row's places in the step: one, and one for each guess."""
+        guesses, num_wanted = row.draft_token_ids, 0
+        if UNKNOWN in guesses:
+            num_wanted = len(guesses)
+        elif guesses:
+            self.state.set("token_ids", index, guesses, column=row.end - len(guesses))
+            self.state.set("num_guesses", index, [len(guesses)])
+        num_certain = row.num_new_tokens - len(guesses)
+        first = StepPlace(index, num_certain, int(row.samples), num_wanted=num_wanted)
+        return [first, *(StepPlace(index, 1, 1, 1 + place) for place in range(len(guesses)))]
 
     # -- the work itself -----------------------------------------------------------------------
 
@@ -192,7 +227,11 @@ class FusedRunner:
         """Hidden states of all new tokens, `[num_tokens, hidden_size]`."""
         state, metadata = self.state, self.metadata.part(shape.num_tokens, shape.num_rows)
         step_rows, new_tokens, _ = state.step(shape.num_rows)
-        expand_step(state.rows, step_rows, new_tokens, metadata)
+        offsets = None
+        if shape.has_guesses:
+            offsets = state.step_offsets[: shape.num_rows]
+            propose(state.rows, step_rows, state.step_wanted[: shape.num_rows])
+        expand_step(state.rows, step_rows, new_tokens, metadata, offsets)
         attention = AttentionMetadata(
             metadata.positions,
             metadata.slot_mapping,
@@ -232,6 +271,10 @@ class FusedRunner:
         step_rows, new_tokens, samples = state.step(shape.num_rows)
         logits = self.decoder.logits(_last_of_rows(hidden, metadata, shape))
         tokens = self.sampler.sample(logits, step_rows, metadata.output_positions, needs)
+        if shape.has_guesses:
+            offsets = state.step_offsets[: shape.num_rows]
+            step_rows, tokens = accept(state.rows, step_rows, offsets, tokens)
+            new_tokens = new_tokens + offsets
         append_sampled(state.rows, step_rows, new_tokens, samples, tokens)
         return tokens
 
@@ -303,13 +346,22 @@ class FusedRunner:
                     wanted.items(), column_copy.tolist(), strict=True
                 ):
                     logprobs[place] = read_logprobs(token_ids[place], row, num_wanted)
+            sampled: dict[str, list[SampledToken]] = {}
+            for place, request in enumerate(requests):
+                if request is not None and token_ids[place] != REJECTED:
+                    token = SampledToken(token_ids[place], logprobs.get(place))
+                    sampled.setdefault(request.request_id, []).append(token)
             return {
-                request.request_id: SampledToken(token_ids[place], logprobs.get(place))
-                for place, request in enumerate(requests)
-                if request is not None
+                name: SampledToken(own[-1].token_id, own[-1].logprobs, tuple(own[:-1]))
+                for name, own in sampled.items()
             }
 
         return read
+
+
+def _is_chunk(row: ScheduledRequest) -> bool:
+    """Whether a row has more than one certain token."""
+    return row.num_new_tokens > 1 + len(row.draft_token_ids)
 
 
 def _last_of_rows(hidden: torch.Tensor, metadata: StepMetadata, shape: StepShape) -> torch.Tensor:

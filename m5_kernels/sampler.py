@@ -65,7 +65,7 @@ class Sampler:
         state, index = self.state, rows.clamp(min=0)
         if needs.logprobs:
             if self._raw is None:
-                self._raw = logits.new_empty(state.num_rows, logits.shape[-1])
+                self._raw = logits.new_empty(state.num_places, logits.shape[-1])
             self._raw[: len(logits)] = logits
         if needs.penalties:
             logits = self._penalised(logits.float(), index, positions)

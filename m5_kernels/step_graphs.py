@@ -32,6 +32,8 @@ class StepShape(NamedTuple):
     """Rows, the first ones, that may have one token."""
     num_chunks: int
     """Rows after them that may have more."""
+    has_guesses: bool = False
+    """Whether some of the first are guesses, places of the row before them."""
 
 
 class StepGraphs:
@@ -40,6 +42,7 @@ class StepGraphs:
     Args:
         step_rows: the tensor from which the steps read the rows' requests, `[max_num_seqs]`.
         max_tokens: most tokens of a step.
+        max_guess_rows: most rows of a step with guesses, those included; 0: there is none.
     """
 
     def __init__(
@@ -47,12 +50,14 @@ class StepGraphs:
         step_rows: torch.Tensor,
         max_tokens: int,
         compute: Callable[[StepShape, Needs], torch.Tensor],
+        max_guess_rows: int = 0,
     ) -> None:
         most = len(step_rows)
         self.decode_rows = [n for n in (1, 2, 4, 8) if n < most] + [*range(16, most, 16), most]
         self.mixed_rows = [n for n in (16, 64, 128, 256, 512) if n < most] + [most]
         sizes = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, MAX_TOKENS)
         self.mixed_tokens = [n for n in sizes if n <= max_tokens]
+        self.guess_rows = [n for n in self.decode_rows if 1 < n <= max_guess_rows]
         self.step_rows = step_rows
         self.compute = compute
         self._graphs: dict[tuple[StepShape, Needs], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
@@ -63,7 +68,7 @@ class StepGraphs:
         """The smallest bucket that holds such a step; None if it is to be launched as it is."""
         if not shape.num_chunks:
             num_rows = next(n for n in self.decode_rows if n >= shape.num_rows)
-            return StepShape(num_rows, num_rows, num_rows, 0)
+            return StepShape(num_rows, num_rows, num_rows, 0, shape.has_guesses)
         num_rows = next(n for n in self.mixed_rows if n >= shape.num_rows)
         wanted = max(shape.num_tokens, num_rows)
         num_tokens = next((n for n in self.mixed_tokens if n >= wanted), None)
@@ -84,6 +89,7 @@ class StepGraphs:
     def buckets(self) -> list[StepShape]:
         """All of them, the largest first."""
         decodes = [StepShape(num_rows, num_rows, num_rows, 0) for num_rows in self.decode_rows]
+        decodes += [StepShape(n, n, n, 0, has_guesses=True) for n in self.guess_rows]
         mixed = [
             StepShape(num_tokens, num_rows, num_rows, MAX_CHUNKS)
             for num_rows in self.mixed_rows

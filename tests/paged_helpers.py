@@ -8,6 +8,7 @@ token is a hash of the context and the seed, so that what a request must give is
 
 from __future__ import annotations
 
+import random
 import zlib
 from typing import Any
 
@@ -98,17 +99,46 @@ class PagedDevice:
         for (_, target), content in zip(plan.copies, copied, strict=True):
             self.blocks[target] = content
         for row in plan.rows:
-            for position in range(row.start, row.end):
+            for position, token in enumerate(row.token_ids, row.start):
                 block, offset = divmod(position, self.block_size)
-                self.blocks[row.blocks[block]][offset] = row.request.token_ids[position]
+                self.blocks[row.blocks[block]][offset] = token
         for row in plan.rows:  # only now: nobody may have written into another's block
             context = [token for block in row.blocks for token in self.blocks[block]][: row.end]
-            assert context == row.request.token_ids[: row.end], row.request.request_id
+            wanted = row.request.token_ids[: row.end] + row.draft_token_ids
+            assert context == wanted, row.request.request_id
         return {
-            request.request_id: SampledToken(next_token(request.token_ids, request.seed))
+            request.request_id: sampled_token(request, row.draft_token_ids)
             for row in plan.rows
             for request in row.sampling_requests
         }
+
+
+def sampled_token(request: Request, guesses: list[int]) -> SampledToken:
+    """The token behind the last guess that has come true."""
+    known, accepted = list(request.token_ids), []
+    token_id = next_token(known, request.seed)
+    for guess in guesses:
+        if guess != token_id:
+            break
+        accepted.append(SampledToken(token_id))
+        known.append(token_id)
+        token_id = next_token(known, request.seed)
+    return SampledToken(token_id, None, tuple(accepted))
+
+
+class Clairvoyant:
+    """Guesses what `PagedDevice` will sample, and is wrong now and then."""
+
+    def __init__(self, rng: random.Random, error_rate: float) -> None:
+        self.rng, self.error_rate = rng, error_rate
+
+    def propose(self, request: Request, num_tokens: int) -> list[int]:
+        """At most `num_tokens` tokens."""
+        known = list(request.token_ids)
+        for _ in range(self.rng.randint(0, num_tokens)):
+            is_wrong = self.rng.random() < self.error_rate
+            known.append(next_token(known, request.seed) ^ is_wrong)
+        return known[request.num_tokens :]
 
 
 def step(scheduler: Scheduler, device: PagedDevice) -> StepPlan:

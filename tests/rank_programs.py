@@ -123,7 +123,8 @@ def random_steps(rank: int, size: int, num_steps: int, seed: int) -> Any:
     from m5_kernels import SamplingParams
 
     rng = random.Random(seed)
-    engine = _engine("tiny-llama", size, kv_cache_tokens=160, policy="priority")
+    fields = {"kv_cache_tokens": 160, "policy": "priority", "speculation": "ngram"}
+    engine = _engine("tiny-llama", size, **fields)
     digest, outputs, num_added = hashlib.sha256(), {}, 0
     beginnings = [[rng.randrange(199) for _ in range(24)] for _ in range(3)]
     engine.core.watchers.append(Digest(digest))
@@ -134,6 +135,7 @@ def random_steps(rank: int, size: int, num_steps: int, seed: int) -> Any:
             prompt = rng.choice(beginnings)[:length] + [
                 rng.randrange(199) for _ in range(rng.randint(1, 40))
             ]
+            prompt = (prompt * rng.choice([1, 1, 2]))[:64]  # what repeats is guessed
             params = SamplingParams(
                 max_tokens=rng.randint(1, 30),
                 temperature=rng.choice([0.0, 0.9]),
@@ -157,6 +159,7 @@ def random_steps(rank: int, size: int, num_steps: int, seed: int) -> Any:
         "steps": stats["steps"],
         "preemptions": stats["preemptions"],
         "hits": stats["prefix_cache"]["hits"],
+        "guesses": stats["spec_decode_num_draft_tokens"],
         "aborted": num_added - len(outputs),
         "used": stats["kv"]["used"],
     }

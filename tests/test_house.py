@@ -41,7 +41,9 @@ FLOORS = [
 ]
 """From the ground up; the last are the doors and tools of the milestones."""
 
-KV_MANAGERS = r"regions|block_pool|block_manager|preemption|caching_pool|prefix_cache"
+KV_MANAGERS = (
+    r"regions|block_pool|block_manager|preemption|caching_pool|prefix_cache|ngram|speculation"
+)
 SEAMS = re.compile(
     rf"{GROUND}\.core\.(engine_core|kv|outputs|plan|request|request_queue|scheduler)"
     rf"|{GROUND}\.frontend\.(guarded_core|output_queue|watching)"
@@ -65,7 +67,7 @@ LIBRARIES_OF_THE_CORE = {
     "enum",
     "math",
 }
-LIBRARIES_OF_THE_CORE |= {"torch", "typing"}
+LIBRARIES_OF_THE_CORE |= {"operator", "torch", "typing"}
 
 MAX_LINES = {"core": 1200, "engine core": 120, "door": 100, "instruments": 11_500}
 SCHEDULER_LINES = range(110, 211)

@@ -32,7 +32,8 @@ class RowState:
     """State of all requests on the device, one row each; rows are reused.
 
     token_ids: int32 `[num_rows, max_model_len]`; block_table: int32 `[num_rows, max_blocks]`;
-    num_computed_tokens, prompt_lens: int32 `[num_rows]`.
+    num_computed_tokens, prompt_lens: int32 `[num_rows]`; num_guesses: int32 `[num_rows]`, tokens
+    behind the known ones that are guesses (see `guesses`), where anybody guesses.
     """
 
     token_ids: torch.Tensor
@@ -40,6 +41,7 @@ class RowState:
     num_computed_tokens: torch.Tensor
     prompt_lens: torch.Tensor
     block_size: int
+    num_guesses: torch.Tensor | None = None
 
     @classmethod
     def allocate(
@@ -56,6 +58,7 @@ class RowState:
             zeros(num_rows),
             zeros(num_rows),
             block_size,
+            zeros(num_rows),
         )
 
 
@@ -122,6 +125,7 @@ def expand_step(
     row_ids: torch.Tensor,
     num_new_tokens: torch.Tensor,
     output: StepMetadata,
+    offsets: torch.Tensor | None = None,
 ) -> None:
     """Fill `output` for a step; nothing is read back, so it can be part of a CUDA graph.
 
@@ -129,9 +133,11 @@ def expand_step(
     chunks, then padding, which is -1. A row's computed and new tokens together must not exceed
     max_model_len: that is not checked here.
     num_new_tokens: int32 `[num_seqs]`, of each; of padding it is not read.
+    offsets: int32 `[num_seqs]`, how far behind the row's computed tokens a sequence begins: 0, or
+    which guess it is; one that the row does not have is padding with a token. None: all 0.
     """
     if not runs_triton(row_ids):
-        return expand_step_torch(state, row_ids, num_new_tokens, output)
+        return expand_step_torch(state, row_ids, num_new_tokens, output, offsets)
     num_seqs, num_tokens = len(row_ids), len(output.input_ids)
     block = 128
     _expand_step_kernel[(max(num_seqs, ceil_div(num_tokens, block)),)](
@@ -139,12 +145,13 @@ def expand_step(
         row_ids, num_new_tokens,
         output.input_ids, output.positions, output.slot_mapping,
         output.context_lens, output.query_start_loc, output.output_positions, output.decode_lens,
-        output.block_table, output.first_chunk,
+        output.block_table, output.first_chunk, offsets, state.num_guesses,
         num_seqs, num_tokens,
         state.token_ids.stride(0), state.block_table.stride(0), output.block_table.stride(0),
         NUM_SEQS_PAD=lanes_for(num_seqs),
         BLOCK_SIZE=state.block_size,
         BLOCK=block,
+        HAS_OFFSETS=offsets is not None,
     )  # fmt: skip
     return None
 
@@ -155,11 +162,13 @@ def _expand_step_kernel(
     row_ids, num_new_tokens,
     input_ids, positions, slot_mapping,
     context_lens, query_start_loc, output_positions, decode_lens, step_block_table, first_chunk,
+    offsets, num_guesses,
     num_seqs, num_tokens,
     token_stride, table_stride, step_table_stride,
     NUM_SEQS_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
 ):  # fmt: skip
     seqs = tl.arange(0, NUM_SEQS_PAD)
     rows = tl.load(row_ids + seqs, mask=seqs < num_seqs, other=-1)
@@ -176,8 +185,13 @@ def _expand_step_kernel(
             tl.store(query_start_loc + num_seqs, end)
             tl.store(first_chunk, tl.sum((num_new == 1).to(tl.int32), 0))
         row = tl.load(row_ids + seq).to(tl.int64)
+        offset = 0
+        if HAS_OFFSETS:
+            offset = tl.load(offsets + seq)
+            if offset > 0:
+                row = tl.where(offset <= tl.load(num_guesses + row), row, -1)
         if row >= 0:
-            context_len = tl.load(num_computed_tokens + row) + new
+            context_len = tl.load(num_computed_tokens + row) + offset + new
             tl.store(context_lens + seq, context_len)
             tl.store(decode_lens + seq, tl.where(new == 1, context_len, 0))
             tl.store(output_positions + seq, context_len - tl.load(prompt_lens + row))
@@ -201,6 +215,11 @@ def _expand_step_kernel(
         token_rows = tl.load(row_ids + token_seqs, mask=is_new, other=-1).to(tl.int64)
         is_new = is_new & (token_rows >= 0)
         computed = tl.load(num_computed_tokens + token_rows, mask=is_new, other=0)
+        if HAS_OFFSETS:
+            offset = tl.load(offsets + token_seqs, mask=is_new, other=0)
+            guesses = tl.load(num_guesses + token_rows, mask=is_new, other=0)
+            is_new = is_new & ((offset == 0) | (offset <= guesses))
+            computed += offset
         position = tl.where(is_new, computed + tokens - start, 0)
         ids = tl.load(token_ids + token_rows * token_stride + position, mask=is_new, other=0)
         table = block_table + token_rows * table_stride + position // BLOCK_SIZE
@@ -259,6 +278,7 @@ def expand_step_torch(
     row_ids: torch.Tensor,
     num_new_tokens: torch.Tensor,
     output: StepMetadata,
+    offsets: torch.Tensor | None = None,
 ) -> None:
     """The specification of `expand_step`: one sequence after another."""
     output.input_ids.zero_()
@@ -272,8 +292,12 @@ def expand_step_torch(
     start = 0
     for seq, (row, new) in enumerate(zip(rows, num_new_tokens.tolist(), strict=True)):
         output.query_start_loc[seq] = start
-        if row >= 0:
-            computed = int(state.num_computed_tokens[row])
+        offset = 0 if offsets is None else int(offsets[seq])
+        if offset and state.num_guesses is not None and offset > state.num_guesses[row]:
+            output.first_chunk.add_(1)  # no such guess
+            start += new
+        elif row >= 0:
+            computed = int(state.num_computed_tokens[row]) + offset
             chunk = slice(start, start + new)
             positions = torch.arange(computed, computed + new, device=row_ids.device)
             blocks = state.block_table[row, positions // state.block_size].long()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -21,6 +22,8 @@ class SampledToken:
     token_id: int
     """-1 where there was none to choose: the logits held a NaN or an infinity."""
     logprobs: dict[int, Logprob] | None = None
+    accepted: Sequence[SampledToken] = ()
+    """Tokens before this one: guesses that have come true (from m4_prefix_chunked on)."""
 
 
 @dataclass(slots=True)

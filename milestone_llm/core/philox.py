@@ -50,10 +50,8 @@ def gumbel_noise_at(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
 
 
 def philox4x32(
-    counter: tuple[Tensor, Tensor, Tensor, Tensor],
-    key: tuple[Tensor, Tensor],
-    num_rounds: int = 10,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    counter: Sequence[Tensor], key: Sequence[Tensor], num_rounds: int = 10
+) -> tuple[Tensor, ...]:
     """Philox4x32 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC '11).
 
     Counter, key and result are int64 tensors with values in [0, 2**32), of shapes that broadcast.
@@ -77,8 +75,7 @@ def philox4x32(
 
 def seeds_to_tensor(seeds: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
     """Seeds in [0, 2**64) as `[len(seeds)]` int64 with the same bits (two's complement)."""
-    signed = [seed - 2**64 if seed >= 2**63 else seed for seed in seeds]
-    return torch.tensor(signed, dtype=torch.int64, device=device)
+    return torch.tensor(list(seeds), dtype=torch.uint64, device=device).view(torch.int64)
 
 
 def _lanes(seeds: Tensor, positions: Tensor, blocks: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .outputs import Logprob, SampledToken
+from .outputs import SampledToken
 from .request import Request
 
 MAX_DEVICE_STOP_IDS = 16
@@ -14,7 +14,10 @@ MAX_DEVICE_STOP_IDS = 16
 
 @dataclass(slots=True)
 class ScheduledRequest:
-    """One row of a step: tokens `start .. start + num_new_tokens - 1` of a request."""
+    """One row of a step: tokens `start .. start + num_new_tokens - 1` of a request.
+
+    The last may be guesses, kept as far as they are what is sampled behind the tokens before them.
+    """
 
     request: Request
     start: int
@@ -27,8 +30,10 @@ class ScheduledRequest:
     """Prompt tokens that the prefix cache saved this request (from m4_prefix_chunked on)."""
     sampling_requests: list[Request] = field(init=False)
     """The row's request and its forks, if the row reaches the last known token; else none."""
-    prompt_logprobs: dict[int, dict[int, Logprob]] = field(default_factory=dict)
-    """Of prompt tokens, by their positions; filled by the runner if the request wants them."""
+    draft_token_ids: list[int] = field(default_factory=list)
+    """Guesses at the tokens behind the known ones (from m4_prefix_chunked on)."""
+    num_accepted: int | None = None
+    """How many of them have come true; None while that is not known."""
 
     def __post_init__(self) -> None:
         is_last = not self.is_padding and self.end == self.request.num_tokens
@@ -38,6 +43,11 @@ class ScheduledRequest:
     def end(self) -> int:
         """Tokens computed once the step is done."""
         return self.start + self.num_new_tokens
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens to compute, guesses last."""
+        return self.request.token_ids[self.start : self.end] + self.draft_token_ids
 
     @property
     def samples(self) -> bool:
@@ -67,8 +77,8 @@ class ScheduledRequest:
         """`prefill`, `decode` or `padding`: a label for people and kernels, not a mode."""
         if self.is_padding:
             return "padding"
-        is_decode = self.num_new_tokens == 1 and self.start >= self.request.num_prompt_tokens
-        return "decode" if is_decode else "prefill"
+        is_one = self.num_new_tokens <= 1 + len(self.draft_token_ids)
+        return "decode" if is_one and self.start >= self.request.num_prompt_tokens else "prefill"
 
 
 @dataclass(frozen=True)
@@ -90,7 +100,7 @@ class StepPlan:
     waiting_reasons: dict[str, str] = field(default_factory=dict)
     """Why requests at the head of the queue were left there, by request id."""
     num_padding_tokens: int = 0
-    """Positions computed in vain: left padding and rows of finished requests."""
+    """Positions computed in vain: left padding, rows of finished requests, wrong guesses."""
     is_launched: bool = False
     """Whether the requests already count the step's tokens as computed."""
 

@@ -107,12 +107,6 @@ class Request:
         is_asked = self.sampling_params.prompt_logprobs is not None and self.leader is None
         return is_asked and len(self.prompt_logprobs) < self.num_prompt_tokens
 
-    def take_prompt_logprobs(self, entries: dict[int, dict[int, Logprob]]) -> None:
-        """Keep those of the prompt tokens at some positions; some may be known already."""
-        for position, entry in entries.items():
-            if position == len(self.prompt_logprobs):
-                self.prompt_logprobs.append(entry)
-
     @property
     def is_finished(self) -> bool:
         """Whether the request has its `finish_reason`."""

@@ -10,7 +10,6 @@ depend on the batch are taken over integers, so a request gets the same tokens a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -23,12 +22,15 @@ from .request import Request
 MIN_TEMPERATURE = 1e-5  # any smaller, and logits / temperature may overflow
 
 
-def sample(logits: Tensor, requests: list[Request]) -> dict[str, SampledToken]:
+def sample(
+    logits: Tensor, requests: list[Request], guessed: list[list[int]] | None = None
+) -> dict[str, SampledToken]:
     """Choose the next token of each request, with log-probabilities where it wants them.
 
     Args:
         logits: `[num_rows, vocab_size]`, any float type; all work is done in fp32. Not changed.
         requests: `[num_rows]`, whose rows these are.
+        guessed: tokens that stand between a request's and a row, `[num_rows]`: none in its first.
 
     Returns:
         The token of each request by its id, -1 for one whose row holds a NaN or +inf or leaves no
@@ -38,11 +40,13 @@ def sample(logits: Tensor, requests: list[Request]) -> dict[str, SampledToken]:
     if not requests:
         return {}
     raw = logits.float()
-    scores = apply_penalties(raw, requests)
+    guessed = guessed or [[]] * len(requests)  # no guesses
+    scores = apply_penalties(raw, requests, guessed)
     best, token_ids = scores.max(dim=-1)
     random = [row for row, each in enumerate(requests) if each.sampling_params.temperature > 0]
     if random:
-        token_ids[random] = _draw(scores[random], [requests[row] for row in random])
+        positions = [requests[row].num_output_tokens + len(guessed[row]) for row in random]
+        token_ids[random] = _draw(scores[random], [requests[row] for row in random], positions)
     ids, scores_of_ids = torch.stack([token_ids.double(), best.double()]).tolist()  # one transfer
     chosen = [int(i) if math.isfinite(s) else -1 for i, s in zip(ids, scores_of_ids, strict=True)]
     logprobs: dict[int, dict[int, Logprob]] = {}
@@ -52,13 +56,21 @@ def sample(logits: Tensor, requests: list[Request]) -> dict[str, SampledToken]:
         columns = logprob_columns(raw[rows], token_ids[rows], num_top).tolist()
         for row, numbers in zip(rows, columns, strict=True):
             logprobs[row] = read_logprobs(chosen[row], numbers, wanted[row] or 0)
+    tokens: dict[str, list[SampledToken]] = {}
+    for row, request in enumerate(requests):
+        own = tokens.setdefault(request.request_id, [])
+        # Of use if all guesses before it are what was sampled: a token then comes as if alone.
+        if [token.token_id for token in own] == guessed[row]:
+            own.append(SampledToken(chosen[row], logprobs.get(row)))
     return {
-        request.request_id: SampledToken(chosen[row], logprobs.get(row))
-        for row, request in enumerate(requests)
+        name: SampledToken(own[-1].token_id, own[-1].logprobs, tuple(own[:-1]))
+        for name, own in tokens.items()
     }
 
 
-def apply_penalties(logits: Tensor, requests: list[Request]) -> Tensor:
+def apply_penalties(
+    logits: Tensor, requests: list[Request], guessed: list[list[int]] | None = None
+) -> Tensor:
     """Repetition penalty (CTRL, Keskar et al. 2019, section 4.1) and `min_tokens`.
 
     Returns:
@@ -66,38 +78,21 @@ def apply_penalties(logits: Tensor, requests: list[Request]) -> Tensor:
         the prompt or the output are divided by the penalty where positive, multiplied where
         negative; stop tokens are -inf while the output has fewer than `min_tokens` tokens.
     """
-    rows: list[int] = []
-    ids: list[int] = []
-    penalties: list[float] = []
-    stop_rows: list[int] = []
-    stop_ids: list[int] = []
+    scores = logits
     for row, request in enumerate(requests):
-        params = request.sampling_params
+        params, guesses = request.sampling_params, guessed[row] if guessed else []
+        may_stop = request.num_output_tokens + len(guesses) >= params.min_tokens
+        if params.repetition_penalty == 1 and (may_stop or not request.stop_token_ids):
+            continue
+        scores = logits.clone() if scores is logits else scores
         if params.repetition_penalty != 1:
-            seen = set(request.token_ids)
-            rows += [row] * len(seen)
-            ids += seen
-            penalties += [clamped_penalty(params.repetition_penalty)] * len(seen)
-        if request.num_output_tokens < params.min_tokens:
+            seen = torch.tensor(list({*request.token_ids, *guesses}), device=logits.device)
+            own, penalty = logits[row, seen], logits.new_tensor(params.repetition_penalty)
+            scores[row, seen] = torch.where(own < 0, own * penalty, own / penalty)
+        if not may_stop:
             stops = [token_id for token_id in request.stop_token_ids if token_id < logits.shape[-1]]
-            stop_rows += [row] * len(stops)
-            stop_ids += stops
-    if not ids and not stop_ids:
-        return logits
-    scores = logits.clone()
-    if ids:
-        where = torch.tensor([rows, ids], device=logits.device).unbind()
-        penalty = torch.tensor(penalties, dtype=torch.float32, device=logits.device)
-        seen_logits = logits[where]
-        scores[where] = torch.where(seen_logits < 0, seen_logits * penalty, seen_logits / penalty)
-    if stop_ids:
-        scores[torch.tensor([stop_rows, stop_ids], device=logits.device).unbind()] = -math.inf
+            scores[row, torch.tensor(stops, dtype=torch.long)] = -math.inf
     return scores
-
-
-def clamped_penalty(repetition_penalty: float) -> float:
-    """A penalty that fp32 can hold: past 1e30 either way there is no difference left to see."""
-    return min(max(repetition_penalty, 1e-30), 1e30)
 
 
 def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
@@ -114,7 +109,7 @@ def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -
         top_p: `[num_rows]` fp64; 1 keeps all.
         min_p: `[num_rows]` fp64; 0 keeps all.
     """
-    steps: tuple[tuple[Tensor, Tensor, Callable[[Tensor, Tensor], Tensor]], ...] = (
+    steps = (
         (top_k, (top_k >= 1) & (top_k < logits.shape[-1]), _outside_top_k),
         (top_p, top_p < 1, _outside_top_p),
         (min_p, min_p > 0, _outside_min_p),
@@ -174,15 +169,14 @@ def _compact(scores: Tensor) -> tuple[Tensor, Tensor | None]:
     return scores.gather(-1, ids), ids
 
 
-def _draw(scores: Tensor, requests: list[Request]) -> Tensor:
+def _draw(scores: Tensor, requests: list[Request], output_positions: list[int]) -> Tensor:
     """Tokens `[num_rows]` drawn from softmax(filter(scores / temperature)) by the Gumbel-max trick.
 
     Whichever of logit_i + g_i is largest, with g standard Gumbel, is a draw from softmax(logits).
     """
     params = [request.sampling_params for request in requests]
-    device = scores.device
     temperature = [max(each.temperature, MIN_TEMPERATURE) for each in params]
-    scores = scores / torch.tensor(temperature, dtype=torch.float32, device=device)[:, None]
+    scores = scores / torch.tensor(temperature, dtype=torch.float32, device=scores.device)[:, None]
     filtered = filter_logits(
         scores,
         torch.tensor([each.top_k for each in params]),
@@ -190,8 +184,8 @@ def _draw(scores: Tensor, requests: list[Request]) -> Tensor:
         torch.tensor([each.top_p for each in params], dtype=torch.float32).double(),
         torch.tensor([each.min_p for each in params], dtype=torch.float32).double(),
     )
-    seeds = seeds_to_tensor([request.seed for request in requests], device)
-    positions = torch.tensor([request.num_output_tokens for request in requests], device=device)
+    seeds = seeds_to_tensor([request.seed for request in requests], scores.device)
+    positions = torch.tensor(output_positions, device=scores.device)
     values, ids = (scores, None) if filtered is scores else _compact(filtered)
     if ids is None:
         return (values + gumbel_noise(seeds, positions, scores.shape[-1])).argmax(dim=-1)

@@ -70,6 +70,9 @@ class SamplingParams:
         object.__setattr__(self, "top_k", min(self.top_k, 2**31 - 1))
         # Less than any token has means the likeliest; fp32 knows no number that is much smaller.
         object.__setattr__(self, "top_p", max(self.top_p, 1e-30))
+        # Past 1e30 either way there is no difference left that fp32 could hold.
+        penalty = min(max(self.repetition_penalty, 1e-30), 1e30)
+        object.__setattr__(self, "repetition_penalty", penalty)
 
     def __repr__(self) -> str:
         default = vars(SamplingParams())

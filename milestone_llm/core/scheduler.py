@@ -12,7 +12,7 @@ from typing import Any
 
 from .kv import KVEvent, KVUsage
 from .outputs import EngineCoreOutput, SampledToken
-from .plan import StepPlan
+from .plan import ScheduledRequest, StepPlan
 from .request import Request, RequestStatus
 from .request_queue import RequestQueue
 
@@ -85,10 +85,10 @@ class BaseScheduler(ABC):
         for row in plan.rows:
             if row.is_padding:
                 continue
-            row.request.num_computed_tokens = row.end
+            row.request.num_computed_tokens += row.num_new_tokens
             for request in row.sampling_requests:
-                request.num_computed_tokens = row.end
-                request.num_in_flight += 1
+                request.num_computed_tokens = row.request.num_computed_tokens
+                request.num_in_flight += 1 + len(row.draft_token_ids)
         plan.is_launched = True
         self.watermark = max(self.watermark, self.num_used_units())
 
@@ -110,23 +110,37 @@ class BaseScheduler(ABC):
             if row.request.is_finished and not row.is_padding:
                 row.is_padding = True
                 plan.num_padding_tokens += row.num_new_tokens
-            if row.prompt_logprobs:
-                row.request.take_prompt_logprobs(row.prompt_logprobs)
+            if row.samples and not row.is_padding:
+                self._correct(plan, row, len(sampled[row.request.request_id].accepted))
             for request in row.sampling_requests:
                 if not request.is_finished:
                     outputs.append(self._append(request, sampled[request.request_id]))
         return outputs
 
     def _append(self, request: Request, sampled: SampledToken) -> EngineCoreOutput:
-        """Give a request its token; it leaves if that was its last."""
+        """Give a request its token, behind accepted guesses; it leaves if one was its last."""
         status, num_before = request.status, len(request.token_ids)
-        request.append_token(sampled)
+        for token in (*sampled.accepted, sampled):
+            if not request.is_finished:
+                request.append_token(token)
         if request.is_finished:
             self._leave(request, status)
-        new_token_ids = request.token_ids[num_before:]  # empty where there was none to choose
-        new_logprobs = [] if sampled.logprobs is None else [sampled.logprobs] * len(new_token_ids)
-        name = request.request_id
-        return EngineCoreOutput(name, new_token_ids, new_logprobs, request.finish_reason)
+        new_ids = request.token_ids[num_before:]  # empty where there was none to choose
+        logprobs = request.logprobs[num_before - request.num_prompt_tokens :]
+        return EngineCoreOutput(request.request_id, new_ids, logprobs, request.finish_reason)
+
+    def _correct(self, plan: StepPlan, row: ScheduledRequest, num_accepted: int) -> None:
+        """Wrong guesses were computed in vain, and what was launched meanwhile began sooner.
+
+        Done before tokens are appended, so that nobody takes the KV of guesses for theirs.
+        """
+        request, num_guesses = row.request, len(row.draft_token_ids)
+        row.start = min(row.start, len(request.token_ids) + num_guesses - row.num_new_tokens)
+        row.num_accepted, num_rejected = num_accepted, num_guesses - num_accepted
+        row.num_new_tokens -= num_rejected
+        plan.num_padding_tokens += num_rejected
+        request.num_in_flight -= num_rejected
+        request.num_computed_tokens -= min(num_rejected, request.num_computed_tokens)
 
     def fail(self, plan: StepPlan) -> None:
         """End the requests of a step whose forward raised; nobody's KV can be trusted then."""

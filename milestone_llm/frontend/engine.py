@@ -311,4 +311,4 @@ class BaseEngine:
 
     def stats(self) -> dict[str, Any]:
         """Counts since the engine was built, and the state of queues and KV memory now."""
-        return engine_stats(self.core.counts, self.scheduler, kv_bytes_per_token(self.model))
+        return engine_stats(self.core, kv_bytes_per_token(self.model))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -61,10 +61,13 @@ class GuardedCore(EngineCore):
         self.counts = dict.fromkeys(
             (
                 *("steps", "rows", "prefill_tokens", "decode_tokens", "padding_tokens"),
-                *("recomputed_tokens", "finished"),
+                *("recomputed_tokens", "finished", "spec_decode_num_drafts"),
+                *("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
             ),
             0,
         )
+        self.accepted_per_position: Counter[int] = Counter()
+        """How many first, second ... guesses of a row have come true."""
         self._once_computed: dict[str, int] = {}  # tokens of unfinished requests, by id
         self._arrived: list[str] = []
         self._ended: list[tuple[str, str]] = []  # (id, reason), not recorded yet
@@ -192,7 +195,7 @@ class GuardedCore(EngineCore):
                 self.scheduler.check_invariants()
 
     def _count(self, plan: StepPlan) -> None:
-        num_decode_tokens = sum(row.phase == "decode" for row in plan.rows)
+        num_decode_tokens = sum(row.num_new_tokens for row in plan.rows if row.phase == "decode")
         counts = self.counts
         counts["steps"] += 1
         counts["rows"] += len(plan.rows)
@@ -200,6 +203,11 @@ class GuardedCore(EngineCore):
         counts["decode_tokens"] += num_decode_tokens
         counts["padding_tokens"] += plan.num_padding_tokens
         for row in plan.rows:
+            if row.draft_token_ids and row.num_accepted is not None:
+                counts["spec_decode_num_drafts"] += 1
+                counts["spec_decode_num_draft_tokens"] += len(row.draft_token_ids)
+                counts["spec_decode_num_accepted_tokens"] += row.num_accepted
+                self.accepted_per_position.update(range(row.num_accepted))
             if not row.is_padding:
                 name = row.request.request_id
                 before = self._once_computed.pop(name, 0)

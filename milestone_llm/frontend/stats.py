@@ -5,24 +5,23 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from milestone_llm.core.scheduler import BaseScheduler
+from .guarded_core import GuardedCore
 
 
-def engine_stats(
-    counts: dict[str, int], scheduler: BaseScheduler, bytes_per_token: int | None
-) -> dict[str, Any]:
+def engine_stats(core: GuardedCore, bytes_per_token: int | None) -> dict[str, Any]:
     """One dictionary of all that an engine counts.
 
     Args:
-        counts: of steps, rows and tokens, as the loop keeps them.
         bytes_per_token: of keys and values, in all layers.
     """
+    counts, scheduler, positions = core.counts, core.scheduler, core.accepted_per_position
     useful = counts["prefill_tokens"] + counts["decode_tokens"]
     computed = useful + counts["padding_tokens"]
     kv = scheduler.kv_usage()
     milestone = scheduler.stats()
     return {
         **counts,
+        "spec_decode_num_accepted_tokens_per_pos": [positions[i] for i in sorted(positions)],
         "useful_share": (useful - counts["recomputed_tokens"]) / computed if computed else 1.0,
         "waiting": len(scheduler.waiting),
         "running": len(scheduler.running),

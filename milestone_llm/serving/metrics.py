@@ -65,6 +65,13 @@ class Metrics(Collector):
         yield _histogram("token_delivery_seconds", what, self.delivery, self._labels)
 
 
+SPECULATION = (
+    ("spec_decode_num_drafts", "rows with guesses"),
+    ("spec_decode_num_draft_tokens", "tokens guessed"),
+    ("spec_decode_num_accepted_tokens", "guesses that came true"),
+)
+
+
 def _of_engine(report: EngineReport, labels: Labels) -> Iterator[Metric]:
     """What an engine counts."""
     stats, metrics = report.stats, report.metrics
@@ -95,10 +102,15 @@ def _of_engine(report: EngineReport, labels: Labels) -> Iterator[Metric]:
         ("prompt_tokens", "of requests that got a first token", metrics.num_prompt_tokens),
         ("generation_tokens", "generated", metrics.num_generation_tokens),
         ("num_preemptions", "requests that lost their memory", stats.get("preemptions", 0)),
+        *((name, what, stats.get(name, 0)) for name, what in SPECULATION),
     ):
         counters = CounterMetricFamily(PREFIX + counter, what, labels=list(labels))
         counters.add_metric(list(labels.values()), value)
         yield counters
+    per_position = stats.get("spec_decode_num_accepted_tokens_per_pos", ())
+    by_position = {str(position): number for position, number in enumerate(per_position)}
+    name, what = "spec_decode_num_accepted_tokens_per_pos", "guesses that came true, by place"
+    yield _by_label(name, "position", what, by_position, labels)
     yield _by_label("request_success", "finished_reason", "ended requests", metrics.ended, labels)
     for name, histogram in metrics.histograms.items():
         yield _histogram(name, HISTOGRAMS[name][0], histogram, labels)

@@ -67,6 +67,14 @@ def test_the_first_request_pays_and_the_others_hit(demo: Any) -> None:
     assert "cached and not cached gave the same tokens." in out
 
 
+def test_a_request_that_repeats_guesses(demo: Any) -> None:
+    out, trace = demo("--part", "3", "--max-tokens", "8")
+    guessed = column(out, "What guesses brought", "guessed", "r")
+    in_trace = [sum(row.get("num_draft_tokens", 0) for r in trace for row in r["batch"])]
+    assert [sum(map(int, guessed))] == in_trace
+    assert "guesses and no guesses gave the same tokens." in out
+
+
 def test_the_tree_shows_holders_and_what_is_free_but_cached(demo: Any) -> None:
     out, _ = demo("--part", "1")
     tree = out[out.index("The prefix cache after step 28") :].splitlines()

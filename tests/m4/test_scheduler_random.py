@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.request import Request, RequestStatus
-from paged_helpers import VOCAB_SIZE, expected_tokens, is_done
+from paged_helpers import VOCAB_SIZE, Clairvoyant, expected_tokens, is_done
 from prefix_helpers import Life, request_of
 
 NUM_STEPS = 5_000  # in each of four modes
@@ -41,10 +41,15 @@ class RandomLife(Life):
             enable_chunked_prefill=is_chunked,
             enable_prefix_caching=rng.random() < 0.8,
             long_prefill_token_threshold=rng.choice([0, 1, 3, 8]) if is_chunked else 0,
+            speculation=rng.choice([None, "ngram", "ngram"]),
             prefill_policy=rng.choice(["mixed", "mixed", "prefill_first"]),
             swap_space_tokens=rng.choice([None, 0, block_size, 2 * max_model_len]),
             **fields,
         )
+        if speculation := self.scheduler.speculation:
+            speculation.proposer = Clairvoyant(rng, error_rate=rng.choice([0.1, 0.3, 0.6]))
+            speculation.num_tokens = rng.choice([1, 3, 8])
+        self.num_accepted = self.num_rejected = 0
         self.leaders: list[Request] = []
         self.unfinished: list[Request] = []
         self.pasts = [[rng.randrange(VOCAB_SIZE) for _ in range(max_model_len)] for _ in "ab"]
@@ -122,6 +127,10 @@ class RandomLife(Life):
                 wrong = {self.rng.choice(due)}
                 sampled |= {request.request_id: SampledToken(-1) for request in wrong}
             outputs = self.scheduler.update(plan, sampled)
+            for row in plan.rows:
+                if row.draft_token_ids:
+                    self.num_accepted += row.num_new_tokens - 1
+                    self.num_rejected += len(row.draft_token_ids) + 1 - row.num_new_tokens
             assert [output.request_id for output in outputs] == [r.request_id for r in due]
         assert {r for r in self.unfinished if r.finish_reason == "error"} == wrong
 
@@ -152,12 +161,17 @@ class RandomLife(Life):
         for row in plan.rows:
             is_partial = row.end < row.request.num_tokens
             self.num_partial += is_partial
-            assert row.num_new_tokens >= 1
+            assert row.num_new_tokens >= 1 + len(row.draft_token_ids)
+            assert not row.draft_token_ids or (row.samples and not plan.preempted)
             assert row.samples != is_partial
             assert config.enable_chunked_prefill or not is_partial
             if config.long_prefill_token_threshold:
-                assert row.num_new_tokens <= config.long_prefill_token_threshold
-            assert len(row.blocks) == self.kv.num_blocks_for(row.request.num_tokens)
+                threshold = config.long_prefill_token_threshold
+                assert row.num_new_tokens - len(row.draft_token_ids) <= threshold
+            num_tokens = row.request.num_tokens + len(row.draft_token_ids)
+            num_blocks = self.kv.num_blocks_for(num_tokens)
+            has_guessed = scheduler.speculation is not None  # and so has spare blocks
+            assert len(row.blocks) == num_blocks or (len(row.blocks) > num_blocks and has_guessed)
         forked = {request for row in plan.rows for request in row.sampling_requests[1:]}
         left_out = set(scheduler.running) - set(rows) - forked
         is_full = plan.num_tokens == config.max_num_batched_tokens
@@ -207,7 +221,7 @@ class RandomLife(Life):
 def test_twenty_thousand_random_steps_lose_no_block_and_no_token(preemption, policy):
     rng = random.Random(f"{preemption} {policy}")
     num_steps = num_preemptions = num_swaps = num_copies = num_partial = 0
-    num_aborts = num_hits = num_evictions = 0
+    num_aborts = num_hits = num_evictions = num_accepted = num_rejected = 0
     while num_steps < NUM_STEPS:
         life = RandomLife(rng, preemption=preemption, policy=policy)
         while life.num_steps < 60:
@@ -228,9 +242,12 @@ def test_twenty_thousand_random_steps_lose_no_block_and_no_token(preemption, pol
         num_copies += life.kv.num_copies
         num_hits += life.counts["hits"]
         num_evictions += life.counts["evictions"]
+        num_accepted += life.num_accepted
+        num_rejected += life.num_rejected
     # The road led through what it was built for.
     assert min(num_preemptions, num_copies, num_hits, num_evictions, num_partial) > 50
     assert num_aborts > 30
+    assert min(num_accepted, num_rejected) > 100
     assert (num_swaps > 20) == (preemption == "swap")
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from m5_kernels.proposer import DeviceProposer
 from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.core.outputs import EngineCoreOutput, SampledToken
 from milestone_llm.core.plan import LaunchedStep, StepPlan
@@ -55,6 +56,7 @@ class Script:
                 "swap_space_tokens": rng.choice([None, 2 * block_size, max_model_len]),
                 "preemption": ("recompute", "swap")[seed % 2],
                 "policy": ("fcfs", "priority")[seed // 2 % 2],
+                "speculation": (None, "ngram", "ngram")[seed % 3],
             }
         )
         stems = [[rng.randrange(3, VOCAB_SIZE) for _ in range(max_model_len)] for _ in "ab"]
@@ -86,6 +88,8 @@ class Service(EngineCore):
 
     def __init__(self, script: Script, is_pipelined: bool) -> None:
         scheduler = make_scheduler(**script.limits)
+        if scheduler.speculation is not None:
+            scheduler.speculation.proposer = DeviceProposer()
         super().__init__(scheduler, ReadBackRunner(scheduler.config.block_size), is_pipelined)
         self.script = script
         self.leaders: dict[str, Request] = {}
@@ -141,6 +145,10 @@ class Service(EngineCore):
         step.launched = LaunchedStep(lambda: sampled)
         ended = [row.request for row in plan.rows if row.request.is_finished]
         outputs = super().settle()
+        for row in plan.rows:
+            if row.draft_token_ids and row.num_accepted is not None:
+                self.counts["accepted"] += row.num_accepted
+                self.counts["rejected"] += len(row.draft_token_ids) - row.num_accepted
         assert [row.request for row in plan.rows if row.is_padding] == ended
         self.counts["padding"] += len(ended)
         return outputs
@@ -220,3 +228,4 @@ def test_settling_a_step_late_loses_no_token_and_no_block():
     kinds = ["late preemptions", "late aborts", "swaps", "hits", "copies", "forks", "padding"]
     assert min(late[kind] for kind in kinds) > 15, late
     assert min(late["abort"], late["error"]) > 5, late
+    assert min(late["accepted"], late["rejected"]) > 50, late

@@ -111,6 +111,7 @@ def test_ranks_plan_and_sample_the_same_under_random_traffic(tmp_path):
     assert found[0] == found[1] == alone
     assert alone["used"] == 0
     assert min(alone[name] for name in ("steps", "preemptions", "hits", "aborted")) > 0
+    assert alone["guesses"] > 20
 
 
 def test_a_rank_reads_no_more_of_a_folder_than_its_part(tmp_path):

@@ -26,7 +26,8 @@ class RecomputedGraphs(StepGraphs):
     """No graphs: a replay computes the step, in buffers that hold nonsense."""
 
     def __init__(self, runner: Any) -> None:
-        super().__init__(runner.state.step_rows, len(runner.metadata.input_ids), runner._compute)
+        state, max_tokens = runner.state, len(runner.metadata.input_ids)
+        super().__init__(state.step_rows, max_tokens, runner._compute, state.num_places)
         self.metadata = runner.metadata
         self.replayed: list[StepShape] = []
 
@@ -82,8 +83,24 @@ def test_padded_steps_give_the_tokens_of_m4(seed, nonsense_beside_attention):
     assert StepShape(5, 5, 5, 0) in graphs.replayed
 
 
-def graphs_for(max_num_seqs: int, max_tokens: int) -> StepGraphs:
-    return StepGraphs(torch.full((max_num_seqs,), -1), max_tokens, lambda shape, needs: shape)
+def test_padded_steps_with_guesses_give_the_tokens_of_m4(nonsense_beside_attention):
+    """Prompts that repeat, so that there are guesses; three rows of four places in a bucket."""
+    prompts = [prompt * 3 for prompt in random_prompts([5, 7, 4])]
+    fields: dict[str, Any] = {"max_num_seqs": 3, "max_model_len": 80}
+    engine = make_engine(m5_kernels, tiny_model(), speculation="ngram", **fields)
+    engine.runner.graphs = graphs = RecomputedGraphs(engine.runner)
+    plain = make_engine(m4_prefix_chunked, tiny_model(), **fields)
+    wanted, got = (
+        [output.token_ids for output in each.generate(prompts, SamplingParams(seed=3))]
+        for each in (plain, engine)
+    )
+    assert got == wanted
+    assert StepShape(12, 12, 12, 0, has_guesses=True) in graphs.replayed
+
+
+def graphs_for(max_num_seqs: int, max_tokens: int, max_guess_rows: int = 0) -> StepGraphs:
+    step_rows = torch.full((max_num_seqs,), -1)
+    return StepGraphs(step_rows, max_tokens, lambda shape, needs: shape, max_guess_rows)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +118,16 @@ def graphs_for(max_num_seqs: int, max_tokens: int) -> StepGraphs:
     ],
 )
 def test_the_smallest_bucket_that_holds_a_step(shape, bucket):
-    assert graphs_for(200, 8192).bucket_for(StepShape(*shape)) == bucket
+    expected = None if bucket is None else StepShape(*bucket)
+    assert graphs_for(200, 8192).bucket_for(StepShape(*shape)) == expected
+
+
+def test_steps_with_guesses_have_buckets_of_their_own():
+    graphs = graphs_for(200, 8192, max_guess_rows=64)
+    assert graphs.bucket_for(StepShape(7, 7, 7, 0, True)) == StepShape(8, 8, 8, 0, True)
+    sizes = [bucket.num_rows for bucket in graphs.buckets if bucket.has_guesses]
+    assert sizes == [64, 48, 32, 16, 8, 4, 2]
+    assert not any(bucket.has_guesses for bucket in graphs_for(200, 8192).buckets)
 
 
 def test_there_is_no_bucket_beyond_the_steps_that_the_engine_makes():

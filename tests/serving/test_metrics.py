@@ -24,6 +24,9 @@ VLLM_NAMES = {
     "request_prompt_tokens_count",
     "request_generation_tokens_count",
     "iteration_tokens_total_count",
+    "spec_decode_num_drafts_total",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
 }
 
 
@@ -106,6 +109,7 @@ def test_every_metric_is_vllms_in_name_and_labels_or_is_said_to_be_ours_alone():
     more = {"request_success": {"finished_reason"}, "num_requests_waiting_by_reason": {"reason"}}
     theirs = {name.partition("{")[0].removesuffix("_total") for name in VLLM_NAMES}
     theirs = {name.removesuffix("_count") for name in theirs} | {"request_success"}
+    theirs |= {"spec_decode_num_accepted_tokens_per_pos"}
     names = set()
     for family in metrics.collect():
         name = family.name.removeprefix(PREFIX)
@@ -122,3 +126,20 @@ def test_a_histogram_counts_up_to_and_including_each_bound():
         histogram.observe(value)
     assert histogram.buckets() == [("1.0", 2.0), ("2.0", 4.0), ("+Inf", 5.0)]
     assert histogram.sum == pytest.approx(8)
+
+
+def test_guesses_have_the_names_of_vllm():
+    stats = {
+        "spec_decode_num_drafts": 3,
+        "spec_decode_num_draft_tokens": 9,
+        "spec_decode_num_accepted_tokens": 5,
+        "spec_decode_num_accepted_tokens_per_pos": [3, 1, 1],
+    }
+    page = Metrics("m").page([EngineReport(stats, EngineMetrics())])
+    page = page if isinstance(page, str) else page.decode()
+    labels = 'engine="0",model_name="m"'
+    for name, number in (("drafts", 3), ("draft_tokens", 9), ("accepted_tokens", 5)):
+        assert f"{PREFIX}spec_decode_num_{name}_total{{{labels}}} {number}.0" in page
+    for position, number in enumerate((3, 1, 1)):
+        name = f"{PREFIX}spec_decode_num_accepted_tokens_per_pos_total"
+        assert f'{name}{{{labels},position="{position}"}} {number}.0' in page

@@ -26,6 +26,7 @@ from m3_paged.block_manager import BlockManager
 from m3_paged.kv_usage import check_tables, kv_stats, paged_kv_usage
 from m3_paged.preemption import Preempter
 from m4_prefix_chunked.config import EngineConfig
+from m4_prefix_chunked.speculation import Proposer, Speculation
 from milestone_llm.core.kv import KVUsage
 from milestone_llm.core.plan import ScheduledRequest, StepPlan
 from milestone_llm.core.request import Request, RequestStatus
@@ -35,7 +36,13 @@ from milestone_llm.core.scheduler import BaseScheduler
 class Scheduler(BaseScheduler):
     """Decode rows first, then prompts under way, then waiting requests, within a token budget."""
 
-    def __init__(self, config: EngineConfig, max_model_len: int, num_blocks: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        max_model_len: int,
+        num_blocks: int,
+        proposer: Proposer | None = None,
+    ) -> None:
         config.check_holds_one_request(max_model_len, num_blocks)
         super().__init__(max_model_len, config.policy)
         self.config = config
@@ -45,6 +52,7 @@ class Scheduler(BaseScheduler):
         self.kv = BlockManager(pool, config.block_size, self.events)
         self.prefix_cache = PrefixCache(self.kv, pool, config.enable_prefix_caching)
         self.preempter = Preempter(self.kv, self.num_host_blocks)
+        self.speculation = Speculation(config, self.kv, proposer) if config.speculation else None
 
     def validate(self, request: Request) -> None:
         """Refuse completions that could not all run, and a prompt that no chunks can carry."""

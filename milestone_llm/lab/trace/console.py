@@ -34,12 +34,15 @@ _LABEL_WIDTH = 10
 _INDENT = 3
 _MAX_ID_WIDTH = 16
 _COLUMNS = (
-    *("who", "phase", "tokens", "positions", "context", "sampled", "text"),
+    *("who", "phase", "tokens", "guessed", "positions", "context", "sampled", "text"),
     *("cached", "region", "blocks"),
 )
-_DROP_ORDER = ("positions", "text", "sampled", "region", "blocks", "cached", "context", "tokens")
+_DROP_ORDER = (
+    *("positions", "text", "sampled", "region", "blocks", "cached", "context", "guessed"),
+    "tokens",
+)
 """Columns that go first where the console is narrow: rich makes columns narrower, never fewer."""
-_NUMBERS = ("tokens", "context", "sampled", "cached", "region")
+_NUMBERS = ("tokens", "guessed", "context", "sampled", "cached", "region")
 _STYLE = {"prefill": "bold", "decode": "", "padding": "dim"}
 _SIGN = {"prefill": "▸", "decode": "•", "padding": "░"}
 _NONE = Text("-")
@@ -149,6 +152,8 @@ class ConsoleSink:
             "phase": Text(f"{_SIGN[row.phase]} {row.phase}"),
             "tokens": Text(f"+{row.num_new_tokens}"),
         }
+        if row.num_draft_tokens:
+            cells["guessed"] = Text(f"{row.num_accepted_tokens} of {row.num_draft_tokens}")
         if row.phase != "padding":  # which computes for nobody
             last = f"..{row.end - 1}" if row.num_new_tokens > 1 else ""
             cells |= {"positions": Text(f"{row.start}{last}"), "context": Text(str(row.end))}

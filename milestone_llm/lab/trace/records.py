@@ -26,6 +26,9 @@ _KV_FIELDS = (
 )
 """Names and order in a JSON line; those of the rest are the fields of `StepRecord`."""
 
+_OF_GUESSES = ("num_draft_tokens", "num_accepted_tokens")
+"""Written where there are any."""
+
 _CAUSES = {
     "admitted": {"alloc", "share"},
     "resumed": {"alloc", "share", "swap_in"},
@@ -49,7 +52,12 @@ class BatchRow:
     num_new_tokens: NonNegativeInt
     num_cached_tokens: NonNegativeInt
     sampled_token: NonNegativeInt | None
+    """The last one, where guesses have brought several."""
     blocks: list[NonNegativeInt]
+    num_draft_tokens: NonNegativeInt = 0
+    """Guesses that were computed with the row. Those that came true count in `num_new_tokens`."""
+    num_accepted_tokens: NonNegativeInt = 0
+    """How many that is."""
 
     @property
     def end(self) -> int:
@@ -68,6 +76,8 @@ class BatchRow:
             num_cached_tokens=row.num_cached_tokens,
             sampled_token=token.token_id if token and token.token_id >= 0 else None,
             blocks=row.blocks,
+            num_draft_tokens=len(row.draft_token_ids),
+            num_accepted_tokens=row.num_accepted or 0,
         )
 
 
@@ -139,7 +149,7 @@ class StepRecord:
         schedule_ms, execute_ms, update_ms = (
             round((end - start) * 1e3, 3) for start, end in pairwise(step.times)
         )
-        num_decode_tokens = sum(row.phase == "decode" for row in plan.rows)
+        num_decode_tokens = sum(row.num_new_tokens for row in plan.rows if row.phase == "decode")
         queued = list(queues.waiting)
         return cls(
             step=step.number,
@@ -191,7 +201,10 @@ class StepRecord:
     def to_dict(self) -> dict[str, Any]:
         """The record as plain data, in the order and with the names of the JSON lines."""
         data = dict(vars(self))
-        data["batch"] = [dict(vars(row)) for row in self.batch]
+        data["batch"] = [
+            {name: value for name, value in vars(row).items() if name not in _OF_GUESSES or value}
+            for row in self.batch
+        ]
         data["kv"] = {name: getattr(self.kv, name) for name in _KV_FIELDS}
         data["events"] = [
             {name: value for name, value in vars(event).items() if name != "held" or value}

@@ -74,6 +74,7 @@ function whyRuns(next, name, row) {
   if (next.admitted.includes(name)) return `admitted: ${turn}${cached}${chunk}`;
   const how = row.phase === "prefill" ? "all it had is computed again" : "its blocks came back from host memory";
   if (next.resumed.includes(name)) return `resumed: there is memory again, and ${how}${cached}${chunk}`;
+  if (row.num_draft_tokens) return `it runs: one token, and ${row.num_accepted_tokens ?? 0} of ${row.num_draft_tokens} guesses that came true`;
   if (row.phase === "decode") return "it runs: one new token each step";
   return `its prompt is under way: it gets what the decode rows leave of the budget${chunk}`;
 }

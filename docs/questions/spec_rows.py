@@ -1,0 +1,55 @@
+"""Steps of one request with and without guesses, and why equal tokens may be accepted.
+
+A tiny model with few words soon runs in circles, so that there is much to guess.
+"""
+
+import torch
+
+import m4_prefix_chunked
+from m1_single import SamplingParams
+from milestone_llm.core.philox import gumbel_noise, seeds_to_tensor
+from milestone_llm.models.tiny_models import build_tiny_model
+
+model = build_tiny_model("gemma3", vocab_size=12)
+params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+tokens = {}
+for speculation in (None, "ngram"):
+    engine = m4_prefix_chunked.LLMEngine(
+        model, speculation=speculation, max_model_len=64, trace="memory"
+    )
+    (output,) = engine.generate([[1, 2, 3]], params)
+    tokens[speculation] = output.token_ids
+    stats = engine.stats()
+    print(f"speculation={speculation!r}: {stats['steps']} steps")
+    if speculation:
+        for record in engine.tracer.records:
+            (row,) = record.batch
+            if row.num_draft_tokens:
+                got = output.token_ids[row.start - 2 : row.end - 2]
+                came = f"{row.num_accepted_tokens} of {row.num_draft_tokens} guesses came true"
+                print(f"    step {record.step}: {came}, tokens {got}")
+print(f"same tokens: {tokens[None] == tokens['ngram']}\n")
+
+# A guess x is made; p is the target's distribution. Both rules accept it with probability p[x].
+p = torch.tensor([0.5, 0.3, 0.15, 0.05])
+draws, guess = 20_000, 1
+seeds, positions = seeds_to_tensor([7]).expand(draws), torch.arange(draws)
+sampled = (p.log() + gumbel_noise(seeds, positions, len(p))).argmax(-1)
+uniform = torch.rand(draws, generator=torch.Generator().manual_seed(7))
+is_accepted = uniform < p[guess]  # q[guess] is 1: an n-gram has no doubts
+left = p.clone()
+left[guess] = 0
+other = torch.multinomial(left, draws, True, generator=torch.Generator().manual_seed(8))
+drawn = torch.where(is_accepted, guess, other)
+wrong = torch.where(is_accepted, guess, sampled)
+print(f"{'':38s}accepted   what comes out, in %")
+for name, accepted, result in (
+    ("accept if equal", sampled == guess, sampled),
+    ("u < p/q, else from what q left of p", is_accepted, drawn),
+    ("u < p/q, else the keyed sample", is_accepted, wrong),
+):
+    shares = torch.bincount(result, minlength=len(p)) / draws
+    numbers = "  ".join(f"{100 * share:4.1f}" for share in shares.tolist())
+    print(f"{name:38s}{accepted.float().mean():8.1%}   {numbers}")
+numbers = "  ".join(f"{100 * share:4.1f}" for share in p.tolist())
+print(f"{'p':38s}           {numbers}")

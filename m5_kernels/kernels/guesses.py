@@ -1,0 +1,183 @@
+"""Guesses on the GPU: made of the token ids that lie there, and verified without the host.
+
+A request that guesses k tokens has 1 + k places in a step, all of its row of state, and each place
+is a sequence of one new token: `expand_step` moves place j by j positions. Every layer writes the
+keys and values of all places before any of them attends, so place j sees the guesses before it.
+
+    token_ids    a b c d a b | c d .        known up to "|": the last two tokens were seen before
+    places       b   c   d                  offsets 0, 1, 2
+    sampled      c   d   x                  two guesses came true, x comes on top
+    kept         -   -   x                  the last kept place counts 1 + 2 tokens as computed
+
+Guesses stand in `token_ids` behind the known ones, where the next step finds those that were
+right. `propose` writes them, or the host does; `accept` says how far they came true.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .backend import ceil_div, runs_triton, tl, triton
+from .step_metadata import RowState
+
+MAX_GUESSES = 16
+"""Most guesses of a row."""
+REJECTED = -2
+"""In place of a token that was sampled behind a wrong guess."""
+
+
+def propose(state: RowState, row_ids: torch.Tensor, num_wanted: torch.Tensor) -> None:
+    """Guess what followed the same tokens before, three or else two of them: as `NgramProposer`.
+
+    row_ids: int32 `[num_places]`; num_wanted: int32 `[num_places]`, how many guesses a place wants
+    for its row, 0 for none. Writes the guesses into `state.token_ids`, behind the token that the
+    step computes, and into `state.num_guesses` how many there are: all, or none.
+    """
+    if not runs_triton(row_ids):
+        return propose_torch(state, row_ids, num_wanted)
+    _propose_kernel[(len(row_ids),)](
+        state.token_ids, state.num_computed_tokens, state.num_guesses, row_ids, num_wanted,
+        state.token_ids.stride(0),
+        BLOCK=1024, MOST=MAX_GUESSES,
+    )  # fmt: skip
+    return None
+
+
+@triton.jit
+def _propose_kernel(
+    token_ids, num_computed_tokens, num_guesses, row_ids, num_wanted,
+    token_stride,
+    BLOCK: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    row = tl.load(row_ids + tl.program_id(0)).to(tl.int64)
+    wanted = tl.load(num_wanted + tl.program_id(0))
+    if (row >= 0) & (wanted > 0):
+        tokens = token_ids + row * token_stride
+        num_known = tl.load(num_computed_tokens + row) + 1
+        last = tl.load(tokens + num_known - 1)
+        second = tl.load(tokens + num_known - 2, mask=num_known > 1, other=-1)
+        third = tl.load(tokens + num_known - 3, mask=num_known > 2, other=-1)
+        after_three = tl.zeros([BLOCK], dtype=tl.int32)
+        after_two = tl.zeros([BLOCK], dtype=tl.int32)
+        for start in range(0, num_known, BLOCK):
+            place = start + tl.arange(0, BLOCK)  # of the token behind an n-gram
+            is_known = (place >= 2) & (place < num_known)
+            is_equal = is_known & (tl.load(tokens + place - 1, mask=is_known, other=-2) == last)
+            is_equal &= tl.load(tokens + place - 2, mask=is_equal, other=-2) == second
+            after_two = tl.where(is_equal, place, after_two)
+            is_equal &= place >= 3
+            is_equal &= tl.load(tokens + place - 3, mask=is_equal, other=-2) == third
+            after_three = tl.where(is_equal, place, after_three)
+        first = tl.max(after_three, 0)
+        first = tl.where(first > 0, first, tl.max(after_two, 0))
+        number = tl.where(first > 0, wanted, 0)
+        tl.store(num_guesses + row, number)
+        index = tl.arange(0, MOST)
+        mask = index < number
+        # What repeats may do so again: behind the last known token the copy begins anew.
+        source = first + index % tl.maximum(num_known - first, 1)
+        guesses = tl.load(tokens + source, mask=mask, other=0)
+        tl.store(tokens + num_known + index, guesses, mask=mask)
+
+
+def propose_torch(state: RowState, row_ids: torch.Tensor, num_wanted: torch.Tensor) -> None:
+    """The specification of `propose`."""
+    assert state.num_guesses is not None
+    for row, wanted in zip(row_ids.tolist(), num_wanted.tolist(), strict=True):
+        if row < 0 or wanted == 0:
+            continue
+        num_known = int(state.num_computed_tokens[row]) + 1
+        known = state.token_ids[row, :num_known].tolist()
+        ends = [
+            end
+            for length in (3, 2)
+            for end in range(num_known - 1, length - 1, -1)
+            if known[end - length : end] == known[-length:]
+        ]
+        state.num_guesses[row] = wanted if ends else 0
+        if ends:
+            guesses = (known[ends[0] :] * wanted)[:wanted]
+            state.token_ids[row, num_known : num_known + wanted] = torch.tensor(guesses)
+
+
+def accept(
+    state: RowState, row_ids: torch.Tensor, offsets: torch.Tensor, sampled: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which sampled tokens are kept: those behind guesses that all are what was sampled for them.
+
+    row_ids, offsets, sampled: int32 `[num_places]`; the places of a row that guesses follow each
+    other, with offsets 0, 1, 2 ...
+
+    Returns:
+        int32 `[num_places]` each: the row at the last kept place of each row, -1 elsewhere; the
+        tokens, `REJECTED` where they are not kept.
+    """
+    if not runs_triton(row_ids):
+        return accept_torch(state, row_ids, offsets, sampled)
+    last_rows, tokens = torch.empty_like(row_ids), torch.empty_like(sampled)
+    num_places, block = len(row_ids), 128
+    _accept_kernel[(ceil_div(num_places, block),)](
+        state.token_ids, state.num_computed_tokens, state.num_guesses,
+        row_ids, offsets, sampled, last_rows, tokens,
+        num_places, state.token_ids.stride(0),
+        BLOCK=block,
+    )  # fmt: skip
+    return last_rows, tokens
+
+
+@triton.jit(do_not_specialize=["num_places"])
+def _accept_kernel(
+    token_ids, num_computed_tokens, num_guesses,
+    row_ids, offsets, sampled, last_rows, tokens,
+    num_places, token_stride,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_there = places < num_places
+    rows = tl.load(row_ids + places, mask=is_there, other=-1).to(tl.int64)
+    mask = rows >= 0
+    offset = tl.load(offsets + places, mask=mask, other=0)
+    guesses = tl.load(num_guesses + rows, mask=mask, other=0)
+    known = token_ids + rows * token_stride + tl.load(num_computed_tokens + rows, mask=mask)
+    # Guess i of a row, 1 .. offset, is right if it was sampled at the place before its own.
+    is_kept = mask & (offset <= guesses)
+    for i in range(1, tl.max(offset, 0) + 1):
+        checked = is_kept & (i <= offset)
+        guess = tl.load(known + i, mask=checked, other=0)
+        before = tl.load(sampled + places - offset + i - 1, mask=checked, other=0)
+        is_kept = is_kept & ((i > offset) | (guess == before))
+    own = tl.load(sampled + places, mask=is_there, other=-1)
+    next_offset = tl.load(offsets + places + 1, mask=is_kept & (places + 1 < num_places), other=0)
+    has_next = is_kept & (next_offset == offset + 1) & (offset < guesses)
+    next_row = tl.load(row_ids + places + 1, mask=has_next, other=-1)
+    has_next = has_next & (next_row == rows)
+    next_guess = tl.load(known + offset + 1, mask=has_next, other=0)
+    is_last = is_kept & ~(has_next & (next_guess == own))
+    tl.store(last_rows + places, tl.where(is_last, rows, -1).to(tl.int32), mask=is_there)
+    tl.store(tokens + places, tl.where(is_kept | ~mask, own, -2), mask=is_there)
+
+
+def accept_torch(
+    state: RowState, row_ids: torch.Tensor, offsets: torch.Tensor, sampled: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The specification of `accept`."""
+    assert state.num_guesses is not None
+    last_rows, tokens = torch.full_like(row_ids, -1), sampled.clone()
+    last = -1
+    for place, (row, offset) in enumerate(zip(row_ids.tolist(), offsets.tolist(), strict=True)):
+        if row < 0:
+            continue
+        position = int(state.num_computed_tokens[row]) + offset
+        is_kept = offset == 0 or (
+            last == place - 1
+            and offset <= state.num_guesses[row]
+            and state.token_ids[row, position] == sampled[place - 1]
+        )
+        if is_kept:
+            last_rows[place] = row
+            if offset:
+                last_rows[last] = -1
+            last = place
+        else:
+            tokens[place] = REJECTED
+    return last_rows, tokens

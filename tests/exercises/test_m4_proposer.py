@@ -1,0 +1,159 @@
+"""Checks exercises/m4_proposer.py."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import pytest
+
+from m4_prefix_chunked.ngram import NGRAM_LENGTHS, NgramProposer
+from milestone_llm.core.request import Request
+from milestone_llm.core.sampling_params import SamplingParams
+
+EXERCISE = ("m4_proposer.py", "SharedProposer")
+
+NUM_GUESSES = 3
+
+
+def answers():
+    """Forty answers of a help desk, each of three of its eight sentences and words of its own."""
+    rng = random.Random(0)
+    sentences = [[rng.randrange(1000) for _ in range(12)] for _ in range(8)]
+    texts = []
+    for _ in range(40):
+        text = [rng.randrange(1000) for _ in range(3)]
+        for sentence in rng.sample(sentences, 3):
+            text += [*sentence, rng.randrange(1000)]
+        texts.append(text)
+    return texts
+
+
+def request_of(name, prompt, salt=""):
+    return Request(name, list(prompt), SamplingParams(max_tokens=100, cache_salt=salt))
+
+
+def serve(proposer, text, salt=""):
+    """Let a request write this text, guesses included. Returns the steps that it takes."""
+    request, num_steps = request_of("r", text[:2], salt), 0
+    while len(request.token_ids) < len(text):
+        rest = text[len(request.token_ids) :]
+        guesses = proposer.propose(request, NUM_GUESSES)
+        assert len(guesses) <= NUM_GUESSES, f"{len(guesses)} guesses, {NUM_GUESSES} were asked for"
+        num_right = 0
+        while num_right < min(len(guesses), len(rest)) and guesses[num_right] == rest[num_right]:
+            num_right += 1
+        request.token_ids += rest[: num_right + 1]
+        num_steps += 1
+    return num_steps
+
+
+@functools.cache
+def tokens_a_step(kind):
+    proposer, texts = kind(), answers()
+    return sum(len(text) - 2 for text in texts) / sum(serve(proposer, text) for text in texts)
+
+
+def check_a_step_brings_more_tokens(kind):
+    got, before = tokens_a_step(kind), tokens_a_step(NgramProposer)
+    assert got >= before + 0.5, (
+        f"a step brings {got:.2f} tokens; with guesses from a request's own tokens it is "
+        f"{before:.2f}. The sentences of the desk were all told before."
+    )
+
+
+def check_own_tokens_come_first(kind):
+    proposer = kind()
+    other = request_of("a", [1, 2, 3, 70, 71, 72, 73])
+    proposer.propose(other, NUM_GUESSES)
+    own = request_of("b", [9, 2, 3, 50, 51, 52, 53, 1, 2, 3])
+    guesses = proposer.propose(own, NUM_GUESSES)
+    assert guesses == [50, 51, 52], (
+        f"the request's own tokens say that 50, 51, 52 follow 2, 3; guessed were {guesses}"
+    )
+    assert proposer.propose(request_of("c", [8, 1, 2, 3]), 2) in ([70, 71], [50, 51])
+
+
+def check_tenants_stay_apart(kind):
+    proposer = kind()
+    proposer.propose(request_of("a", [1, 2, 3, 70, 71, 72, 73], salt="clinic"), NUM_GUESSES)
+    guesses = proposer.propose(request_of("b", [8, 1, 2, 3], salt="bank"), NUM_GUESSES)
+    assert guesses == [], f"the bank guesses {guesses}, which only the clinic was told"
+    assert proposer.propose(request_of("c", [8, 1, 2, 3], salt="clinic"), 2) == [70, 71]
+
+
+def check_nothing_is_guessed_behind_a_token_in_flight(kind):
+    proposer, request = kind(), request_of("a", [1, 2, 3, 4, 1, 2, 3])
+    request.num_in_flight = 1
+    assert proposer.propose(request, NUM_GUESSES) == [], "its last token is not known yet"
+
+
+class NobodyIsAStranger(NgramProposer):
+    """All tokens in one list, as if they were a request's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.everything = request_of("all", [0])
+        self.num_noted = {}
+
+    def propose(self, request, num_tokens):
+        known = request.token_ids
+        self.everything.token_ids += known[self.num_noted.get(id(request), 0) :]
+        self.num_noted[id(request)] = len(known)
+        return super().propose(request, num_tokens) or super().propose(self.everything, num_tokens)
+
+
+class OthersFirst(NgramProposer):
+    """The last that anybody was told."""
+
+    def __init__(self):
+        super().__init__()
+        self.followers = {}
+
+    def propose(self, request, num_tokens):
+        known = request.token_ids
+        own = super().propose(request, num_tokens)
+        for length in NGRAM_LENGTHS:
+            text, first = self.followers.get(tuple(known[-length:]), (known, len(known)))
+            if text is not known:
+                own = text[first : first + num_tokens]
+                break
+        for position in range(2, len(known)):
+            for length in NGRAM_LENGTHS:
+                self.followers.setdefault(
+                    tuple(known[position - length : position]), (known, position)
+                )
+        return own
+
+
+def test_a_step_brings_more_tokens(exercise, figure):
+    before = tokens_a_step(NgramProposer)
+    figure("tokens that a step brings", f"{tokens_a_step(exercise):.2f}", f"{before:.2f}")
+    check_a_step_brings_more_tokens(exercise)
+
+
+def test_own_tokens_come_first(exercise):
+    check_own_tokens_come_first(exercise)
+
+
+def test_tenants_stay_apart(exercise):
+    check_tenants_stay_apart(exercise)
+
+
+def test_nothing_is_guessed_behind_a_token_in_flight(exercise):
+    check_nothing_is_guessed_behind_a_token_in_flight(exercise)
+
+
+def test_own_tokens_alone_are_caught():
+    with pytest.raises(AssertionError, match="were all told before"):
+        check_a_step_brings_more_tokens(NgramProposer)
+
+
+def test_tenants_in_one_list_are_caught():
+    with pytest.raises(AssertionError, match="which only the clinic was told"):
+        check_tenants_stay_apart(NobodyIsAStranger)
+
+
+def test_what_others_were_told_last_is_caught():
+    with pytest.raises(AssertionError, match="the request's own tokens say"):
+        check_own_tokens_come_first(OthersFirst)

@@ -1,0 +1,457 @@
+"""Rows of 1 + k tokens, k of them guessed: not one token differs, and no block is lost.
+
+A `Clairvoyant` in place of n-grams knows what will come and errs now and then, so that guesses are
+accepted whole, in part and not at all in everything that a request may ask for.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+import m4_prefix_chunked
+from engine_helpers import (
+    assert_empty,
+    greedy,
+    hf_generate,
+    hf_greedy,
+    make_engine,
+    random_prompts,
+    word_tokenizer,
+)
+from m1_single import RequestOutput, SamplingParams
+from milestone_llm.core.request import Request
+from milestone_llm.core.sampling import sample
+from milestone_llm.lab.trace.console import ConsoleSink
+from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
+from paged_helpers import expected_tokens
+from prefix_helpers import Life, request_of
+
+MAX_MODEL_LEN = 48
+
+
+class Oracle:
+    """Guesses tokens that are known from a run without guesses, some of them spoilt."""
+
+    def __init__(self, outputs: dict[str, list[int]], error_rate: float = 0.0) -> None:
+        self.outputs, self.error_rate, self.rng = outputs, error_rate, random.Random(0)
+
+    def propose(self, request: Request, num_tokens: int) -> list[int]:
+        """What comes, with errors; behind the end anything."""
+        behind = self.outputs[request.request_id][request.num_output_tokens :] + [7] * num_tokens
+        return [
+            self.rng.randrange(VOCAB_SIZE) if self.rng.random() < self.error_rate else token
+            for token in behind[:num_tokens]
+        ]
+
+
+def work(rng: random.Random) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Requests of all kinds, some with equal beginnings."""
+    beginning = random_prompts([16], seed=rng.randrange(3))[0]
+    prompts, params = [], []
+    for index in range(7):
+        own = random_prompts([rng.randint(1, 12)], seed=rng.randrange(99))[0]
+        prompts.append(rng.choice([[], beginning]) + own)
+        max_tokens = rng.choice([1, 2, 8, 30, 60])
+        stop = [f"w{rng.randrange(VOCAB_SIZE)}" for _ in range(6)]
+        params.append(
+            SamplingParams(
+                temperature=rng.choice([0, 0, 0.7, 1.3]),
+                top_p=rng.choice([1, 0.9]),
+                top_k=rng.choice([0, 20]),
+                seed=index,
+                max_tokens=max_tokens,
+                min_tokens=rng.choice([0, 0, max_tokens // 2]),
+                repetition_penalty=rng.choice([1, 1, 1.5]),
+                stop=rng.choice([[], stop]),
+                stop_token_ids=rng.choice([[], [rng.randrange(VOCAB_SIZE) for _ in range(6)]]),
+                ignore_eos=rng.random() < 0.5,
+                logprobs=rng.choice([None, None, 3]),
+                prompt_logprobs=rng.choice([None, None, 2]),
+                n=rng.choice([1, 1, 1, 3]),
+            )
+        )
+    return prompts, params
+
+
+def facts(output: RequestOutput) -> Any:
+    """All that a caller sees of a request, log-probabilities rounded."""
+    rounded = lambda entry: {k: (round(v.logprob, 6), v.rank) for k, v in entry.items()}  # noqa: E731
+    return [
+        [rounded(entry) for entry in (output.prompt_logprobs or [None])[1:]],
+        [
+            (
+                each.token_ids,
+                each.text,
+                each.finish_reason,
+                [rounded(entry) for entry in each.logprobs or []],
+            )
+            for each in output.outputs
+        ],
+    ]
+
+
+def spec_engine(model: Any = None, oracle: Oracle | None = None, **fields: Any) -> Any:
+    """An engine that speculates; with n-grams, or what an oracle says."""
+    fields = {"max_model_len": MAX_MODEL_LEN, "block_size": 4, "speculation": "ngram", **fields}
+    engine = make_engine(m4_prefix_chunked, model, **fields)
+    if oracle is not None:
+        engine.scheduler.speculation.proposer = oracle
+    return engine
+
+
+def run(
+    engine: Any, prompts: Any, params: Any, names: list[str] | None = None, abort_after: int = 0
+) -> dict[str, RequestOutput]:
+    """All requests through `step`; the first is aborted on the way, if that is asked for."""
+    names = names or [f"r{index}" for index in range(len(prompts))]
+    for arguments in zip(prompts, params, names, strict=True):
+        engine.add_request(*arguments)
+    final, num_steps = {}, 0
+    while engine.has_unfinished_requests():
+        final |= {output.request_id: output for output in engine.step()}
+        num_steps += 1
+        if num_steps == abort_after and (output := engine.abort(names[0])):
+            final[names[0]] = output
+    assert_empty(engine)
+    return final
+
+
+def by_id(outputs: dict[str, RequestOutput]) -> dict[str, list[int]]:
+    """Tokens of every completion, by its own id."""
+    return {
+        name + (f"/{each.index}" if each.index else ""): each.token_ids
+        for name, output in outputs.items()
+        for each in output.outputs
+    }
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_is_asked_for_every_request_gets_what_it_gets_without_guesses(seed):
+    rng = random.Random(seed)
+    prompts, params = work(rng)
+    common = {"tokenizer": word_tokenizer(), "max_num_seqs": 6}
+    plain = spec_engine(speculation=None, **common)
+    wanted = run(plain, prompts, params)
+    engine = spec_engine(
+        oracle=Oracle(by_id(wanted), error_rate=rng.choice([0, 0.1, 0.3])),
+        num_speculative_tokens=rng.choice([1, 3, 7]),
+        max_num_batched_tokens=rng.choice([5, 13, 64]),
+        kv_cache_tokens=rng.choice([MAX_MODEL_LEN, 2 * MAX_MODEL_LEN, 1000]),
+        preemption=rng.choice(["recompute", "swap"]),
+        enable_prefix_caching=rng.random() < 0.7,
+        prefill_policy=rng.choice(["mixed", "prefill_first"]),
+        **common,
+    )
+    final = run(engine, prompts, params)
+    assert {name: facts(output) for name, output in final.items()} == {
+        name: facts(output) for name, output in wanted.items()
+    }
+    # Once more, with what the cache holds now; somebody leaves.
+    names = list(wanted)
+    final = run(engine, prompts, params, names, abort_after=rng.randint(2, 9))
+    for name, output in final.items():
+        for one, other in zip(wanted[name].outputs, output.outputs, strict=True):
+            assert other.token_ids == one.token_ids[: other.num_tokens]
+            assert other.num_tokens == one.num_tokens or other.finish_reason == "abort"
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
+def test_in_fp32_n_grams_give_the_tokens_of_generate(family):
+    """Of a model with few words, so that there is much to guess."""
+    model = build_tiny_model(family, vocab_size=12)
+    assert model.dtype == torch.float32
+    prompts = [[token % 12 for token in prompt] for prompt in random_prompts([3, 4, 6, 5])]
+    wanted = [hf_generate(model, prompt, 24, eos_token_id=12) for prompt in prompts]
+    engine = spec_engine(model)
+    engine.scheduler.speculation.proposer.propose = counted(engine)
+    outputs = engine.generate(prompts, greedy(24))
+    assert [output.token_ids for output in outputs] == wanted
+    assert engine.num_guesses > 20
+    assert_empty(engine)
+
+
+def counted(engine: Any) -> Any:
+    """The engine's proposer; what it guesses is counted in `engine.num_guesses`."""
+    propose = engine.scheduler.speculation.proposer.propose
+    engine.num_guesses = 0
+
+    def call(request: Request, num_tokens: int) -> list[int]:
+        guesses = propose(request, num_tokens)
+        engine.num_guesses += len(guesses)
+        return guesses
+
+    return call
+
+
+# --- each place has its own history --------------------------------------------------------------
+
+
+def test_each_place_is_sampled_by_its_own_position_penalties_and_stop_tokens():
+    """What `sample` makes of 1 + k rows is what it makes of them one after the other."""
+    logits = torch.randn(4, VOCAB_SIZE, generator=torch.Generator().manual_seed(3)) * 3
+    params = SamplingParams(0.8, repetition_penalty=1.7, min_tokens=2, seed=5, max_tokens=9)
+
+    def request() -> Request:
+        eos = frozenset(range(VOCAB_SIZE // 2))  # half of all tokens end it: min_tokens matters
+        return Request("r", [3, 4], params, seed=5, eos_token_ids=eos)
+
+    one_by_one = request()
+    for row in logits:
+        token = sample(row[None], [one_by_one])["r"].token_id
+        one_by_one.token_ids.append(token)
+    wanted = one_by_one.output_token_ids
+    for num_right in range(4):
+        guesses = [*wanted[:num_right], *([VOCAB_SIZE - 1] * 3)][:3]
+        guessed = [guesses[:place] for place in range(4)]
+        token = sample(logits, [request()] * 4, guessed)["r"]
+        got = [each.token_id for each in (*token.accepted, token)]
+        assert got == wanted[: num_right + 1]
+
+
+def test_log_probabilities_are_those_of_the_place_that_was_verified():
+    logits = torch.randn(3, VOCAB_SIZE, generator=torch.Generator().manual_seed(4))
+    request = Request("r", [3], SamplingParams(temperature=0, logprobs=1))
+    best = logits.argmax(-1).tolist()
+    token = sample(logits, [request] * 3, [[], best[:1], best[:2]])["r"]
+    for row, each in zip(logits, (*token.accepted, token), strict=True):
+        wanted = row.log_softmax(-1)[each.token_id].item()
+        assert each.logprobs is not None
+        assert each.logprobs[each.token_id].logprob == pytest.approx(wanted)
+
+
+# --- where a request ends ------------------------------------------------------------------------
+
+PROMPT = random_prompts([5], seed=2)[0]
+
+
+def clairvoyant_engine(num_tokens: int = 12, **fields: Any) -> Any:
+    """An engine whose guesses for a greedy request of `PROMPT`, named "a", are all right."""
+    known = hf_greedy("llama", PROMPT, 12)
+    return spec_engine(oracle=Oracle({"a": known}), num_speculative_tokens=num_tokens, **fields)
+
+
+def outputs_of(engine: Any, params: SamplingParams) -> list[RequestOutput]:
+    engine.add_request(PROMPT, params, "a")
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    assert_empty(engine)
+    return outputs
+
+
+def test_a_stop_string_within_accepted_tokens_ends_the_text_there():
+    """Before the length that the same tokens reach, and by the first of two."""
+    known = hf_greedy("llama", PROMPT, 12)
+    sooner, later = [place for place in range(3, 12) if known[place] not in known[:place]][:2]
+    engine = clairvoyant_engine(tokenizer=word_tokenizer())
+    stop = [f"w{known[later]}", f"w{known[sooner]}"]
+    *_, last = outputs_of(engine, greedy(12, stop=stop))
+    assert (last.finish_reason, last.token_ids) == ("stop", known[: sooner + 1])
+    assert last.text.split() == [f"w{token}" for token in known[:sooner]]
+
+
+def test_what_was_accepted_behind_a_stop_token_is_dropped():
+    known = hf_greedy("llama", PROMPT, 12)
+    stop = next(token for token in known[3:] if token not in known[:3])
+    first, last = outputs_of(clairvoyant_engine(), greedy(12, stop_token_ids=[stop]))
+    assert first.token_ids == known[:1]
+    assert (last.finish_reason, last.token_ids) == ("stop", known[: known.index(stop) + 1])
+
+
+@pytest.mark.parametrize("fields", [{}, {"max_model_len": len(PROMPT) + 6}])
+def test_guesses_end_where_the_request_does(fields):
+    """By max_tokens or max_model_len: one step for the prompt and one for all the rest."""
+    engine = clairvoyant_engine(**fields)
+    first, last = outputs_of(engine, greedy(12 if fields else 6))
+    assert first.token_ids == hf_greedy("llama", PROMPT, 1)
+    assert last.token_ids == hf_greedy("llama", PROMPT, 6)
+    assert last.finish_reason == "length"
+
+
+def test_streams_bring_several_tokens_at_a_time():
+    known = hf_greedy("llama", PROMPT, 12)
+    engine = spec_engine(oracle=Oracle({"r0": known}), tokenizer=word_tokenizer())
+    lengths = [len(output.token_ids) for output in engine.stream(PROMPT, greedy(10))]
+    assert lengths == [1, 5, 9, 10]
+
+
+# --- budget, memory and luck ---------------------------------------------------------------------
+
+
+class Same:
+    """Guesses a token as often as it may, and notes how often it was asked."""
+
+    def __init__(self, token_id: int = 1) -> None:
+        self.token_id = token_id
+        self.asked: list[str] = []
+
+    def propose(self, request: Request, num_tokens: int) -> list[int]:
+        self.asked.append(request.request_id)
+        return [self.token_id] * num_tokens
+
+
+def life(*args: Any, proposer: Any, num_tokens: int = 3, **fields: Any) -> Life:
+    made = Life(*args, speculation="ngram", **fields)
+    made.scheduler.speculation.proposer = proposer
+    made.scheduler.speculation.num_tokens = num_tokens
+    return made
+
+
+def row_lengths(life: Life) -> list[int]:
+    """Tokens of the rows of the next step, guesses included."""
+    plan = life.scheduler.schedule()
+    lengths = [row.num_new_tokens for row in plan.rows]
+    life.scheduler.update(plan, life.device.run(plan))
+    life.scheduler.check_invariants()
+    return lengths
+
+
+def test_a_row_costs_its_guesses_and_every_running_request_comes_first():
+    made = life(20, proposer=Same(), max_num_batched_tokens=6)
+    made.add(*(request_of(name, [number], 9) for number, name in enumerate("abc")))
+    assert row_lengths(made) == [1, 1, 1]
+    assert row_lengths(made) == [4, 1, 1]  # a guesses what the budget of 6 leaves
+
+
+def test_nobody_is_preempted_for_a_guess():
+    """Four blocks of two: both requests get their token, and no guess finds room."""
+    made = life(4, 2, proposer=Same(), max_model_len=8)
+    made.add(request_of("a", [1, 2, 3], 4), request_of("b", [4, 5, 6], 4))
+    assert row_lengths(made) == [3, 3]
+    assert row_lengths(made) == [1, 1]
+    assert made.scheduler.preempter.num_preemptions == 0
+
+
+def test_no_guess_is_made_in_a_step_that_preempts():
+    made = life(4, 2, proposer=Same(), max_model_len=8)
+    made.add(request_of("a", [1, 2, 3, 4], 4), request_of("b", [4, 5, 6, 7], 4))
+    assert row_lengths(made) == [4, 4]
+    asked = len(made.scheduler.speculation.proposer.asked)
+    assert row_lengths(made) == [1]
+    assert made.scheduler.preempter.num_preemptions == 1
+    assert len(made.scheduler.speculation.proposer.asked) == asked
+
+
+def test_a_block_that_a_wrong_guess_filled_is_not_found():
+    """The request ends by the token that takes the guess's place, and its last block is full.
+
+    Tokens 0 to 3 are known when it ends, but the KV of token 3 is that of the guess.
+    """
+    made = life(8, 4, proposer=Same())
+    first = request_of("a", [1, 2], 2)
+    made.run(first)
+    assert len(first.token_ids) == 4
+    second = request_of("b", [*first.token_ids, 9], 1)
+    made.add(second)
+    assert made.scheduler.prefix_cache.find(second).num_tokens == 0
+    made.run()
+
+
+def test_accepted_guesses_are_found_as_any_other_tokens():
+    made = life(8, 4, proposer=None)
+    first = request_of("a", [1, 2], 7)
+    wanted = expected_tokens(first, 7)
+
+    class Right:
+        def propose(self, request: Request, num_tokens: int) -> list[int]:
+            return wanted[request.num_output_tokens :][:num_tokens]
+
+    made.scheduler.speculation.proposer = Right()
+    made.add(first)
+    assert [row_lengths(made) for _ in range(3)] == [[2], [4], [2]]
+    second = request_of("b", [*first.token_ids, 9], 1)
+    made.add(second)
+    assert made.scheduler.prefix_cache.find(second).num_tokens == 8
+    made.run()
+
+
+def test_whose_guesses_fail_rests_longer_each_time():
+    made = life(200, proposer=Same(), max_model_len=600)
+    made.add(request_of("a", [1], 200))
+    lengths = [row_lengths(made)[0] for _ in range(150)]
+    steps = [step for step, length in enumerate(lengths) if length > 1]
+    assert steps == [1, 3, 7, 15, 31, 63, 95, 127]
+
+
+def test_wrong_guesses_count_as_computed_in_vain():
+    made = life(8, proposer=Same())
+    made.add(request_of("a", [1], 5))
+    row_lengths(made)
+    plan = made.scheduler.schedule()
+    assert (plan.num_tokens, plan.num_padding_tokens) == (4, 0)
+    made.scheduler.update(plan, made.device.run(plan))
+    assert (plan.num_tokens, plan.num_padding_tokens) == (1, 3)
+    assert plan.rows[0].phase == "decode"
+
+
+def test_a_place_without_a_token_ends_the_request_behind_what_was_accepted():
+    """Logits hold a NaN behind the first guess: `error`, with the tokens before it."""
+    logits = torch.zeros(2, VOCAB_SIZE)
+    logits[0, 5], logits[1, 7] = 1, torch.nan
+    request = Request("r", [3], SamplingParams(temperature=0))
+    token = sample(logits, [request] * 2, [[], [5]])["r"]
+    assert (token.token_id, [each.token_id for each in token.accepted]) == (-1, [5])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"speculation": "eagle"},
+        {"speculation": 3},
+        {"num_speculative_tokens": 0},
+        {"speculation_max_num_seqs": 0},
+    ],
+)
+def test_bad_settings_are_refused(fields):
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        m4_prefix_chunked.EngineConfig(**fields)
+
+
+# --- what is told of guesses ---------------------------------------------------------------------
+
+
+def test_records_counts_and_console_tell_guesses_from_tokens():
+    """Eight tokens: one by the prompt; three guesses of which one is right; then four are."""
+    known = hf_greedy("llama", PROMPT, 8)
+
+    wrong_places = [1, -1]
+
+    class Scripted:
+        def propose(self, request: Request, num_tokens: int) -> list[int]:
+            guesses = known[request.num_output_tokens :][:num_tokens]
+            wrong = wrong_places.pop(0)
+            return [token if place != wrong else 0 for place, token in enumerate(guesses)]
+
+    engine = spec_engine(trace="memory", num_speculative_tokens=4)
+    engine.scheduler.speculation.proposer = Scripted()
+    assert engine.generate(PROMPT, greedy(8))[0].token_ids == known
+    rows = [record.batch[0] for record in engine.tracer.records]
+    told = [(row.num_draft_tokens, row.num_accepted_tokens, row.num_new_tokens) for row in rows]
+    assert told == [(0, 0, 5), (4, 1, 2), (4, 4, 5)]
+    assert [row.phase for row in rows] == ["prefill", "decode", "decode"]
+    assert [row.start for row in rows] == [0, 5, 7]
+    assert [record.num_padding_tokens for record in engine.tracer.records] == [0, 3, 0]
+    for record in engine.tracer.records:
+        assert StepRecord.from_json(json.dumps(record.to_dict())) == record
+    assert "num_draft_tokens" not in engine.tracer.records[0].to_dict()["batch"][0]
+    stats = engine.stats()
+    assert {name: stats[name] for name in stats if name.startswith("spec_decode")} == {
+        "spec_decode_num_drafts": 2,
+        "spec_decode_num_draft_tokens": 8,
+        "spec_decode_num_accepted_tokens": 5,
+        "spec_decode_num_accepted_tokens_per_pos": [2, 1, 1, 1],
+    }
+    assert stats["decode_tokens"] == 7
+    out = io.StringIO()
+    sink = ConsoleSink(Console(file=out, width=100), show_times=False)
+    sink.print_step(engine.tracer.records[1])
+    assert "guessed" in out.getvalue()
+    assert "1 of 4" in out.getvalue()

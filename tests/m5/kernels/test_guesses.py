@@ -1,0 +1,123 @@
+"""Guesses of n-grams and their verification against their twins."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import fields
+
+import pytest
+import torch
+
+from m4_prefix_chunked.ngram import NgramProposer
+from m5_kernels.kernels.guesses import REJECTED, accept, accept_torch, propose, propose_torch
+from m5_kernels.kernels.step_metadata import RowState, StepMetadata, expand_step, expand_step_torch
+from milestone_llm.core.request import Request
+from milestone_llm.core.sampling_params import SamplingParams
+
+
+def state_of(device: str, num_known: list[int], vocab_size: int, max_model_len: int) -> RowState:
+    """Rows of tokens of which all but the last are computed; behind them anything."""
+    state = RowState.allocate(len(num_known), max_model_len, 4, device)
+    state.token_ids.random_(0, vocab_size)
+    state.block_table.random_(0, 500)
+    state.num_computed_tokens[:] = torch.tensor(num_known) - 1
+    return state
+
+
+def ints(values: list[int], device: str) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+def check_propose(device: str, num_known: list[int], vocab_size: int, max_model_len: int) -> int:
+    state = state_of(device, num_known, vocab_size, max_model_len)
+    other = copy.deepcopy(state)
+    rows = [*range(len(num_known)), -1]
+    wanted = [1 + row % 5 if row % 7 else 0 for row in rows]
+    propose(state, ints(rows, device), ints(wanted, device))
+    propose_torch(other, ints(rows, device), ints(wanted, device))
+    assert torch.equal(state.num_guesses, other.num_guesses)
+    assert torch.equal(state.token_ids, other.token_ids)
+    num_guesses = 0
+    for row, (known, want) in enumerate(zip(num_known, wanted[:-1], strict=True)):
+        tokens = state.token_ids[row].tolist()
+        request = Request("r", tokens[:known], SamplingParams())
+        guesses = NgramProposer().propose(request, want) if want else []
+        assert int(state.num_guesses[row]) == len(guesses)
+        assert tokens[known : known + len(guesses)] == guesses
+        num_guesses += len(guesses)
+    return num_guesses
+
+
+@pytest.mark.parametrize("vocab_size", [2, 5, 12, 1000])
+def test_guesses_are_those_of_the_host(device, vocab_size):
+    lengths = [1, 2, 3, 4, 5, 6, 9, 17, 30, 40, 50, 3, 2]
+    num_guesses = check_propose(device, lengths, vocab_size, max_model_len=64)
+    assert num_guesses > 8 or vocab_size > 2
+
+
+def test_long_requests_are_searched_whole(device):
+    """Several times a program's block, with the match in each of them."""
+    state = state_of(device, [3000] * 3, 100_000, 3100)
+    for row, place in enumerate((5, 1500, 2900)):
+        state.token_ids[row, place : place + 3] = state.token_ids[row, 2997:3000]
+    propose(state, ints([0, 1, 2], device), ints([3, 3, 3], device))
+    for row, place in enumerate((5, 1500, 2900)):
+        guesses = state.token_ids[row, 3000:3003]
+        assert torch.equal(guesses, state.token_ids[row, place + 3 : place + 6])
+
+
+def places_of(num_guesses: list[int], device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows and offsets of places: one for each row, and one for each of its guesses; padding."""
+    rows = [row for row, guesses in enumerate(num_guesses) for _ in range(1 + guesses)]
+    offsets = [offset for guesses in num_guesses for offset in range(1 + guesses)]
+    return ints([*rows, -1, -1], device), ints([*offsets, 0, 0], device)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_are_kept_as_far_as_guesses_come_true(device, seed):
+    """Two words, so that guesses often do; some rows were left without the guesses they had."""
+    generator = torch.Generator().manual_seed(seed)
+    num_guesses = torch.randint(0, 5, (60,), generator=generator).tolist()
+    state = state_of(device, [3] * 60, 2, 16)
+    rows, offsets = places_of(num_guesses, device)
+    has_any = torch.randint(0, 4, (60,), generator=generator) > 0
+    state.num_guesses[:] = torch.tensor(num_guesses) * has_any
+    sampled = torch.randint(-1, 2, (len(rows),), generator=generator).int().to(device)
+    last_rows, tokens = accept(state, rows, offsets, sampled)
+    wanted_rows, wanted = accept_torch(state, rows, offsets, sampled)
+    assert torch.equal(last_rows, wanted_rows)
+    assert torch.equal(tokens, wanted)
+    assert sorted(last_rows[last_rows >= 0].tolist()) == list(range(60)), "each row ends once"
+
+
+def test_what_was_sampled_behind_a_wrong_guess_is_rejected(device):
+    state = state_of(device, [2, 2, 2], 9, 16)
+    state.token_ids[:, 2:5] = ints([5, 6, 7], device)
+    state.num_guesses[:] = ints([3, 3, 0], device)
+    rows, offsets = places_of([3, 3, 3], device)
+    sampled = ints([5, 6, 7, 8, 5, 1, 7, 8, 5, 6, 7, 8, 4, 4], device)
+    last_rows, tokens = accept(state, rows, offsets, sampled)
+    assert last_rows.tolist() == [-1, -1, -1, 0, -1, 1, -1, -1, 2, -1, -1, -1, -1, -1]
+    gone = REJECTED
+    assert tokens[:-2].tolist() == [5, 6, 7, 8, 5, 1, gone, gone, 5, gone, gone, gone]
+
+
+def test_a_guess_is_a_place_of_its_own_and_a_missing_one_is_padding(device):
+    state = state_of(device, [6, 9, 3, 7], 99, 40)
+    state.num_guesses[:] = ints([3, 0, 1, 0], device)
+    rows, offsets = places_of([3, 2, 1, 0], device)
+    ones = torch.ones_like(rows)
+    output, expected = (
+        StepMetadata.allocate(16, len(rows), state.block_table.shape[1], device) for _ in range(2)
+    )
+    for field in fields(StepMetadata):
+        if field.name != "block_table":
+            getattr(output, field.name).fill_(-77)
+    expand_step(state, rows, ones, output, offsets)
+    expand_step_torch(state, rows, ones, expected, offsets)
+    for field in fields(StepMetadata):
+        assert torch.equal(getattr(output, field.name), getattr(expected, field.name)), field.name
+    assert output.context_lens.tolist() == [6, 7, 8, 9, 9, 0, 0, 3, 4, 7, 0, 0]
+    assert output.positions[:10].tolist() == [5, 6, 7, 8, 8, 0, 0, 2, 3, 6]
+    assert output.input_ids[1] == state.token_ids[0, 6]
+    assert output.slot_mapping[:10].tolist().count(-1) == 2

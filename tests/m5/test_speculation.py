@@ -1,0 +1,154 @@
+"""Guesses made on the device, in steps launched before the tokens before them are known.
+
+The twins of the kernels run here. The models look at little but the last token, so that their
+texts run in circles.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+import pytest
+
+import m5_kernels
+from engine_helpers import assert_empty, greedy, make_engine, random_prompts
+from m1_single import RequestOutput, SamplingParams
+from m5_kernels.hf_runner import HFRunner
+from milestone_llm.models.tiny_models import build_tiny_model
+
+VOCAB = 40
+
+
+@functools.cache
+def model(family: str = "llama") -> Any:
+    made = build_tiny_model(family, vocab_size=VOCAB).double()
+    for layer in made.model.layers:
+        layer.self_attn.o_proj.weight.data *= 0.003
+    return made
+
+
+def work(rng: random.Random) -> tuple[list[list[int]], list[SamplingParams]]:
+    beginning = [token % VOCAB for token in random_prompts([12], seed=rng.randrange(3))[0]]
+    prompts, params = [], []
+    for index in range(6):
+        own = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
+        prompts.append(rng.choice([[], beginning]) + own)
+        max_tokens = rng.choice([1, 2, 20, 40, 60])
+        params.append(
+            SamplingParams(
+                temperature=rng.choice([0, 0, 0.3, 1]),
+                top_k=rng.choice([0, 4]),
+                seed=index,
+                max_tokens=max_tokens,
+                min_tokens=rng.choice([0, max_tokens // 2]),
+                repetition_penalty=rng.choice([1, 1, 1.1]),
+                stop_token_ids=rng.choice([[], [rng.randrange(VOCAB)], list(range(20, 38))]),
+                ignore_eos=rng.random() < 0.5,
+                logprobs=rng.choice([None, 2]),
+                prompt_logprobs=rng.choice([None, None, 1]),
+                n=rng.choice([1, 1, 2]),
+            )
+        )
+    return prompts, params
+
+
+def facts(output: RequestOutput) -> Any:
+    """Tokens, why they end, and how likely they were."""
+    return [
+        (
+            each.token_ids,
+            each.finish_reason,
+            [{k: round(v.logprob, 4) for k, v in entry.items()} for entry in each.logprobs or []],
+        )
+        for each in output.outputs
+    ]
+
+
+def engine(**fields: Any) -> Any:
+    fields = {"max_model_len": 64, "block_size": 4, "max_num_batched_tokens": 16, **fields}
+    return make_engine(m5_kernels, fields.pop("model", model()), **fields)
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_whatever_is_asked_for_every_request_gets_what_it_gets_without_guesses(seed):
+    rng = random.Random(seed)
+    prompts, params = work(rng)
+    wanted = [facts(output) for output in engine().generate(prompts, params)]
+    fields = {
+        "speculation": "ngram",
+        "num_speculative_tokens": rng.choice([1, 3, 5]),
+        "kv_cache_tokens": rng.choice([64, 100, 500]),
+        "preemption": rng.choice(["recompute", "swap"]),
+        "enable_prefix_caching": rng.random() < 0.7,
+    }
+    for switch in ({}, {"async_scheduling": False}):
+        made = engine(**fields, **switch)
+        assert [facts(output) for output in made.generate(prompts, params)] == wanted
+        assert made.stats()["spec_decode_num_accepted_tokens"] > 0
+        assert_empty(made)
+
+
+def test_a_request_that_repeats_takes_fewer_steps_though_none_waits_for_tokens():
+    """The records tell where rows began, once that was known."""
+    prompt = [1, 2, 3, 4, 5] * 4
+    made = engine(speculation="ngram", trace="memory")
+    output = made.generate(prompt, greedy(40))[0]
+    assert output.token_ids == engine().generate(prompt, greedy(40))[0].token_ids
+    records = made.tracer.records
+    assert len(records) < 36
+    ends = [record.batch[0].end for record in records]
+    starts = [record.batch[0].start for record in records]
+    assert starts == [0, *ends[:-1]]
+    assert made.stats()["recomputed_tokens"] == 0
+    assert made.stats()["padding_tokens"] == sum(
+        row.num_draft_tokens - row.num_accepted_tokens for r in records for row in r.batch
+    )
+
+
+def test_a_request_aborted_while_guesses_are_under_way_leaves_no_block_behind():
+    prompt = [1, 2, 3, 4, 5] * 4
+    wanted = engine().generate(prompt, greedy(40))[0].token_ids
+    for num_steps in range(1, 12):
+        made = engine(speculation="ngram", trace="memory")
+        made.add_request(prompt, greedy(40), "a")
+        for _ in range(num_steps):
+            made.step()
+        output = made.abort("a")
+        assert output.token_ids == wanted[: len(output.token_ids)]
+        assert_empty(made)
+        assert made.generate(prompt, greedy(40))[0].token_ids == wanted  # by what the cache holds
+
+
+def test_many_rows_do_not_guess():
+    made = engine(speculation="ngram", speculation_max_num_seqs=2, trace="memory")
+    made.generate([[1, 2, 3, 4, 5] * 3] * 4, [greedy(length) for length in (10, 20, 45, 49)])
+    for record in made.tracer.records:
+        assert len(record.batch) <= 2 or not any(row.num_draft_tokens for row in record.batch)
+    assert made.stats()["spec_decode_num_drafts"] > 0
+
+
+def test_families_without_a_fused_decoder_guess_on_the_host():
+    prompts = [[token % VOCAB for token in prompt] for prompt in random_prompts([5, 9])]
+    plain = engine(model=model("gemma3"))
+    made = engine(model=model("gemma3"), speculation="ngram")
+    assert isinstance(made.runner, HFRunner)
+    wanted = [output.token_ids for output in plain.generate(prompts, greedy(30))]
+    assert [output.token_ids for output in made.generate(prompts, greedy(30))] == wanted
+    assert made.stats()["spec_decode_num_accepted_tokens"] > 0
+
+
+def test_guesses_of_the_host_are_sent_to_the_device():
+    """Where steps do not overlap, any proposer will do: here one that is always right."""
+    prompt = [1, 2, 3]
+    known = engine().generate(prompt, greedy(20))[0].token_ids
+
+    class Right:
+        def propose(self, request: Any, num_tokens: int) -> list[int]:
+            return known[request.num_output_tokens :][:num_tokens]
+
+    made = engine(speculation="ngram", async_scheduling=False)
+    made.scheduler.speculation.proposer = Right()
+    assert made.generate(prompt, greedy(20))[0].token_ids == known
+    assert made.stats()["steps"] == 6  # the prompt, then four tokens a step
