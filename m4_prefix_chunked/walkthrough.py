@@ -23,7 +23,7 @@ QUESTION = [*SYSTEM_PROMPT, 21, 22, 23]
 
 
 def scenario() -> None:
-    """Five requests, each before the step that its part of the story needs. Then one that guesses."""
+    """Five requests, each before the step that its story needs; then one that guesses."""
     engine = m4_prefix_chunked.LLMEngine(
         "tiny-llama",
         max_num_seqs=3,

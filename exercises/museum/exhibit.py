@@ -30,6 +30,7 @@ SWITCHES: dict[str, dict[str, object]] = {
     "no chunks": {"max_num_batched_tokens": 256},
     "more memory": {"kv_cache_tokens": 1024},
     "no pipelining": {"async_scheduling": False},
+    "no guesses": {"speculation": None},
 }
 """What can be changed from outside to find out in which part of an engine a bug is."""
 
@@ -87,6 +88,9 @@ class Run:
             for row in record.batch:
                 if row.sampled_token is not None:
                     known[row.request_id].append(row.sampled_token)
+                if row.num_accepted_tokens:  # of several tokens, the trace has the last alone
+                    all_tokens = self.prompts[row.request_id] + self.tokens[row.request_id]
+                    known[row.request_id] = all_tokens[: row.end + 1]
         return known
 
 

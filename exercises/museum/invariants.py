@@ -74,7 +74,7 @@ def positions_are_sampled_once(run: Run) -> Iterator[Finding]:
     for record in run.records:
         for row in record.batch:
             if row.sampled_token is not None:
-                if row.end != num_known[row.request_id]:
+                if row.end != num_known[row.request_id] + row.num_accepted_tokens:
                     yield record.step, f"{row.request_id} {row.start}"
                 num_known[row.request_id] = row.end + 1
 
@@ -112,3 +112,17 @@ def text_ends_at_stop(run: Run) -> Iterator[Finding]:
                 yield record.step, f"{row.request_id} {row.start}"
             if row.sampled_token is not None:
                 tokens[row.request_id].append(row.sampled_token)
+
+
+def tokens_end_at_stop(run: Run) -> Iterator[Finding]:
+    """Nobody computes on behind a stop token, or gets what is behind it."""
+    for name, params in run.params.items():
+        output = run.tokens.get(name, [])
+        first = params.min_tokens  # from here on a stop token ends the request
+        stops = [n for n, t in enumerate(output) if n >= first and t in params.stop_token_ids]
+        if stops and stops[0] + 1 < len(output):
+            end = len(run.prompts[name]) + stops[0]
+            for record in run.records:
+                for row in record.batch:
+                    if row.request_id == name and row.start >= end:
+                        yield record.step, f"{name} {row.start}"

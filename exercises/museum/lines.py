@@ -43,6 +43,8 @@ def _row(row: BatchRow) -> str:
     if row.num_new_tokens < 1:
         where = "nothing"
     sampled = "" if row.sampled_token is None else f" → {row.sampled_token}"
+    if row.num_draft_tokens:
+        sampled += f" {row.num_accepted_tokens} of {row.num_draft_tokens} guesses"
     cached = f" {row.num_cached_tokens} cached" if row.num_cached_tokens else ""
     return f"{row.request_id} {where}{sampled}{cached} [{' '.join(id_ranges(row.blocks or []))}]"
 

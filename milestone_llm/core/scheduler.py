@@ -110,7 +110,7 @@ class BaseScheduler(ABC):
             if row.request.is_finished and not row.is_padding:
                 row.is_padding = True
                 plan.num_padding_tokens += row.num_new_tokens
-            if row.samples and not row.is_padding:
+            if row.samples and row.phase == "decode" and not row.is_padding:
                 self._correct(plan, row, len(sampled[row.request.request_id].accepted))
             for request in row.sampling_requests:
                 if not request.is_finished:

@@ -33,6 +33,7 @@ WRONG = {
     "tokens_too_many": {"long"},
     "seam": {"b"},
     "next_steps_rows": {"b"},
+    "past_the_end": {"a"},
     "recycled_row": {"c"},
     "runs_past_stop": {"a"},
     "anothers_stream": {"r0"},

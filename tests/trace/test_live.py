@@ -77,7 +77,8 @@ def test_threads_read_while_the_engine_runs():
     readers = [live.subscribe() for _ in range(3)]
     lines: list[list[str]] = [[] for _ in readers]
     threads = [
-        threading.Thread(target=lambda i=i, r=r: lines[i].extend(r)) for i, r in enumerate(readers)
+        threading.Thread(target=lambda i=i, r=r: lines[i].extend(iter(r.get, None)))
+        for i, r in enumerate(readers)
     ]
     for thread in threads:
         thread.start()
