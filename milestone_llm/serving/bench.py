@@ -29,12 +29,10 @@ from milestone_llm.lab.cli import (
     at_least_0,
     console,
     log_console,
-    new_file,
     positive,
     run_command,
     whole_number,
 )
-from milestone_llm.lab.plots.picture import check_suffix
 
 from .bench_report import has_collapsed, report
 from .bench_server import door_of, running_server
@@ -77,7 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = "most ms between its tokens, on average"
     add("--itl-limit", type=above_0, default=500.0, metavar="MS", help=about)
     add_options(parser, "seed", "json", "markdown")
-    add("-o", "--output", type=new_file, metavar="PATH.png", help="draw figures over the rate")
     add("server", nargs="*", metavar="-- OPTION", help="options of the servers' command line")
     args = parser.parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
@@ -97,8 +94,6 @@ def check(args: argparse.Namespace) -> None:
     Raises:
         InputError: options that do not go together, or a picture with another ending.
     """
-    if args.output:
-        check_suffix(args.output, "sweep")
     if args.url and args.server:
         raise InputError(f"{args.url} runs already: it can't be given {shlex.join(args.server)}")
     if args.url and args.overhead:
@@ -125,7 +120,7 @@ def measure(args: argparse.Namespace, record: dict[str, str]) -> None:
                     data["points"].append({"server": name, **point})
     finally:  # what was measured before an error is kept
         if data["points"]:
-            report(data, args.json, args.markdown, args.output)
+            report(data, args.json, args.markdown)
 
 
 def compare(args: argparse.Namespace, record: dict[str, str]) -> None:

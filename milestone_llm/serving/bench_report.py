@@ -35,10 +35,8 @@ TABLES = {
 }
 
 
-def report(
-    data: dict[str, Any], json_path: Path | None, markdown: Path | None, picture: Path | None
-) -> None:
-    """Print the tables and remarks of a bench, and write and draw them where there is a path."""
+def report(data: dict[str, Any], json_path: Path | None, markdown: Path | None) -> None:
+    """Print the tables and remarks of a bench, and write them where there is a path."""
     from milestone_llm.lab.bench.report import print_report, print_rows
 
     for name, points in _by_server(data).items():
@@ -49,10 +47,6 @@ def report(
         json_path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     if markdown:
         markdown.write_text(_markdown(data), encoding="utf-8")
-    if picture:
-        from milestone_llm.lab.plots.sweep import draw_sweep
-
-        console.print(f"wrote {draw_sweep(data, picture)}", soft_wrap=True)
 
 
 def has_collapsed(point: dict[str, Any]) -> bool:

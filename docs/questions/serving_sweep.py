@@ -1,6 +1,6 @@
 """Draw what clients got at each rate, all servers on shared axes.
 
-    python -m milestone_llm.lab.plots.sweep record.json -o sweep.png
+    python -m docs.questions.serving_sweep record.json -o sweep.png
 
 The record is what `python -m milestone_llm.serving.bench --json` writes.
 """
@@ -21,8 +21,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.cli import ended_in_one_line
-
-from .picture import set_titles, write_picture
+from milestone_llm.lab.plots.picture import set_titles, write_picture
 
 _LINES: tuple[dict[str, Any], ...] = (
     {"color": "#d55e00", "marker": "s", "linestyle": (0, (1, 1.2))},
@@ -95,7 +94,7 @@ def _finish(axes: Axes, title: str, subtitle: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m milestone_llm.lab.plots.sweep", description=__doc__
+        prog="python -m docs.questions.serving_sweep", description=__doc__
     )
     parser.add_argument("record", type=Path, metavar="record.json")
     parser.add_argument("-o", "--output", default="sweep.png", help=".png or .svg")
