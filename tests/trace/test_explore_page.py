@@ -633,7 +633,7 @@ def test_a_live_page_asks_for_the_key_and_grows_with_the_run(browser):
         assert "64" in opened.page.inner_text("[data-panel=budget]"), "the server's budget"
         assert '"model":"tiny","prompt":"Once upon a time"' in opened.page.inner_text("#curl")
         shown = opened("() => views[0].run.records.map((record) => record.batch)")
-        assert shown == [[vars(row) for row in record.batch] for record in records[10:40]]
+        assert shown == [record.to_dict()["batch"] for record in records[10:40]]
         assert not [url for url in opened.requests if not url.startswith((server.url, "data:"))]
     finally:
         server.close()

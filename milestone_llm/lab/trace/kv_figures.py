@@ -16,8 +16,14 @@ class KVFigures:
     """
 
     total: int
+    peak_used: int
+    """Most units (regions, blocks) in use after a step."""
     max_concurrent: int
     """Most requests that one step computed."""
+    reserved_tokens: float
+    """Tokens that the units in use could hold, mean."""
+    stored_tokens: float
+    """Tokens that they did hold, mean."""
     waste_share: float
     """Share of the reserved places that held no token, 0..1."""
     waste_per_request: float
@@ -41,7 +47,10 @@ class KVFigures:
         again = [row for each in records for row in each.batch if row.request_id in each.resumed]
         return cls(
             total=records[0].kv.total,
+            peak_used=max(record.kv.used for record in records),
             max_concurrent=max(len(record.batch) for record in records),
+            reserved_tokens=reserved / max(1, len(busy)),
+            stored_tokens=stored / max(1, len(busy)),
             waste_share=1 - stored / reserved if reserved else 0.0,
             waste_per_request=(reserved - stored) / max(1, sum(len(each.running) for each in busy)),
             num_preemptions=sum(len(record.preempted) for record in records),
