@@ -1,4 +1,4 @@
-"""One Chromium for the tests of all pages."""
+"""A Chromium for the tests of pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")  # no longer: its event loop runs, and others could not have theirs
 def browser() -> Iterator[Any]:
     """Headless Chromium. Without it these tests are skipped, and say what to install."""
     playwright = pytest.importorskip(
