@@ -15,7 +15,6 @@ from .config import EngineConfig
 
 if TYPE_CHECKING:
     from .engine import LLMEngine
-    from .prefix_cache import hash_blocks
 
-__all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams", "hash_blocks"]
-__getattr__ = lazy(__name__, LLMEngine=".engine", hash_blocks=".prefix_cache")
+__all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]
+__getattr__ = lazy(__name__, LLMEngine=".engine")

@@ -270,7 +270,7 @@ def freeze_garbage() -> None:
     """Exclude the objects that exist now from garbage collection: libraries, model, engine.
 
     It would look through all of that now and then, which stops a fast engine for some 0.2 s. It
-    concerns the whole process, so programs do it (bench, server), and no engine.
+    concerns the whole process, so programs do it; an engine, only while `generate` runs.
     """
     gc.collect()
     gc.freeze()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
 from itertools import chain, pairwise
 from typing import Annotated, Any, ClassVar
 
@@ -17,6 +15,7 @@ from milestone_llm.core.kv import KVEvent, KVUsage
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.core.request import Request, RequestStatus
+from milestone_llm.frontend.block_names import block_names
 from milestone_llm.frontend.watching import QueueState, SettledStep
 
 from .device_times import DeviceTimes
@@ -228,11 +227,9 @@ def _prompts(step: SettledStep, queues: QueueState) -> dict[str, Prompt]:
 
 
 def _prompt(request: Request, block_size: int) -> Prompt:
-    tokens, hashes = request.prompt_token_ids, []
-    so_far = sha256(repr(request.sampling_params.cache_salt).encode())
-    for end in range(block_size, len(tokens) + 1, block_size) if block_size else ():
-        so_far.update(array("q", tokens[end - block_size : end]))
-        hashes.append(so_far.hexdigest()[:8])
+    tokens, salt = request.prompt_token_ids, request.sampling_params.cache_salt
+    names = block_names(tokens, block_size, salt) if block_size else []
+    hashes = [name.hex()[:8] for name in names]
     return {"priority": request.priority, "num_tokens": len(tokens), "hashes": hashes}
 
 
