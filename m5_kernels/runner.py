@@ -8,14 +8,13 @@ of which the host wants more than tokens, is launched kernel by kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
-from m1_single.prompt_logprobs import note_prompt_logprobs, prompt_logprobs
+from m1_single.prompt_logprobs import note_prompt_logprobs
 from m3_paged.block_cache import BlockCache
-from milestone_llm.core.logprobs import read_logprobs
-from milestone_llm.core.outputs import Logprob, SampledToken
+from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
 from milestone_llm.core.request import Request, RequestStatus
 from milestone_llm.core.sampling import sample as sample_on_host
@@ -26,15 +25,13 @@ from .decoder.decoder import FusedDecoder
 from .device_state import DeviceState, StepPlace
 from .kernels.backend import compiling
 from .kernels.flash_decode import DecodeWorkspace
-from .kernels.guesses import REJECTED, accept, propose
+from .kernels.guesses import accept, propose
 from .kernels.prefill_tiles import prefill_tiles, runs_on_hopper
 from .kernels.step_metadata import StepMetadata, append_sampled, expand_step
 from .proposer import UNKNOWN
 from .sampler import Needs, Sampler
 from .step_graphs import MAX_TOKENS, StepGraphs, StepShape
-
-PromptLogprobs = list[tuple[ScheduledRequest, range, torch.Tensor]]
-"""A row, some of its prompt positions, and their columns (`logprob_columns`) in host memory."""
+from .to_host import PromptLogprobs, fetch, prompt_logprobs_of
 
 
 class FusedRunner:
@@ -120,7 +117,7 @@ class FusedRunner:
         of_prompts: PromptLogprobs = []
         if any(row.prompt_positions for row in rows):
             hidden, metadata = self._hidden(shape)
-            of_prompts = self._prompt_logprobs(rows, hidden)
+            of_prompts = prompt_logprobs_of(rows, hidden, self.decoder)
             tokens = self._sample(hidden, metadata, shape, needs)
         elif self.graphs is not None and (bucket := self.graphs.bucket_for(shape)) is not None:
             tokens = self.graphs.replay(bucket, needs)
@@ -283,7 +280,7 @@ class FusedRunner:
     ) -> dict[str, SampledToken]:
         """A step in which completions begin, several tokens from a row: the sampler of M1."""
         hidden, metadata = self._hidden(shape)
-        of_prompts = self._prompt_logprobs(rows, hidden)
+        of_prompts = prompt_logprobs_of(rows, hidden, self.decoder)
         places = [place for place, row in enumerate(rows) for _ in row.sampling_requests]
         requests = [request for row in rows for request in row.sampling_requests]
         logits = self.decoder.logits(_last_of_rows(hidden, metadata, shape)[places])
@@ -295,68 +292,10 @@ class FusedRunner:
             note_prompt_logprobs(*entry)
         return sampled
 
-    def _prompt_logprobs(
-        self, rows: list[ScheduledRequest], hidden: torch.Tensor
-    ) -> PromptLogprobs:
-        """Those of prompt tokens, on their way to the host; nothing waits for them here."""
-        places, start = [], 0
-        for row in rows:
-            places += [start + position - row.start for position in row.prompt_positions]
-            start += row.num_new_tokens
-        if not places:
-            return []
-        index = torch.tensor(places, pin_memory=hidden.is_cuda)
-        index = index.to(hidden.device, non_blocking=True)
-        return [
-            (row, positions, _to_host(columns))
-            for row, positions, columns in prompt_logprobs(
-                rows, lambda some: self.decoder.logits(hidden[index[some]])
-            )
-        ]
-
     def _fetch(
-        self,
-        requests: Sequence[Request | None],
-        tokens: torch.Tensor,
-        of_prompts: PromptLogprobs,
+        self, requests: list[Request | None], tokens: torch.Tensor, of_prompts: PromptLogprobs
     ) -> Callable[[], dict[str, SampledToken]]:
-        """Start the tokens' way to the host; what is returned waits for them."""
-        wanted = {
-            place: request.sampling_params.logprobs
-            for place, request in enumerate(requests)
-            if request is not None and request.sampling_params.logprobs is not None
-        }
-        num_top = min(max(wanted.values(), default=0), self.decoder.config.vocab_size)
-        columns = self.sampler.logprobs(list(wanted), tokens, num_top) if wanted else None
-        token_copy = _to_host(tokens[: len(requests)])
-        column_copy = None if columns is None else _to_host(columns)
-        done = torch.cuda.Event() if tokens.is_cuda else None
-        if done is not None:
-            done.record()
-
-        def read() -> dict[str, SampledToken]:
-            if done is not None:
-                done.synchronize()
-            for entry in of_prompts:
-                note_prompt_logprobs(*entry)
-            token_ids = token_copy.tolist()
-            logprobs: dict[int, dict[int, Logprob]] = {}
-            if column_copy is not None:
-                for (place, num_wanted), row in zip(
-                    wanted.items(), column_copy.tolist(), strict=True
-                ):
-                    logprobs[place] = read_logprobs(token_ids[place], row, num_wanted)
-            sampled: dict[str, list[SampledToken]] = {}
-            for place, request in enumerate(requests):
-                if request is not None and token_ids[place] != REJECTED:
-                    token = SampledToken(token_ids[place], logprobs.get(place))
-                    sampled.setdefault(request.request_id, []).append(token)
-            return {
-                name: SampledToken(own[-1].token_id, own[-1].logprobs, tuple(own[:-1]))
-                for name, own in sampled.items()
-            }
-
-        return read
+        return fetch(requests, tokens, of_prompts, self.sampler, self.decoder.config.vocab_size)
 
 
 def _is_chunk(row: ScheduledRequest) -> bool:
@@ -367,11 +306,3 @@ def _is_chunk(row: ScheduledRequest) -> bool:
 def _last_of_rows(hidden: torch.Tensor, metadata: StepMetadata, shape: StepShape) -> torch.Tensor:
     """The hidden state of each row's last new token, `[num_rows, hidden_size]`."""
     return hidden[metadata.query_start_loc[1:] - 1] if shape.num_chunks else hidden
-
-
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in host memory, which is under way if the tensor is on a GPU."""
-    if not tensor.is_cuda:
-        return tensor
-    on_host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return on_host.copy_(tensor, non_blocking=True)

@@ -1,0 +1,92 @@
+"""What a step brings travels to the host: tokens, log-probabilities. Nothing here waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from m1_single.prompt_logprobs import note_prompt_logprobs, prompt_logprobs
+from milestone_llm.core.logprobs import read_logprobs
+from milestone_llm.core.outputs import Logprob, SampledToken
+from milestone_llm.core.plan import ScheduledRequest
+from milestone_llm.core.request import Request
+
+from .decoder.decoder import FusedDecoder
+from .kernels.guesses import REJECTED
+from .sampler import Sampler
+
+PromptLogprobs = list[tuple[ScheduledRequest, range, torch.Tensor]]
+"""A row, some of its prompt positions, and their columns (`logprob_columns`) in host memory."""
+
+
+def prompt_logprobs_of(
+    rows: list[ScheduledRequest], hidden: torch.Tensor, decoder: FusedDecoder
+) -> PromptLogprobs:
+    """Those of prompt tokens, on their way to the host; nothing waits for them here."""
+    places, start = [], 0
+    for row in rows:
+        places += [start + position - row.start for position in row.prompt_positions]
+        start += row.num_new_tokens
+    if not places:
+        return []
+    index = torch.tensor(places, pin_memory=hidden.is_cuda)
+    index = index.to(hidden.device, non_blocking=True)
+    return [
+        (row, positions, _to_host(columns))
+        for row, positions, columns in prompt_logprobs(
+            rows, lambda some: decoder.logits(hidden[index[some]])
+        )
+    ]
+
+
+def fetch(
+    requests: Sequence[Request | None],
+    tokens: torch.Tensor,
+    of_prompts: PromptLogprobs,
+    sampler: Sampler,
+    vocab_size: int,
+) -> Callable[[], dict[str, SampledToken]]:
+    """Start the tokens' way to the host; what is returned waits for them."""
+    wanted = {
+        place: request.sampling_params.logprobs
+        for place, request in enumerate(requests)
+        if request is not None and request.sampling_params.logprobs is not None
+    }
+    num_top = min(max(wanted.values(), default=0), vocab_size)
+    columns = sampler.logprobs(list(wanted), tokens, num_top) if wanted else None
+    token_copy = _to_host(tokens[: len(requests)])
+    column_copy = None if columns is None else _to_host(columns)
+    done = torch.cuda.Event() if tokens.is_cuda else None
+    if done is not None:
+        done.record()
+
+    def read() -> dict[str, SampledToken]:
+        if done is not None:
+            done.synchronize()
+        for entry in of_prompts:
+            note_prompt_logprobs(*entry)
+        token_ids = token_copy.tolist()
+        logprobs: dict[int, dict[int, Logprob]] = {}
+        if column_copy is not None:
+            for (place, num_wanted), row in zip(wanted.items(), column_copy.tolist(), strict=True):
+                logprobs[place] = read_logprobs(token_ids[place], row, num_wanted)
+        sampled: dict[str, list[SampledToken]] = {}
+        for place, request in enumerate(requests):
+            if request is not None and token_ids[place] != REJECTED:
+                token = SampledToken(token_ids[place], logprobs.get(place))
+                sampled.setdefault(request.request_id, []).append(token)
+        return {
+            name: SampledToken(own[-1].token_id, own[-1].logprobs, tuple(own[:-1]))
+            for name, own in sampled.items()
+        }
+
+    return read
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in host memory, which is under way if the tensor is on a GPU."""
+    if not tensor.is_cuda:
+        return tensor
+    on_host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return on_host.copy_(tensor, non_blocking=True)
