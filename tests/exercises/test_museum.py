@@ -214,7 +214,8 @@ def visit(monkeypatch, capsys):
     monkeypatch.setattr(
         Exhibit, "run", lambda own, is_changed, **_: runs[names[id(own)], is_changed]
     )
-    monkeypatch.setattr(Exhibit, "alone", lambda own: alone(names[id(own)]))
+    alones = {name: alone(name) for name in NAMES}
+    monkeypatch.setattr(Exhibit, "alone", lambda own: alones[names[id(own)]])
 
     def call(*arguments: str) -> str:
         capsys.readouterr()
