@@ -89,12 +89,13 @@ def visit(name: str, args: argparse.Namespace) -> int:
 
 
 def write(own: Exhibit, runs: tuple[Run, Run], suspect: Run, path: Path) -> None:
-    """The page of both runs. A label names the step to look at."""
+    """The page of both runs, in which the step to look at is framed."""
     step, _ = next(own.invariant(suspect))
-    pages = []
-    for run, title in zip(runs, show.TITLES[own.is_false_alarm], strict=True):
-        label = f"{title}, look at step {step}" if run is suspect else title
-        pages.append(PageRun.of(label, run.engine))
+    titles = show.TITLES[own.is_false_alarm]
+    pages = [
+        PageRun.of(title, run.engine, step if run is suspect else None)
+        for run, title in zip(runs, titles, strict=True)
+    ]
     write_page(pages, path)
     console.print(f"page: {path}", markup=False, soft_wrap=True)
 

@@ -163,6 +163,27 @@ def test_two_traces_share_one_clock(browser, two_runs):
     assert opened.errors == []
 
 
+def test_it_begins_at_the_step_that_it_is_about_and_frames_it(browser, tmp_path):
+    engine, _ = random_run(m2_batching, seed=3)
+    runs = [Run.of("one", engine), Run.of("two", engine, look_at=2)]
+    opened = Opened(browser, write_page(runs, tmp_path / "about.html").as_uri())
+    assert opened("() => views.map((view) => view.at)") == [2, 2]
+    frames = """() => {
+      const frames = [], draw = CanvasRenderingContext2D.prototype.strokeRect;
+      CanvasRenderingContext2D.prototype.strokeRect = function (x, ...rest) {
+        if (this.getLineDash().length) frames.push(x);
+        return draw.call(this, x, ...rest);
+      };
+      drawAll();
+      const lines = document.querySelectorAll(".line-now");
+      return [frames, [...lines].map((line) => line.style.transform)];
+    }"""
+    framed, lines = opened(frames)
+    assert len(framed) == 1
+    assert f"translateX({framed[0]:g}px)" in lines
+    assert opened.errors == []
+
+
 def test_everything_can_be_done_with_the_keyboard(browser, paged):
     url, records = paged
     opened = Opened(browser, url)

@@ -61,6 +61,8 @@ class Run:
     """Most tokens of a step; None: the page learns it from the reasons to wait, or does without."""
     texts: Mapping[int, str] = field(default_factory=dict)
     """Text of sampled tokens."""
+    look_at: int | None = None
+    """A step to begin at, which the timeline frames."""
 
     @property
     def title(self) -> str:
@@ -70,11 +72,11 @@ class Run:
         return f"{self.label} ({about})" if about else self.label
 
     @classmethod
-    def of(cls, label: str, engine: Any) -> Run:
+    def of(cls, label: str, engine: Any, look_at: int | None = None) -> Run:
         """What the tracer of an engine has kept."""
         records: list[StepRecord] = list(engine.tracer.records)
         texts = token_texts(records, engine.tokenizer and engine.tokenizer.decode)
-        return cls(label, records, engine.config.max_num_batched_tokens, texts)
+        return cls(label, records, engine.config.max_num_batched_tokens, texts, look_at)
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,12 @@ def write_page(runs: Sequence[Run], path: Path) -> Path:
 
 def _packed(run: Run) -> str:
     """What `readRun` in reader.js unpacks: base64 of gzip of lines."""
-    meta = {"label": run.label, "budget": run.max_num_batched_tokens, "texts": dict(run.texts)}
+    meta = {
+        "label": run.label,
+        "budget": run.max_num_batched_tokens,
+        "texts": dict(run.texts),
+        "look_at": run.look_at,
+    }
     page = PageLines()
     lines = [json.dumps(meta), *(page.line(record) for record in run.records)]
     packed = gzip.compress("\n".join(lines).encode(), compresslevel=9, mtime=0)

@@ -27,6 +27,8 @@ function showRuns(runs) {
   byId("runs").replaceChildren();
   byId("runs").classList.toggle("two", runs.length > 1);
   views = runs.map(makeView);
+  const about = runs.find((run) => run.lookAt !== null);
+  if (about) state.time = stepBegin(about, about.lookAt, state.axis);
   fit();
 }
 
@@ -256,6 +258,7 @@ function drawLegend() {
       sign(phase === "padding" ? "padding: waste" : phase, (context) => drawPhase(context, phase, 0, 0, 26, 14, css(color || "--soft")))),
     ...(runs.some((run) => run.hasHits) ? [sign("found in the prefix cache", (context) => drawPhase(context, "prefill", 0, 0, 26, 14, css("--prefill"), 0.9))] : []),
     ...Object.entries(MARK_SIGNS).filter(([kind]) => hasMark(kind)).map(([kind, mark]) => el("span", el("b", mark), ` ${kind.replaceAll("_", "-")}`)),
+    ...(runs.some((run) => run.lookAt !== null) ? [el("span", el("b", "┆┆"), " the step to look at")] : []),
     ...Object.entries(areas).filter(([, fill]) => fill && runs.length).map(([title, fill]) => sign(title, (context) => fillArea(context, fill, 0, 2, 26, 11))),
   );
 }

@@ -6,11 +6,12 @@ const requestColor = (index) => REQUEST_COLORS[index % REQUEST_COLORS.length];
 
 function makeRun(meta) {
   return {
-    meta: { label: "", budget: null, texts: {}, ...meta },
+    meta: { label: "", budget: null, texts: {}, look_at: null, ...meta },
     records: [],
     useful: 0, // of the positions `computed` so far: what the trace's reader counted
     computed: 0,
     requests: new Map(), // id -> { name, index, color, spans, rows, prompt }
+    lookAt: null, // the step that the page is about, if there is one
     marks: [], // { at, kind, name, text }: what one can jump to
     budget: meta.budget || 0, // most tokens of a step; a guess grows with the largest step
     blockSize: 0,
@@ -92,6 +93,7 @@ const MARKED = ["admitted", "preempted", "resumed", "copy_on_write", "evict", "f
 function addMarks(run, record, at) {
   for (const { kind, request_id: name, reason } of record.step_events)
     if (MARKED.includes(kind)) run.marks.push({ at, kind, name, reason });
+  if (record.step === run.meta.look_at) run.lookAt = at;
 }
 
 // --- KV memory -----------------------------------------------------------------------------------

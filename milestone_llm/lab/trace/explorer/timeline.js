@@ -138,7 +138,19 @@ function makeTimeline(view) {
       }
       drawStepLines(context);
       drawMarks(context, height, css("--text"));
+      drawFrame(context);
     });
+  }
+
+  // Around the step that the page is about.
+  function drawFrame(context) {
+    if (run.lookAt === null) return;
+    const [x, end] = [xOf(stepBegin(run, run.lookAt, state.axis)), xOf(stepEnd(run, run.lookAt, state.axis))];
+    context.strokeStyle = css("--text");
+    context.lineWidth = 2;
+    context.setLineDash([5, 3]);
+    context.strokeRect(x, 1, Math.max(4, end - x), rows.clientHeight - 2);
+    context.setLineDash([]);
   }
 
   // Where single steps can be told apart, a gap between them.
