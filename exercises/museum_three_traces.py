@@ -7,13 +7,15 @@ seen. There is no healthy run beside them, as there is none in production. Run
 
 It prints the traces of A, B and C, a few lines a step:
 
-    b 4..8 → 31 4 cached [0 2]    row of b: positions computed, token sampled, tokens that the
+    b 4..8 → 31, 4 cached [0 2]   row of b: positions computed, token sampled, tokens that the
                                   prefix cache saved, block table
+    b 0..3 of 8 [0 2]             a row that ends before the last of 8 known tokens
     share 0 (b)                   b's table has block 0, too
 
 A block has four slots: position p is in entry p // 4 of the table, at offset p % 4. Some answers
-are wrong. Find in each trace the first step that has a line which no correct engine prints, the
-request that the line is about, and the cause.
+are wrong. Find in each trace the first line that names a request and that no correct engine prints:
+its step, the request, and the cause. (The last line of a step names nobody; too many cached blocks
+in it are a hint, and not yet the answer.)
 
     python -m pytest tests/exercises/test_museum_three_traces.py
 """

@@ -6,6 +6,7 @@ import functools
 from dataclasses import replace
 
 from exercises.museum.exhibit import Arrival, Exhibit, greedy
+from exercises.museum.invariants import names_are_true
 from exercises.museum.lines import lines
 from exercises.museum.rooms import exhibit
 
@@ -19,6 +20,7 @@ def engines() -> dict[str, Exhibit]:
     return {
         "A": replace(
             exhibit("second_turn"),
+            invariant=names_are_true,
             traffic=[
                 Arrival(0, "ann", [11, 12, 13, 14, 15, 16], greedy(4)),
                 Arrival(1, "bob", [21, 22, 23, 24, 25, 26], greedy(6)),
@@ -36,6 +38,7 @@ def engines() -> dict[str, Exhibit]:
         ),
         "C": replace(
             exhibit("anothers_words"),
+            invariant=names_are_true,
             config={"max_model_len": 32, "kv_cache_tokens": 32},
             traffic=[
                 Arrival(0, "ann", LETTER, greedy(2)),
@@ -56,5 +59,5 @@ def main() -> None:
         wanted = "; ".join(f"{name}: {num} tokens" for name, num in asked.items())
         print(f"\n--- {letter} ---  prompts: {wanted}; at most "
               f"{own.config.get('max_num_batched_tokens', 64)} tokens a step\n")  # fmt: skip
-        for record in run.records:
-            print(f"step {record.step}", *lines(record), sep="\n    ")
+        for step, text in enumerate(lines(run)):
+            print(f"step {step}", *text, sep="\n    ")

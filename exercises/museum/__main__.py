@@ -1,10 +1,10 @@
-"""A museum of bugs: engines in which one method is wrong, as it was in a real one.
+"""A museum of bugs: engines in which one method was changed. What is wrong, if anything?
 
 python -m exercises.museum                  the rooms
-python -m exercises.museum 3                an exhibit: engine and broken engine side by side
-python -m exercises.museum 3 --trace        every step of the broken one, whole
+python -m exercises.museum 3                an exhibit: engine and changed engine side by side
+python -m exercises.museum 3 --trace        every step of the one in question, whole
 python -m exercises.museum 3 --explore      a page with both runs on one clock
-python -m exercises.museum 3 --walkthrough  the debugger at the broken line
+python -m exercises.museum 3 --walkthrough  the debugger at the line in question
 python -m exercises.museum 3 --card         what it was, without a question first
 python -m exercises.museum --all            the line in question of every exhibit
 """
@@ -43,11 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--all", action="store_true", help="run all; print the line in question of each")
     add("--switches", action="store_true", help="run all; say which switch makes each right")
     add("--card", action="store_true", help="show the card, too")
-    add("--trace", action="store_true", help="print every step, whole")
+    add("--trace", action="store_true", help="print every step of the engine in question, whole")
     meaning = "write the page of both runs there (runs/museum.html if not given)"
     path = Path("runs/museum.html")
     add("--explore", nargs="?", const=path, type=new_file, metavar="PATH.html", help=meaning)
-    add("--walkthrough", action="store_true", help="stop in pdb where it goes wrong")
+    add("--walkthrough", action="store_true", help="stop in pdb at the line in question")
     args = parser.parse_args(arguments)
     args.threads = 1  # a tiny model: more would only wait for one another
     if args.number is not None and not 1 <= args.number <= len(NAMES):
@@ -68,7 +68,7 @@ def visit(name: str, args: argparse.Namespace) -> int:
     if args.walkthrough:
         return walk(name, own)
     if args.trace:
-        show.trace(own.suspect())
+        show.trace(name, own, own.suspect())
         return 0
     runs = own.run(is_changed=False), own.run(is_changed=True)
     suspect = runs[0] if own.is_false_alarm else runs[1]
@@ -91,10 +91,9 @@ def visit(name: str, args: argparse.Namespace) -> int:
 def write(own: Exhibit, runs: tuple[Run, Run], suspect: Run, path: Path) -> None:
     """The page of both runs, in which the step to look at is framed."""
     step, _ = next(own.invariant(suspect))
-    titles = show.TITLES[own.is_false_alarm]
     pages = [
         PageRun.of(title, run.engine, step if run is suspect else None)
-        for run, title in zip(runs, titles, strict=True)
+        for run, title in zip(runs, show.TITLES, strict=True)
     ]
     write_page(pages, path)
     console.print(f"page: {path}", markup=False, soft_wrap=True)
@@ -102,8 +101,10 @@ def write(own: Exhibit, runs: tuple[Run, Run], suspect: Run, path: Path) -> None
 
 def walk(name: str, own: Exhibit) -> int:
     """The debugger at the line where it goes wrong."""
-    where = f"In exercises/museum/{name}.py, of which one method is not that of {own.milestone}."
-    title = "What looks wrong" if own.is_false_alarm else "Where it goes wrong"
+    title, where = "What looks wrong", f"This is {own.milestone} as it is."
+    if not own.is_false_alarm:
+        where = f"In exercises/museum/{name}.py one method is not that of {own.milestone}."
+        title = "Where it goes wrong"
     guide = parse_guide(f"{SYMPTOMS[name]}\n\n{where}\n\n# {title}\n{own.walk.strip()}")
     is_asked = sys.stdin is not None and sys.stdin.isatty()
     return run_walkthrough(guide, own.suspect, [] if is_asked else ["--auto"])
@@ -131,7 +132,8 @@ def switches() -> None:
     for number, name in enumerate(NAMES, 1):
         own = exhibit(name)
         if not own.is_false_alarm:
-            names = own.right_with(own.alone().tokens)
+            tried = own.switches(own.alone().tokens)
+            names = [text for text, is_right in tried.items() if is_right]
             table.add_row(str(number), ", ".join(names) or "none of these")
     print_lines(console, table)
 

@@ -45,11 +45,15 @@ EXHIBIT = Exhibit(
         Arrival(0, "r1", [7, 77, 107], greedy(6)),
     ],
     invariant=callers_get_all,
+    ask="",
+    setting="Two callers of `stream` take turns. Each keeps the newest output that it was given.",
     text="""
-question: The trace of both engines is the same to the last line: scheduler, blocks and model are
-  innocent. So where do you look?
+question: The traces are equal to the last line: scheduler, blocks and model are innocent. Look
+  at the tokens that r0's caller got. Which of the two should have got them, and through whose
+  hands did they go?
 cause: All calls of `stream` keep their outputs in one dict of the class. Whoever takes first
-  gets those of the others, too; they get nothing.
+  gets what came for the others, too: r0's caller got its own outputs and r1's by turns, and the
+  last was one of r1's.
 invariant: Every output has one reader: what was sampled for a request is what its caller gets.
 fix: A queue for each caller, made with the call.
 test: tests/m1/test_stream.py::test_two_streams_read_in_turn_both_see_every_token
@@ -61,7 +65,7 @@ threads: huggingface/transformers#39149 (merged), huggingface/transformers#40479
     walk="""
 return exercises/museum/anothers_stream.py::Outputs.__init__, when hits > 1
 A second caller gets its queue.
-p id(self._outputs) == id(Outputs.arrived)  # whose dict it is
+p self._outputs is Outputs.arrived  # whose dict it is
 Try `c`: the caller of r0 is served with what came for r1.
 """,
 )

@@ -6,7 +6,7 @@ from m4_prefix_chunked.caching_pool import CachingBlockPool
 from milestone_llm.core.kv import KVEvent
 
 from .exhibit import Arrival, Exhibit, greedy
-from .invariants import names_are_true
+from .invariants import only_full_blocks_are_found
 
 PROMPT = [23, 42, 17, 8, 15, 99, 4, 61]
 
@@ -34,13 +34,14 @@ EXHIBIT = Exhibit(
         Arrival(4, "b", list(range(100, 117)), greedy(3)),
         Arrival(8, "c", [*PROMPT, 5], greedy(3)),
     ],
-    invariant=names_are_true,
+    invariant=only_full_blocks_are_found,
     config={"max_model_len": 24, "kv_cache_tokens": 24},
     text="""
-question: c begins with a's prompt, and finds two blocks of it. Go back and see who wrote into
-  these blocks last.
-cause: A block that is taken off the free list keeps its name. b writes into it, and c finds b's
-  keys and values under the name of a's tokens.
+question: c finds two blocks of a's prompt. Which of them is still a's? In step 5, count the
+  blocks that can have a name: those that were computed to their last slot.
+cause: A block that is taken off the free list keeps its name. b writes one token into block 1,
+  and c finds b's keys and values under the name of a's tokens. (A `forget` that leaves names
+  where they are gives the same trace, and counts.)
 invariant: A block's hash names what was last written into it. `evict` means: nobody finds it any
   more.
 fix: When a block is given out, its hash is dropped in both directions.

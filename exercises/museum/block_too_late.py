@@ -34,6 +34,7 @@ EXHIBIT = Exhibit(
     traffic=[Arrival(0, "a", [23, 42, 17], greedy(6))],
     invariant=suspicion,
     is_false_alarm=True,
+    ask="Which line looks wrong, and is it?",
     text="""
 question: After step 1 request a has five tokens, and its table has one block of four slots. The
   change takes the block a step earlier. What does it buy, and what does it cost?
@@ -42,7 +43,7 @@ cause: None: it is right. The token sampled last has no keys and values yet. The
 invariant: A table has room for all tokens whose KV is computed, those of this step included. The
   last known token is not among them.
 fix: None. With the change every request that ends on a full block takes one block in vain, and
-  others are preempted for it. The tokens are the same.
+  others are preempted for it. The tokens of both are right.
 test: tests/m3/test_block_manager.py::test_a_table_grows_exactly_when_its_last_block_is_full
 seen: Asked again and again: why is the block taken when the length is 1 modulo the block size,
   and not 0?

@@ -30,8 +30,8 @@ EXHIBIT = Exhibit(
     ],
     invariant=names_are_true,
     text="""
-question: c is right and b is not. Compare the prompts of a, b and c, and what each finds in the
-  cache.
+question: c is right and b is not. b's prompt differs from a's in two tokens side by side. By how
+  much does each of them differ? And c's? What would give a and b one name?
 cause: The hash is h = 31 h + token. One token plus 1 and the next minus 31 give the same number,
   so b finds the keys and values of a. Nobody compares the tokens again.
 invariant: Equal names mean equal prefixes, also if somebody chooses the tokens.

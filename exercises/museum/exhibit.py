@@ -27,7 +27,7 @@ CONFIG = {"max_num_seqs": 4, "max_model_len": 64, "max_num_batched_tokens": 64, 
 SWITCHES: dict[str, dict[str, object]] = {
     "one request at a time": {"max_num_seqs": 1},
     "no prefix cache": {"enable_prefix_caching": False},
-    "no chunks": {"max_num_batched_tokens": 256},
+    "a larger budget": {"max_num_batched_tokens": 256},
     "more memory": {"kv_cache_tokens": 1024},
     "no pipelining": {"async_scheduling": False},
     "no guesses": {"speculation": None},
@@ -121,6 +121,10 @@ class Exhibit:
     """Instead of adding requests and stepping."""
     is_false_alarm: bool = False
     """Nothing is wrong: `broken` is the change that somebody may propose."""
+    setting: str = ""
+    """What else is to be known of both runs."""
+    ask: str = "Which line of this trace is impossible?"
+    """What is asked before the card's question."""
 
     @property
     def card(self) -> dict[str, str]:
@@ -150,14 +154,17 @@ class Exhibit:
         """The run with the line in question: in a false alarm the milestone as it is."""
         return self.run(is_changed=not self.is_false_alarm)
 
-    def right_with(self, tokens: Mapping[str, list[int]]) -> list[str]:
-        """The switches with which the broken engine gives these tokens."""
-        return [text for text, config in SWITCHES.items() if self._is_right(config, tokens)]
+    def switches(self, tokens: Mapping[str, list[int]]) -> dict[str, bool]:
+        """Whether the broken engine gives these tokens, by switch: of those that change it."""
+        fields = importlib.import_module(self.milestone).EngineConfig.__dataclass_fields__
+        now = {name: each.default for name, each in fields.items()} | {**CONFIG, **self.config}
+        return {
+            text: self._is_right(switch, tokens)
+            for text, switch in SWITCHES.items()
+            if switch.keys() <= fields.keys() and any(now[name] != switch[name] for name in switch)
+        }
 
     def _is_right(self, switch: Mapping[str, object], tokens: Mapping[str, list[int]]) -> bool:
-        config = importlib.import_module(self.milestone).EngineConfig
-        if not all(name in config.__dataclass_fields__ for name in switch):
-            return False
         run = self.run(is_changed=True, switch=switch)
         is_silent = not (run.raised or run.check or any(self.invariant(run)))
         return is_silent and run.tokens == tokens

@@ -1,4 +1,4 @@
-"""The GPU is busy, and one request gets no token for a minute. Then all is well."""
+"""The GPU works twice as much as it did last week, for the same answers."""
 
 from __future__ import annotations
 
@@ -50,12 +50,13 @@ EXHIBIT = Exhibit(
         "enable_prefix_caching": False,
     },
     text="""
-question: Follow b from step 2 to step 9: what it computes, and what is left of it.
+question: Follow b from step 2 to step 9: what it computes, in how many blocks, and what is left
+  of it. For how many tokens did it get blocks, and when was that decided?
 cause: Admission asks for the blocks of one chunk. The next step asks for those of the whole
   prompt; they are not there, and b is the last who came: it is preempted for its own sake, and
   what it computed is lost. Two steps later the same again.
-invariant: Who is admitted has room for all its known tokens. Between two preemptions a request
-  gains a token.
+invariant: Between two preemptions a request gains a token. A stricter one is broken in step 2:
+  who is admitted has room for all its known tokens.
 fix: Chunk the computing, not the admission: ask for the blocks of all known tokens.
 test: tests/m4/test_chunks.py::test_a_whole_prompt_reserves_its_blocks_at_admission
 seen: A preempted request was resumed with blocks for its first chunk, and preempted again in the

@@ -38,6 +38,18 @@ def names_are_true(run: Run) -> Iterator[Finding]:
                 written[block] = known[row.request_id][: position + 1]
 
 
+def only_full_blocks_are_found(run: Run) -> Iterator[Finding]:
+    """No more blocks have a name than were computed to their last slot."""
+    size = run.engine.config.block_size
+    num_slots: dict[int, int] = {}  # by block: up to the last one that was written
+    for record in run.records:
+        for row in record.batch:
+            for position in range(row.start, row.end):
+                num_slots[(row.blocks or [])[position // size]] = position % size + 1
+        if record.kv.cached > sum(number == size for number in num_slots.values()):
+            yield record.step, f"free {record.kv.free} of"
+
+
 def rows_compute(run: Run) -> Iterator[Finding]:
     """A row has at least one token: there is nothing else to sample behind."""
     for record in run.records:

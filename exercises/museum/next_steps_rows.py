@@ -34,18 +34,20 @@ EXHIBIT = Exhibit(
         Arrival(9, "c", PROMPT, greedy(3)),
     ],
     invariant=equal_prompts_agree,
+    setting="Both run on a device that falls behind in steps of more than 16 tokens.",
     text="""
-question: a, b and c send the same prompt. b comes together with a long one. Its plan is right,
-  its blocks are its own. What does a device that is behind still have to read, while the host
-  plans the next step?
+question: a, b and c send the same prompt; b comes together with a long one. Its plan is right,
+  its blocks are its own. With a long prompt of 10 tokens instead of 20, b is right, too. What does
+  the length of another's prompt change for b?
 cause: An asynchronous copy reads its source when the device comes to it, not when it is queued.
   Step 3 takes long. Meanwhile the host writes the rows of step 4 into the same memory: step 3 is
-  computed with parts of step 4.
+  computed with parts of step 4. In M5 as you know it, this is in `DeviceState.flush`.
 invariant: Memory that a queued copy will read is not written. A request's tokens do not depend
   on what comes a step later.
 fix: Fresh pinned memory for each step; the caching host allocator gives it out again when the
   copy is done.
-test: tests/exercises/test_museum.py, with a slow device; on a fast one no test fails for certain
+test:
+  tests/exercises/test_museum.py::test_a_device_that_is_behind_computes_with_what_was_sent_for_the_step
 seen: One pinned buffer was filled anew for each step, while the copy of the step before still
   waited in the device's queue.
 threads: NVIDIA/TensorRT-LLM#15546 (merged), lightseekorg/tokenspeed#376 (merged),

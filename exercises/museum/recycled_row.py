@@ -32,8 +32,8 @@ EXHIBIT = Exhibit(
     invariant=equal_prompts_agree,
     config={"max_num_seqs": 2},
     text="""
-question: a and c send the same prompt, both greedy. Their plans are the same. Who was in c's row
-  of device state before?
+question: a and c send the same prompt, both greedy: the same plan, the same model. The device
+  keeps state for two rows. What had each of the two places seen before?
 cause: Zeros are not sent: device memory begins with zeros. That holds for the first owner of a
   row. c follows b, whose temperature of 1.5 is still there.
 invariant: A row's state is written whole when a request comes in. What a request gets does not

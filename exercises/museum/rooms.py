@@ -8,7 +8,7 @@ from .exhibit import Exhibit
 
 ROOMS = {
     "Blocks": {
-        "free_blocks_fall": "With every request that ends there is a free block less",
+        "free_blocks_fall": "With some requests that end there is a free block less",
         "block_too_late": "A request has more tokens than its blocks have room for",
     },
     "Prefix cache": {
@@ -19,12 +19,12 @@ ROOMS = {
         "crafted_prompt": "One prompt among thousands gets the answer to another",
         "shared_unwritten": "A prompt shares blocks that nobody has written",
     },
-    "Scheduler": {
+    "Scheduler and plan": {
         "waits_for_nothing": "A request waits beside free rows, budget and blocks",
-        "in_and_out": "The GPU works, yet one request gets no token",
+        "in_and_out": "The GPU computes one prompt again and again",
         "tokens_too_many": "Long prompts are answered with a word too many at the beginning",
     },
-    "Runner": {
+    "Runner and pipeline": {
         "seam": "A word stands twice, in answers that were preempted",
         "next_steps_rows": "Wrong only under load, and never with a debugger",
         "recycled_row": "A greedy request gives another answer each time",

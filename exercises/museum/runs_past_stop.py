@@ -27,12 +27,13 @@ EXHIBIT = Exhibit(
     broken=Stops,
     traffic=[
         Arrival(0, "a", [23, 42, 17], greedy(6, stop=[" w"])),
-        Arrival(0, "b", [23, 42, 17], greedy(6)),
+        Arrival(0, "b", [23, 42, 17], greedy(6, stop=["76 w66"])),
     ],
     invariant=text_ends_at_stop,
     text="""
-question: The words are w0 to w198, one a token, and a's stop string is a space and a w. After
-  which step is it in the text?
+question: The words are w0 to w198, one a token. b's stop string lies across two tokens, and is
+  found. a's, a space and a w, lies in a single one, and is not. After which step is it in the text,
+  and what distinguishes the two?
 cause: The text is asked whether it ends with the stop string. A token of several characters can
   go past it, and from then on it never does.
 invariant: Text that is shown holds no stop string, and no row computes behind one.

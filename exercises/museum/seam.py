@@ -34,7 +34,7 @@ EXHIBIT = Exhibit(
     text="""
 question: b is preempted in step 6 and resumed in step 8. What did it sample last before, and
   what first after? Mind the positions.
-cause: The plan of step 7 preempts b while step 6 still samples b's token. When that token comes,
+cause: The plan of step 6 preempts b while step 5 still samples b's token. When that token comes,
   b's caller gets it, but b's own list does not: "it computes all anew". So it samples the same
   position again, and its caller gets that, too.
 invariant: The token of each position is sampled once and delivered once. A token under way

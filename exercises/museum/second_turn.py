@@ -6,7 +6,7 @@ from m4_prefix_chunked.scheduler import Scheduler
 from milestone_llm.core.request import Request
 
 from .exhibit import Arrival, Exhibit, greedy
-from .invariants import names_are_true
+from .invariants import only_full_blocks_are_found
 
 
 class Remembers(Scheduler):
@@ -29,13 +29,15 @@ EXHIBIT = Exhibit(
         Arrival(5, "one+", [99, 4, 61], greedy(3), after="one"),
         Arrival(5, "two+", [99, 4, 61], greedy(3), after="two"),
     ],
-    invariant=names_are_true,
+    invariant=only_full_blocks_are_found,
     text="""
-question: Both chats go on in the same way; `one+` is wrong, `two+` is not. How many tokens had
-  `one` computed when it finished, and how many does `one+` find?
+question: Both chats go on in the same way; `one+` is wrong, `two+` is not. Follow the cached
+  blocks from step 2 on. How many tokens had `one` computed when it finished, and how many does
+  `one+` find?
 cause: Block 1 is named by eight tokens when `one` ends. The eighth was sampled last: nobody
   computed its keys and values, for there was no further step. It shows only where prompt and
-  answer end with a full block.
+  answer end with a full block. (A `make_findable` that ignores its `end` gives the same trace,
+  and counts. A prompt that is computed in chunks would tell the two apart.)
 invariant: The tokens that name a block are tokens whose KV is in it: no more than
   num_computed_tokens.
 fix: Make findable up to num_computed_tokens. It is one less than the tokens known.

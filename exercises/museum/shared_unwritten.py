@@ -40,6 +40,7 @@ EXHIBIT = Exhibit(
     traffic=[Arrival(0, name, [*PROMPT, n], greedy(3)) for n, name in enumerate("abc")],
     invariant=suspicion,
     is_false_alarm=True,
+    ask="Which line looks wrong, and is it?",
     text="""
 question: b and c share blocks in the very step that allocates them. The change waits for them to
   be written. What does it buy, and what does it cost?
@@ -48,7 +49,7 @@ cause: None: it is right. A step goes layer by layer. Each layer writes the keys
 invariant: Who attends may read what the same forward writes before. Who copies, or keeps a state
   from token to token, may not (exhibit 3).
 fix: None. With the change 16 tokens more are computed and 4 blocks more are taken; the tokens
-  are the same.
+  of both are right.
 test: tests/m4/test_hits.py::test_equal_prompts_admitted_in_one_step_share
 seen: Reported as a bug, discussed, and closed: within a layer all keys and values are written
   before anybody attends.

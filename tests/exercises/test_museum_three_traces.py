@@ -49,7 +49,7 @@ def check(letter: str, found) -> None:
     require(found.step in records, f"{letter}: the trace has no step {found.step}")
     require(
         found.step >= step,
-        f"{letter}: all that step {found.step} prints a correct engine may print. Go on.",
+        f"{letter}: what step {found.step} says of requests a correct engine may say. Go on.",
     )
     require(
         found.step == step,

@@ -97,6 +97,16 @@ def test_blocks_that_others_hold_still_are_released_and_not_free() -> None:
     assert StepRecord.from_json(json.dumps(record.to_dict())).events == record.events
 
 
+def test_who_has_released_a_block_earlier_in_the_step_holds_it_no_more() -> None:
+    names = ("r0", "r1", "r2")
+    batch = [row(name, "decode", 8, 1, blocks=[0, number]) for number, name in enumerate(names, 3)]
+    events = [KVEvent("free", "r0", [0, 3], held=[0]), KVEvent("free", "r1", [0, 4], held=[0])]
+    record = step(3, batch, events=events, kv=KVUsage("block", 64, 2, 4, 32, 9))
+    lines = [" ".join(line.split()) for line in printed(record).splitlines()]
+    assert "kv release 1 block: 0 (r0), still held by r1 r2" in lines
+    assert "kv release 1 block: 0 (r1), still held by r2" in lines
+
+
 def test_a_step_reads_like_this_at_80_columns() -> None:
     assert (
         printed(full_step())

@@ -112,6 +112,11 @@ def test_stops_come_in_order_with_cards_of_plain_text(capsys):
     assert not [line for line in out.splitlines() if line != line.rstrip()]
 
 
+def test_a_guide_that_expects_no_value_ends_without_counting_any(capsys):
+    assert auto(("one", "call Queue.drain")) == 0
+    assert capsys.readouterr().out.rstrip().endswith("1 stop reached.")
+
+
 def test_decorated_method_shows_its_own_whole_signature(capsys):
     assert auto(DRAINED) == 0
     signature = "  def drain(\n      self,\n      limit: int = 2,\n  ) -> list[int]:\n"

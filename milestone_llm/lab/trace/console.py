@@ -1,7 +1,6 @@
 """Prints `StepRecord`s for people: one compact table a step, in a terminal or a plain log.
 
-Words and glyphs carry the meaning, colour only helps: a request keeps its colour from step to
-step. Rich fits the columns; which column goes when the console is narrow is decided here.
+Words and glyphs carry the meaning, colour only helps. Rich fits columns; which go is decided here.
 """
 
 from __future__ import annotations
@@ -111,9 +110,8 @@ class ConsoleSink:
             totals += f" ({1 - record.num_padding_tokens / sum(counts.values()):.0%} useful)"
         line = Text(f"── step {record.step}  {record.milestone}  ", "bold")
         line.append(totals, "not bold")
-        if line.cell_len + 2 > self.console.width:  # a rule would cut the numbers off
-            return line
-        return Rule(line, align="left", style="dim")
+        is_cut = line.cell_len + 2 > self.console.width  # by a rule, numbers too
+        return line if is_cut else Rule(line, align="left", style="dim")
 
     def _batch(self, record: StepRecord) -> RenderableType:
         """The table of rows, and what is left of them in one line."""
@@ -170,11 +168,12 @@ class ConsoleSink:
 
     def _facts(self, record: StepRecord) -> Iterator[tuple[str, str | Text | Words]]:
         """What happened in its order, and how things stand after the step."""
-        events = _together(step_events(record))
+        events, gone = _together(step_events(record)), set[str | None]()
         for (kind, reason), some in groupby(events, lambda each: (each.kind, each.reason)):
             group = list(some)
             if group[0].blocks:
-                tail = self._holders(group, record) if kind == "release" else ""
+                gone |= {each.request_id for each in group if kind == "release"}
+                tail = self._holders(group, gone, record) if kind == "release" else ""
                 yield "kv", self._blocks(group, record.kv.unit, tail)
             else:
                 tail = f": {safe(reason)}" if reason else ""
@@ -210,10 +209,9 @@ class ConsoleSink:
             count = plural(len(group), "copy")
         return Words(words, f"{group[0].kind} {count}: ", tail)
 
-    def _holders(self, group: list[StepEvent], record: StepRecord) -> str:
-        """Who still has these blocks. Those who did not compute are not in a record."""
+    def _holders(self, group: list[StepEvent], gone: set[str | None], record: StepRecord) -> str:
+        """Who still has these blocks, but for the `gone`. Who did not compute is in no record."""
         blocks = {block for each in group for block in each.blocks}
-        gone = {each.request_id for each in group}
         rows = [row for row in record.batch if blocks.intersection(row.blocks or ())]
         names = [safe(row.request_id) for row in rows if row.request_id not in gone]
         return f", still held by {' '.join(names) or 'others'}"

@@ -1,10 +1,9 @@
 """Walkthroughs: a debugger session that carries its own guide.
 
-A milestone's `guide.txt` holds the guide. Its `walkthrough.py` holds the scenario: the lines of
-Python that build an engine and let it work.
-`python -m m1_single.walkthrough` runs the scenario under a real pdb that stops at each stop in
-order; `--ask` lets one guess values first; `--auto` prints the same cards without a prompt and
-fails where the guide no longer fits.
+A milestone's `guide.txt` holds the guide, its `walkthrough.py` the scenario: lines that build an
+engine and let it work. `python -m m1_single.walkthrough` runs them under a real pdb that stops at
+each stop in order; `--ask` lets one guess values first; `--auto` prints the same cards without a
+prompt and fails where the guide no longer fits.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ import pdb
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from milestone_llm.lab.trace.text import plural
 
 from .card import CardPrinter
 from .debugger import GuidedPdb
@@ -75,5 +76,6 @@ def run_walkthrough(
         return 1
     cards.line()
     cards.heading("The end")
-    cards.line(f"{len(guide.stops)} stops, {cards.num_expected} values as expected.")
+    stops, values = plural(len(guide.stops), "stop"), plural(cards.num_expected, "value")
+    cards.line(f"{stops}, {values} as expected." if cards.num_expected else f"{stops} reached.")
     return 0
