@@ -35,16 +35,19 @@ class Proposer(Protocol):
 
 @dataclass
 class Luck:
-    """How a request's guesses have fared: each miss in a row doubles the rest that follows."""
+    """How a request's guesses have fared: from the third miss in a row on, each doubles the rest.
+
+    The first two cost none: repeats go on behind a word that differs.
+    """
 
     num_misses: int = 0
     rest: int = 0
     """Steps without guesses that are left."""
 
     def note(self, has_hit: bool) -> None:
-        """Guesses have been verified; a hit is at least one that came true."""
+        """A row with room for guesses has been computed; a hit is at least one that came true."""
         self.num_misses = 0 if has_hit else self.num_misses + 1
-        self.rest = min(2**self.num_misses, MAX_REST) - 1
+        self.rest = min(2 ** max(0, self.num_misses - 2), MAX_REST) - 1
 
 
 class Speculation:
@@ -61,7 +64,7 @@ class Speculation:
         self.kv = kv
         self.proposer = proposer or NgramProposer()
         self.num_tokens = config.num_speculative_tokens
-        self.max_rows = config.speculation_max_num_seqs
+        self.max_rows = config.num_rows_that_guess
         self._luck = WeakKeyDictionary[Request, Luck]()  # forgotten with their requests
         self._guessing: list[ScheduledRequest] = []
         """Rows with guesses of which nothing is known yet."""

@@ -1,4 +1,4 @@
-"""What M5 adds to the configuration: two switches, and over how many GPUs a model is cut."""
+"""What M5 adds to the configuration: two switches, GPUs that share a model, bits of a weight."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ class EngineConfig(m4_prefix_chunked.config.EngineConfig):
     tensor_parallel_size: int = 1
     """GPUs over which every layer is cut, a process each: start the program with
     `torchrun --standalone --nproc-per-node N`."""
+    quantization: str | None = None
+    """"int8": matrices of weights are rounded to integers of eight bits when they are loaded, with
+    a scale a row: half the memory of bfloat16. For the families of the fused decoder. None: they
+    stay as they are."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -26,3 +30,5 @@ class EngineConfig(m4_prefix_chunked.config.EngineConfig):
             raise InputError(
                 f"tensor_parallel_size must be at least 1, got {self.tensor_parallel_size}"
             )
+        if self.quantization not in (None, "int8"):
+            raise InputError(f'quantization must be "int8" or None, got {self.quantization!r}')

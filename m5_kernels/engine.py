@@ -67,8 +67,11 @@ class LLMEngine(BaseEngine):
 
         # The decoder comes first: KV memory gets what its weights leave.
         decoder: FusedDecoder | None = None
-        if ranks is not None:
-            loaded, decoder, wanted_len = load_part(model, tokenizer, config, ranks)
+        if ranks is not None or config.quantization is not None:
+            loaded, decoder, wanted_len = load_part(
+                model, tokenizer, config, ranks, config.quantization
+            )
+            config = config.on_device(decoder.embedding.device.type, fields)
         else:
             loaded = load_model(model, tokenizer, dtype=config.dtype, device=config.device)
             check_flat(loaded.model)

@@ -8,6 +8,8 @@ of which the host wants more than tokens, is launched kernel by kernel.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Callable
 
 import torch
@@ -19,6 +21,7 @@ from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
 from milestone_llm.core.request import Request, RequestStatus
 from milestone_llm.core.sampling import sample as sample_on_host
 
+from .compiled_shapes import shapes_of_all_kernels
 from .config import EngineConfig
 from .decoder.attention import AttentionMetadata
 from .decoder.decoder import FusedDecoder
@@ -47,8 +50,7 @@ class FusedRunner:
         self.kv_caches = list(zip(cache.keys, cache.values, strict=True))
         num_guess_rows = 0  # of a step with guesses: a request has a row for each
         if config.speculation:
-            num_requests = min(config.max_num_seqs, config.speculation_max_num_seqs)
-            num_guess_rows = num_requests * (1 + config.num_speculative_tokens)
+            num_guess_rows = config.num_rows_that_guess * (1 + config.num_speculative_tokens)
         num_places = max(config.max_num_seqs, num_guess_rows)
         self.state = DeviceState(
             config.max_num_seqs,
@@ -129,27 +131,20 @@ class FusedRunner:
     def compile_kernels(self) -> None:
         """Compile what steps will need, side by side. Nothing is computed, and no request is here.
 
-        Triton makes a kernel of its own for a number that is 1, or a multiple of 16, and for each
-        constant of a launch, such as the power of two above the number of rows.
+        Without memory for a step of such a shape, its kernels are compiled when they are launched.
         """
         if self.cache.device.type != "cuda":
             return
-        most = self.state.num_rows
-        sizes = sorted({n for n in (1, 2, 16, 17, 32, 64, 128, 256, most) if n <= most})
-        shapes = [(StepShape(n, n, n, 0), Needs()) for n in sizes]
-        shapes += [(StepShape(max(n, 64), n, n, n), Needs()) for n in (1, 16, 17) if n <= most]
-        shapes += [(StepShape(MAX_TOKENS + 1, 1, 1, 1), Needs())]
-        shapes += [
-            (StepShape(n, n, n, 0), Needs(filters, penalties))
-            for n in sizes[:3]
-            for filters, penalties in ((True, False), (False, True), (True, True))
-        ]
-        if self.graphs is not None and self.graphs.guess_rows:
-            shapes += [(StepShape(n, n, n, 0, has_guesses=True), Needs()) for n in (4, 17)]
+        has_guesses = self.graphs is not None and bool(self.graphs.guess_rows)
+        part, layers = copy.copy(self), self.decoder.layers_of_each_kind
+        part.decoder = self.decoder.of_layers(layers)
+        part.kv_caches = [self.kv_caches[layer] for layer in layers]
         with torch.cuda.device_of(self.decoder.embedding), compiling():
-            for shape, needs in shapes:
-                if shape.num_tokens <= len(self.metadata.input_ids):
-                    self._compute(shape, needs)
+            for shape, needs in shapes_of_all_kernels(
+                self.state.num_rows, len(self.metadata.input_ids), has_guesses
+            ):
+                with contextlib.suppress(torch.OutOfMemoryError):
+                    part._compute(shape, needs)
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:

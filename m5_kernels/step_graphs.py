@@ -11,12 +11,16 @@ tokens beyond the step have no slot: they read nothing and write nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from .sampler import Needs
+
+log = logging.getLogger(__name__)
 
 MAX_TOKENS = 3072
 """With more, the kernels take longer than Python needs to launch them: nothing is gained."""
@@ -58,9 +62,13 @@ class StepGraphs:
         sizes = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, MAX_TOKENS)
         self.mixed_tokens = [n for n in sizes if n <= max_tokens]
         self.guess_rows = [n for n in self.decode_rows if 1 < n <= max_guess_rows]
-        self.step_rows = step_rows
+        self.step_rows, self.max_tokens = step_rows, max_tokens
         self.compute = compute
-        self._graphs: dict[tuple[StepShape, Needs], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._graphs: dict[
+            tuple[StepShape, Needs], tuple[torch.cuda.CUDAGraph, torch.Tensor] | None
+        ] = {}
+        """None: memory did not hold it."""
+        self._has_warned = False
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
 
@@ -77,11 +85,15 @@ class StepGraphs:
         return StepShape(num_tokens, num_rows, num_rows, MAX_CHUNKS)
 
     def replay(self, bucket: StepShape, needs: Needs) -> torch.Tensor:
-        """Compute the step that the device has been told of; the next replay overwrites it."""
-        key = (bucket, needs)
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(*key)
-        graph, tokens = self._graphs[key]
+        """Compute the step that the device has been told of; the next replay overwrites it.
+
+        A bucket that has no graph, for want of memory, is launched kernel by kernel.
+        """
+        self._capture_missing([bucket], needs)
+        captured = self._graphs[bucket, needs]
+        if captured is None:
+            return self.compute(bucket, needs)
+        graph, tokens = captured
         graph.replay()
         return tokens
 
@@ -99,19 +111,43 @@ class StepGraphs:
         return sorted(decodes + mixed, reverse=True)
 
     def capture_all(self, needs: Needs) -> None:
-        """Capture every bucket now, the largest first: the others fit into its memory."""
-        for bucket in self.buckets:
-            if (bucket, needs) not in self._graphs:
+        """Capture every bucket now, the largest first: the others fit into its memory.
+
+        The largest step of all comes before. Torch keeps its memory, and gives none of it to a
+        capture, so that steps without a graph find theirs however many graphs there are.
+        """
+        most = len(self.step_rows)
+        with contextlib.suppress(torch.OutOfMemoryError):
+            self._compute_nothing(StepShape(self.max_tokens, most, most, MAX_CHUNKS), needs)
+        self._capture_missing(self.buckets, needs)
+
+    def _capture_missing(self, buckets: Sequence[StepShape], needs: Needs) -> None:
+        """Capture those that nobody has tried yet, and say which ones memory does not hold."""
+        left_out = []
+        for bucket in buckets:
+            if (bucket, needs) in self._graphs:
+                continue
+            try:
                 self._graphs[bucket, needs] = self._capture(bucket, needs)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._graphs[bucket, needs] = None
+                left_out.append(bucket)
+        if left_out and not self._has_warned:
+            self._has_warned = True  # or there would be a line for each kind of request
+            sizes = ", ".join(map(str, sorted({bucket.num_tokens for bucket in left_out})))
+            log.warning(
+                f"GPU memory does not hold {len(left_out)} of {len(buckets)} CUDA graphs: such "
+                f"steps, of {sizes} tokens, are launched kernel by kernel. Lower "
+                "gpu_memory_utilization or kv_cache_tokens."
+            )
 
     def _capture(
         self, bucket: StepShape, needs: Needs
     ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """Capture a step, after a run without rows that compiles its kernels. No state changes."""
-        rows = self.step_rows.clone()
-        self.step_rows.fill_(-1)
-        self.compute(bucket, needs)
-        self.step_rows.copy_(rows)
+        """Capture a step, after a run without rows that compiles and loads its kernels."""
+        self._compute_nothing(bucket, needs)
         graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         # A stream of its own: torch's default one belongs to the device that captured first. And
         # not `torch.cuda.graph`, which waits for the device and gives all spare memory back.
@@ -121,8 +157,25 @@ class StepGraphs:
             graph.capture_begin(*([self._pool] if self._pool else []))
             try:
                 tokens = self.compute(bucket, needs)
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # it knows less about the cause
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         here.wait_stream(self._stream)
         self._pool = self._pool or graph.pool()
         return graph, tokens
+
+    def _compute_nothing(self, shape: StepShape, needs: Needs) -> None:
+        """Compute a step without rows. No state changes."""
+        rows = self.step_rows.clone()
+        self.step_rows.fill_(-1)
+        try:
+            self.compute(shape, needs)
+        finally:
+            self.step_rows.copy_(rows)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Torch's allocator says so by a class of its own, the driver and Triton in words alone."""
+    return "out of memory" in str(error)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -13,7 +15,7 @@ from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.core.request import Request
 
 from .decoder.decoder import FusedDecoder
-from .kernels.guesses import REJECTED
+from .kernels.guesses import MISSING, REJECTED
 from .sampler import Sampler
 
 PromptLogprobs = list[tuple[ScheduledRequest, range, torch.Tensor]]
@@ -72,12 +74,17 @@ def fetch(
             for (place, num_wanted), row in zip(wanted.items(), column_copy.tolist(), strict=True):
                 logprobs[place] = read_logprobs(token_ids[place], row, num_wanted)
         sampled: dict[str, list[SampledToken]] = {}
+        num_missing: Counter[str] = Counter()
         for place, request in enumerate(requests):
-            if request is not None and token_ids[place] != REJECTED:
+            if request is None:
+                continue
+            if token_ids[place] == MISSING:
+                num_missing[request.request_id] += 1
+            elif token_ids[place] != REJECTED:
                 token = SampledToken(token_ids[place], logprobs.get(place))
                 sampled.setdefault(request.request_id, []).append(token)
         return {
-            name: SampledToken(own[-1].token_id, own[-1].logprobs, tuple(own[:-1]))
+            name: replace(own[-1], accepted=tuple(own[:-1]), num_missing=num_missing[name])
             for name, own in sampled.items()
         }
 

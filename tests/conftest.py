@@ -8,10 +8,13 @@ system chooses, folders of `tmp_path`.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported, so set before
@@ -21,6 +24,8 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from milestone_llm.models.checkpoint import LoadedModel
 
 IS_CI = bool(os.environ.get("CI"))
@@ -33,6 +38,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("same", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("storm", deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("storm" if os.environ.get("STORM") else "same")
+
+
+gc.disable()  # until all is imported and collected, which is no garbage
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep Python's garbage collector from looking through libraries and tests again and again."""
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` deselects by marker
@@ -66,6 +82,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def on_a_quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test prints something else because this machine is busy."""
     monkeypatch.setattr("milestone_llm.lab.threads.product_times", lambda: (1.0, 1.0))
+
+
+@pytest.fixture
+def no_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are drawn and not rendered, which takes longer than all that they show."""
+
+    def save(figure: Figure, path: Path, **options: object) -> None:
+        path.write_bytes(b"\x89PNG\r\n")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
 
 
 @pytest.fixture(scope="session")

@@ -95,6 +95,14 @@ def build(family: str, changes: dict[str, Any], device: str = "cpu") -> Any:
     return model.to(device)
 
 
+def circling(family: str, changes: dict[str, Any], device: str = "cpu") -> Any:
+    """A tiny model that looks at little but the last token, so that its texts run in circles."""
+    model = build(family, changes, device)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.data *= 0.003
+    return model
+
+
 # --- programs -------------------------------------------------------------------------------------
 
 
@@ -106,16 +114,36 @@ def families(rank: int, size: int, cases: dict[str, Any], device: str = "cpu") -
         model = build(family, changes, where)
         together = _engine(model, size, device=device, **fields)
         alone = _engine(model, 1, device=where, **fields)
-        decoder = together.decoder
+        neurons = together.decoder.layers[0].gate_up
         found[name] = {
             "together": _tokens(together),
             "alone": _tokens(alone),
             "kv_bytes": [e.stats()["kv"]["bytes_per_token"] for e in (together, alone)],
             "mlp_rows": [len(e.decoder.layers[0].gate_up) for e in (together, alone)],
-            "first_neuron": decoder.layers[0].gate_up[0, :4].tolist(),
+            "first_neuron": getattr(neurons, "integers", neurons)[0, :4].tolist(),
             "used": together.stats()["kv"]["used"],
         }
     return found
+
+
+def guesses(rank: int, size: int, device: str = "cpu") -> Any:
+    """Tokens of requests that repeat: with guesses over all ranks, and without by one."""
+    from m5_kernels import SamplingParams
+
+    where = f"cuda:{rank}" if device == "cuda" else device
+    model = circling("llama", {"vocab_size": 40}, where)
+    prompts = [[first, 2, 3, 4, 5] * 4 for first in range(4)]
+    params = [
+        SamplingParams(temperature=0.3 * (i % 2), seed=i, max_tokens=40, ignore_eos=True)
+        for i in range(4)
+    ]
+    together = _engine(model, size, device=device, speculation="ngram")
+    alone = _engine(model, 1, device=where)
+    return {
+        "together": [output.token_ids for output in together.generate(prompts, params)],
+        "alone": [output.token_ids for output in alone.generate(prompts, params)],
+        "accepted": together.stats()["spec_decode_num_accepted_tokens"],
+    }
 
 
 def random_steps(rank: int, size: int, num_steps: int, seed: int) -> Any:
@@ -124,7 +152,7 @@ def random_steps(rank: int, size: int, num_steps: int, seed: int) -> Any:
 
     rng = random.Random(seed)
     fields = {"kv_cache_tokens": 160, "policy": "priority", "speculation": "ngram"}
-    engine = _engine("tiny-llama", size, **fields)
+    engine = _engine(circling("llama", {}), size, **fields)
     digest, outputs, num_added = hashlib.sha256(), {}, 0
     beginnings = [[rng.randrange(199) for _ in range(24)] for _ in range(3)]
     engine.core.watchers.append(Digest(digest))

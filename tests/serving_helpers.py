@@ -15,12 +15,12 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import psutil
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -28,10 +28,13 @@ from transformers import PreTrainedTokenizerFast
 import forked
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
-from milestone_llm.serving import command, engine_process
+from milestone_llm.serving import bench_server, command, engine_process
 from milestone_llm.serving import connection as http_connection
 from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineRequest
 from milestone_llm.serving.engine_loop import EngineLoop
+
+if TYPE_CHECKING:
+    import openai
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}> "
@@ -93,10 +96,14 @@ class RunningServer:
 
     def client(self, key: str = "none", **options: Any) -> openai.OpenAI:
         """OpenAI's client, unmodified; it does not try again by itself."""
+        import openai  # a second, which servers do not spend
+
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, **options)
 
     def async_client(self) -> openai.AsyncOpenAI:
         """The same for asyncio."""
+        import openai
+
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
     def connect(self) -> socket.socket:
@@ -183,12 +190,13 @@ def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], str]:
 
 
 def wait_for(look: Callable[[], Any], patience: float = PATIENCE) -> Any:
-    """Look until there is something to see."""
-    end = time.monotonic() + patience
+    """Look until there is something to see: ever less often, for to look takes time, too."""
+    end, pause = time.monotonic() + patience, 0.002
     while time.monotonic() < end:
         if seen := look():
             return seen
-        time.sleep(0.005)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
     raise AssertionError(f"nothing came in {patience} s")
 
 
@@ -294,6 +302,30 @@ def _run_command(
     if prepare is not None:
         return command.serve_command(milestone, None, arguments, prepare)
     return importlib.import_module(f"{milestone}.serve").main(arguments)
+
+
+@contextlib.contextmanager
+def forked_server(words: Sequence[str]) -> Iterator[bench_server.RunningServer]:
+    """`bench_server.running_server`, without the seconds in which a fresh Python imports.
+
+    It ends with exit code 0.
+    """
+    with tempfile.NamedTemporaryFile("r") as log:
+        process = forked.process(_run_module, words, log.name)
+        process.start()
+        url = wait_for(lambda: re.search(r" at (http://\S+)\n", Path(log.name).read_text()))
+        try:
+            yield bench_server.RunningServer(url[1], process.pid)
+        finally:
+            process.terminate()
+            process.join()
+        assert process.exitcode == 0
+
+
+def _run_module(words: Sequence[str], log: str) -> None:
+    sys.stdout = open(log, "w", buffering=1)  # noqa: SIM115
+    engine_process.CONTEXT = multiprocessing.get_context("fork")
+    sys.exit(importlib.import_module(words[0]).main([*words[1:], "--port", "0"]))
 
 
 def _with_small_buffers(

@@ -61,6 +61,8 @@ def test_the_kernel_of_prompts_is_named(
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
     monkeypatch.setattr(doctor, "_version", lambda package: "1.0")
-    kernel = dict(doctor._kernels([]))["M5's prefill"]
+    rows = dict(doctor._kernels([]))
+    assert rows["KV beside 8B"] == '42.3 GiB; 49.4 with quantization="int8"'
+    kernel = rows["M5's prefill"]
     assert kernel.endswith("Triton")
     assert ("Gluon" in kernel) is has_gluon

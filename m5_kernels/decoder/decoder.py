@@ -16,6 +16,8 @@ and after down (`parallel`).
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from m5_kernels.kernels.backend import supports_pdl
+from m5_kernels.kernels.int8_weight import Int8Weight
 from m5_kernels.kernels.rms_norm import add_rms_norm, rms_norm
 from m5_kernels.kernels.rope_kv_write import rope_kv_write
 from m5_kernels.kernels.silu_mul import silu_mul
@@ -50,12 +53,14 @@ class FusedDecoder:
         device: torch.device | str,
         shard: Shard | None = None,
         max_num_seqs: int = 1,
+        quantization: str | None = None,
     ) -> None:
         """Weights are what memory holds, but for what no checkpoint fills; see `load`.
 
         config: of the whole model; `self.config` is that of this rank's part.
         cos_sin: fp32 `[max_positions, head_dim]`, as `rope_table` makes it.
         max_num_seqs: most rows of a decode step, whose all-reduces are to be quick.
+        quantization: "int8" rounds the matrices that are multiplied with; see `int8_weight`.
         """
 
         self.shard = shard or Shard()
@@ -67,9 +72,13 @@ class FusedDecoder:
         vocab_rows = self.shard.vocab_rows(c.vocab_size)
         self.cos_sin = cos_sin.to(device)
         self.embedding = torch.zeros(vocab_rows, c.hidden_size, dtype=dtype, device=device)
-        self.lm_head = self.embedding if c.is_tied else torch.zeros_like(self.embedding)
+        self.lm_head: torch.Tensor | Int8Weight = self.embedding
+        if quantization is not None:
+            self.lm_head = Int8Weight.zeros(vocab_rows, c.hidden_size, device)
+        elif not c.is_tied:
+            self.lm_head = torch.zeros_like(self.embedding)
         self.final_norm = torch.empty(c.hidden_size, dtype=dtype, device=device)
-        self.layers = [LayerWeights.empty(c, dtype, device) for _ in c.windows]
+        self.layers = [LayerWeights.empty(c, dtype, device, quantization) for _ in c.windows]
 
     @classmethod
     def from_hf(
@@ -79,6 +88,7 @@ class FusedDecoder:
         device: torch.device | str | None = None,
         max_positions: int | None = None,
         consume: bool = False,
+        quantization: str | None = None,
     ) -> FusedDecoder:
         """Take the weights of a `PreTrainedModel`, or of a folder with config and safetensors.
 
@@ -86,6 +96,7 @@ class FusedDecoder:
         max_positions: rows of the rotary table; the config's if None.
         consume: empty each parameter of the model once it is copied; it can't be used after that,
         and a model that is on `device` already needs no room there twice.
+        quantization: as the constructor takes it.
         Raises InputError for a feature or a weight that this decoder does not know, or misses.
         """
         if isinstance(model, (str, Path)):
@@ -100,7 +111,8 @@ class FusedDecoder:
             dtype, device = dtype or model.dtype, device or model.device
             weights = read_model(model, consume)
         config = DecoderConfig.from_hf(hf_config)
-        decoder = cls(config, rope_table(hf_config, max_positions), dtype, device)
+        cos_sin = rope_table(hf_config, max_positions)
+        decoder = cls(config, cos_sin, dtype, device, quantization=quantization)
         decoder.load(weights)
         return decoder
 
@@ -120,10 +132,11 @@ class FusedDecoder:
             shape = tuple(weight.get_shape() if hasattr(weight, "get_shape") else weight.shape)
             if own.shape != shape:
                 raise InputError(f"the weight {name} has shape {shape}, not {own.shape}")
-            own.target.copy_(weight[own.part])
+            own.fill(weight, self.embedding.dtype)
             missing.discard(name)
         if missing:
             raise InputError(f"{len(missing)} weights are missing, {min(missing)} among them")
+        self._round_tied_head()
 
     def _slices(self) -> dict[str, WeightSlice]:
         """Where each weight of a checkpoint goes."""
@@ -139,10 +152,33 @@ class FusedDecoder:
     def fill_randomly(self) -> None:
         """Make the weights up, to measure with: matrices small, norms 1."""
         for own in self._slices().values():
-            if len(own.shape) > 1:
+            if isinstance(own.target, Int8Weight):
+                shape, tensor = (len(own.target), own.target.in_size), self.embedding
+                own.target.round_from(tensor.new_empty(shape).normal_(std=0.02))
+            elif len(own.shape) > 1:
                 own.target.normal_(std=0.02)
             else:
                 own.target.fill_(1)
+        self._round_tied_head()
+
+    def _round_tied_head(self) -> None:
+        """An embedding is looked up, so it stays as it is; an LM head tied to it gets a copy."""
+        if self.config.is_tied and isinstance(self.lm_head, Int8Weight):
+            self.lm_head.round_from(self.embedding)
+
+    @property
+    def layers_of_each_kind(self) -> list[int]:
+        """The first layer with each window: between them they launch every kernel."""
+        windows = self.config.windows
+        return [windows.index(window) for window in dict.fromkeys(windows)]
+
+    def of_layers(self, layers: list[int]) -> FusedDecoder:
+        """The same weights, of these layers alone."""
+        part = copy.copy(self)
+        part.layers = [self.layers[layer] for layer in layers]
+        windows = tuple(self.config.windows[layer] for layer in layers)
+        part.config = dataclasses.replace(self.config, windows=windows)
+        return part
 
     @torch.inference_mode()
     def forward(

@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 
+from m5_kernels.kernels.int8_weight import Int8Weight
 from milestone_llm.core.errors import InputError
 
 from .config import DecoderConfig
 from .parallel import Shard
+
+Matrix = torch.Tensor | Int8Weight
 
 
 @dataclass(frozen=True)
@@ -24,21 +27,25 @@ class LayerWeights:
     """Weights of a layer, as `F.linear` takes them: `[output size, input size]`."""
 
     input_norm: torch.Tensor
-    qkv: torch.Tensor
+    qkv: Matrix
     qkv_bias: torch.Tensor | None
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    output: torch.Tensor
+    output: Matrix
     output_bias: torch.Tensor | None
     post_norm: torch.Tensor
-    gate_up: torch.Tensor
+    gate_up: Matrix
     gate_up_bias: torch.Tensor | None
-    down: torch.Tensor
+    down: Matrix
     down_bias: torch.Tensor | None
 
     @classmethod
     def empty(
-        cls, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str
+        cls,
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        quantization: str | None = None,
     ) -> LayerWeights:
         """Of a layer of this shape: what memory holds, and zeros in what may stay unfilled."""
         c, qkv_size = config, (config.num_q_heads + 2 * config.num_kv_heads) * config.head_dim
@@ -46,21 +53,26 @@ class LayerWeights:
         def empty(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
+        def matrix(out_size: int, in_size: int) -> Matrix:
+            if quantization is not None:
+                return Int8Weight.zeros(out_size, in_size, device)
+            return empty(out_size, in_size)
+
         def zeros_if(is_there: bool, *shape: int) -> torch.Tensor | None:
             return empty(*shape).zero_() if is_there else None
 
         return cls(
             input_norm=empty(c.hidden_size),
-            qkv=empty(qkv_size, c.hidden_size),
+            qkv=matrix(qkv_size, c.hidden_size),
             qkv_bias=zeros_if(c.has_qkv_bias, qkv_size),
             q_norm=zeros_if(c.has_qk_norm, c.head_dim),
             k_norm=zeros_if(c.has_qk_norm, c.head_dim),
-            output=empty(c.hidden_size, c.num_q_heads * c.head_dim),
+            output=matrix(c.hidden_size, c.num_q_heads * c.head_dim),
             output_bias=zeros_if(c.has_output_bias, c.hidden_size),
             post_norm=empty(c.hidden_size),
-            gate_up=empty(2 * c.intermediate_size, c.hidden_size),
+            gate_up=matrix(2 * c.intermediate_size, c.hidden_size),
             gate_up_bias=zeros_if(c.has_mlp_bias, 2 * c.intermediate_size),
-            down=empty(c.hidden_size, c.intermediate_size),
+            down=matrix(c.hidden_size, c.intermediate_size),
             down_bias=zeros_if(c.has_mlp_bias, c.hidden_size),
         )
 
@@ -69,17 +81,25 @@ class LayerWeights:
 class WeightSlice:
     """Where a weight of a checkpoint goes: the part that this rank keeps."""
 
-    target: torch.Tensor
+    target: Matrix
     shape: tuple[int, ...]
     """Of the whole weight."""
     part: tuple[slice, ...]
+
+    def fill(self, weight: Any, dtype: torch.dtype) -> None:
+        """Take this rank's part of a weight of the decoder's `dtype`, whatever it is stored in."""
+        if isinstance(self.target, Int8Weight):
+            rows, columns = self.part  # a scale is that of a whole row, so whole rows are read
+            self.target.round_from(weight[rows, :].to(dtype), columns)
+        else:
+            self.target.copy_(weight[self.part])
 
 
 def slices_of_weights(
     config: DecoderConfig,
     shard: Shard,
     embedding: torch.Tensor,
-    lm_head: torch.Tensor,
+    lm_head: Matrix,
     final_norm: torch.Tensor,
     layers: list[LayerWeights],
 ) -> dict[str, WeightSlice]:
@@ -94,7 +114,7 @@ def slices_of_weights(
     every = slice(None)
     slices: dict[str, WeightSlice] = {}
 
-    def put(name: str, target: torch.Tensor | None, shape: tuple[int, ...], *part: slice) -> None:
+    def put(name: str, target: Matrix | None, shape: tuple[int, ...], *part: slice) -> None:
         if target is not None:
             slices[name] = WeightSlice(target, shape, part)
 
@@ -126,7 +146,8 @@ def slices_of_weights(
                     put(f"{at}.self_attn.{letter}_proj.{kind}", target, shape, part, *rest)
             if gate_up is not None:
                 shape = (w.intermediate_size, *columns)
-                for letter, target in zip(("gate", "up"), gate_up.chunk(2), strict=True):
+                halves = gate_up.split([neurons.stop - neurons.start] * 2)
+                for letter, target in zip(("gate", "up"), halves, strict=True):
                     put(f"{at}.mlp.{letter}_proj.{kind}", target, shape, neurons, *rest)
         # By row. A bias belongs to the sum, not to every part of it: rank 0 adds it.
         shape = (hidden, w.num_q_heads * w.head_dim)

@@ -24,6 +24,8 @@ MAX_GUESSES = 16
 """Most guesses of a row."""
 REJECTED = -2
 """In place of a token that was sampled behind a wrong guess."""
+MISSING = -3
+"""In place of a token where there was to be a guess, and nothing was found to make it of."""
 
 
 def propose(state: RowState, row_ids: torch.Tensor, num_wanted: torch.Tensor) -> None:
@@ -110,7 +112,7 @@ def accept(
 
     Returns:
         int32 `[num_places]` each: the row at the last kept place of each row, -1 elsewhere; the
-        tokens, `REJECTED` where they are not kept.
+        tokens, `REJECTED` where they are not kept, `MISSING` where nothing was guessed.
     """
     if not runs_triton(row_ids):
         return accept_torch(state, row_ids, offsets, sampled)
@@ -154,7 +156,8 @@ def _accept_kernel(
     next_guess = tl.load(known + offset + 1, mask=has_next, other=0)
     is_last = is_kept & ~(has_next & (next_guess == own))
     tl.store(last_rows + places, tl.where(is_last, rows, -1).to(tl.int32), mask=is_there)
-    tl.store(tokens + places, tl.where(is_kept | ~mask, own, -2), mask=is_there)
+    dropped = tl.where(offset > guesses, -3, -2)
+    tl.store(tokens + places, tl.where(is_kept | ~mask, own, dropped), mask=is_there)
 
 
 def accept_torch(
@@ -179,5 +182,5 @@ def accept_torch(
                 last_rows[last] = -1
             last = place
         else:
-            tokens[place] = REJECTED
+            tokens[place] = MISSING if offset > state.num_guesses[row] else REJECTED
     return last_rows, tokens

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import torch
 
-from .backend import ceil_div, next_power_of_2, runs_triton, tl, triton
+from .backend import ceil_div, fast_log2, next_power_of_2, runs_triton, tl, triton
 
 CHUNK = 4096  # vocabulary ids a program scores
 MIN_TEMPERATURE = 1e-5  # as in engine.sampling: any smaller, and the quotient may overflow
@@ -188,11 +188,12 @@ def _rough_scores(
 @triton.jit
 def _rough_gumbel(bits):
     """-log(-log(u)) in fp32, to about 1e-5 everywhere, which the fast logarithm is not near 1."""
+    LN_2: tl.constexpr = 0.6931471805599453
     steps = (bits >> 9).to(tl.float32)
     uniform = (steps + 0.5) * 1.1920928955078125e-07
     rest = (8388607.5 - steps) * 1.1920928955078125e-07  # 1 - uniform, exactly
-    series = 1.0 + rest * (0.5 + rest * (0.33333334 + rest * (0.25 + rest * (0.2 + rest / 6))))
-    return -tl.log(tl.where(rest < 0.1, rest * series, -tl.log(uniform)))
+    series = rest * (1.0 + rest * (0.5 + rest * (0.33333334 + rest * 0.25)))
+    return -LN_2 * fast_log2(tl.where(rest < 0.03, series, -LN_2 * fast_log2(uniform)))
 
 
 @triton.jit

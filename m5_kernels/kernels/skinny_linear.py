@@ -10,9 +10,10 @@ work on a sixteenth of its tile; the library's choice for a single token is at t
 for many, which leaves most of the GPU waiting. Here nothing but loads matters: no shared memory, no
 pipeline to fill, all of a strip's loads under way at once.
 
-It saves time where steps are small, a single request above all; beyond `max_tokens` the
-library is as fast, and is called. Up to there every row is added up in the same order, however many
-there are: a token computed beside guesses gets the very bits that it would have got alone.
+It saves time where steps are small, a single request above all; beyond `max_tokens`, and for some
+shapes, `dot_linear` or the library is faster, and is called. Up to there every row is added up in
+the same order, however many there are: a token computed beside guesses gets the very bits that it
+would have got alone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ import torch
 import torch.nn.functional as F
 
 from .backend import ceil_div, launch_options, runs_triton, tl, triton, wait_for_previous
+from .dot_linear import dot_is_faster, dot_linear
+from .int8_linear import int8_linear
+from .int8_weight import Int8Weight, int8_linear_torch
 from .tiles import LinearTile, linear_tile
 
 LONG_ROW = 3072
@@ -28,29 +32,33 @@ LONG_ROW = 3072
 
 
 def max_tokens(in_size: int) -> int:
-    """Tokens up to which the library is slower; fewer where the rows of the weight are long.
-
-    On an H200, four rows of Qwen3-8B's shape took 8.1 ms a step here, 16 rows by the library 6.4.
-    """
-    return 4 if in_size <= LONG_ROW else 2
+    """Tokens up to which the library is slower; fewer where the rows of the weight are long."""
+    return 4 if in_size <= LONG_ROW else 1
 
 
 def skinny_linear(
     hidden: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | Int8Weight,
     bias: torch.Tensor | None = None,
     tile: LinearTile | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """`hidden @ weight.T + bias`, accumulated in fp32.
 
-    hidden: `[num_tokens, in_size]`, rows contiguous; weight: `[out_size, in_size]`, contiguous;
-    bias: `[out_size]` or None. Returns `[num_tokens, out_size]`.
+    hidden: `[num_tokens, in_size]`, rows contiguous; weight: `[out_size, in_size]`, contiguous, or
+    in eight bits; bias: `[out_size]` or None. Returns `[num_tokens, out_size]`.
     pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
     """
+    if isinstance(weight, Int8Weight):
+        return int8_linear(hidden, weight, bias, tile, pdl)
     num_tokens, in_size = hidden.shape
-    out_size = weight.shape[0]
-    if not runs_triton(hidden) or not 1 <= num_tokens <= max_tokens(in_size):
+    out_size, limit = len(weight), max_tokens(in_size)
+    if not runs_triton(hidden) or not num_tokens:
+        return skinny_linear_torch(hidden, weight, bias)
+    is_half = hidden.element_size() == 2
+    if is_half and tile is None and dot_is_faster(num_tokens, out_size, in_size, limit):
+        return dot_linear(hidden, weight, bias, pdl=pdl)
+    if num_tokens > limit:
         return skinny_linear_torch(hidden, weight, bias)
     tile = tile or linear_tile()
     output = hidden.new_empty(num_tokens, out_size)
@@ -133,10 +141,12 @@ def _load_part(rows, start: tl.constexpr, depth, IN_SIZE: tl.constexpr, DEPTH: t
 
 def skinny_linear_torch(
     hidden: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | Int8Weight,
     bias: torch.Tensor | None = None,
     tile: LinearTile | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """The specification of `skinny_linear`."""
+    if isinstance(weight, Int8Weight):
+        return int8_linear_torch(hidden, weight, bias)
     return F.linear(hidden, weight, bias)

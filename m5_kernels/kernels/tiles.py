@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import torch
 
+from .backend import ceil_div
+
 
 class GPU(NamedTuple):
     """What limits a tile. On AMD's GPUs shared memory is called LDS, a warp a wavefront."""
@@ -63,6 +65,25 @@ class LinearTile(NamedTuple):
     columns: int  # outputs
     depth: int  # inputs at a time
     num_warps: int
+
+
+class DotTile(NamedTuple):
+    """How a program walks a matrix product of a few rows on tensor cores."""
+
+    columns: int  # outputs
+    depth: int  # inputs at a time
+    num_warps: int
+    num_stages: int  # tiles in flight
+
+
+class Int8Tile(NamedTuple):
+    """How a program covers a matrix product with a weight in int8."""
+
+    columns: int  # outputs
+    rows: int  # tokens
+    depth: int  # inputs at a time
+    num_warps: int
+    num_stages: int
 
 
 # Tuned on: NVIDIA H200 (132 multiprocessors, 227 KiB shared memory each), torch 2.11, triton 3.6.
@@ -152,3 +173,51 @@ def fit_prefill(tile: PrefillTile, head_dim_pad: int, element_size: int, gpu: GP
 def linear_tile() -> LinearTile:
     """The tile of a matrix product with a few rows, near the best for every weight tried."""
     return LinearTile(2, 1024, 4)
+
+
+@functools.cache
+def dot_tile(out_size: int, device: torch.device) -> DotTile:
+    """The tile of a matrix product of up to 16 rows on tensor cores, of two bytes each.
+
+    Where programs are few, each has more on its way. Where they are many, two share a
+    multiprocessor, and so do the last of a product and the first of the next.
+    """
+    tile = DotTile(64, 128, 4, 4)
+    if device.type != "cuda":
+        return tile
+    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    if 2 * out_size <= num_sms * tile.columns:
+        tile = tile._replace(num_stages=6)
+    return fit_dot(tile, GPU.of(device))
+
+
+def fit_dot(tile: DotTile, gpu: GPU) -> DotTile:
+    """A tile that fits: fewer stages."""
+    stage_bytes = 2 * tile.depth * (tile.columns + 16)
+    most = (gpu.shared_bytes - SCRATCH_BYTES) // stage_bytes
+    return tile._replace(num_stages=max(1, min(tile.num_stages, most)))
+
+
+def skinny_int8_tile() -> LinearTile:
+    """The same for a weight in eight bits: more columns share what is loaded of the rows."""
+    return LinearTile(4, 1024, 2)
+
+
+def int8_tile(num_tokens: int, element_size: int) -> Int8Tile:
+    """The tile of a matrix product with a weight in eight bits, for more rows than a few."""
+    if element_size > 2:
+        return Int8Tile(32, 32, 64, 4, 2)
+    if num_tokens <= 16:
+        return Int8Tile(32, 16, 256, 2, 4)
+    return Int8Tile(32, 32, 256, 4, 4) if num_tokens <= 64 else Int8Tile(64, 64, 128, 4, 3)
+
+
+def hopper_int8_tile(num_tokens: int, out_size: int) -> Int8Tile:
+    """The tile of `hopper_int8`: the largest of which there are enough for all multiprocessors."""
+    if num_tokens <= 64:
+        return Int8Tile(64, 64, 64, 4, 4)
+    if num_tokens > 128 and ceil_div(out_size, 128) * ceil_div(num_tokens, 256) >= 96:
+        return Int8Tile(128, 256, 64, 8, 5)
+    if num_tokens <= 128 and out_size >= 96 * 128:
+        return Int8Tile(128, 128, 64, 8, 4)
+    return Int8Tile(64, 128, 64, 4, 5)

@@ -1,4 +1,8 @@
-"""What one rank needs of a model that is cut over several GPUs, and no weight more."""
+"""What one rank needs of a model that is cut over several GPUs, and no weight more.
+
+Weights are read one by one, and each goes where the decoder wants it before the next is read. So a
+model whose weights are rounded is loaded this way on one GPU, too: its checkpoint is never there.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,13 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import snapshot_download
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from m5_kernels.decoder.config import DecoderConfig, rope_table
 from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.decoder.parallel import Shard
 from m5_kernels.decoder.weights import read_model, read_safetensors
+from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.config import EngineConfig
 from milestone_llm.models.checkpoint import LoadedModel, load_model, locate, max_position
 from milestone_llm.models.pretrained import build_empty_model, has_weights
@@ -26,9 +31,13 @@ def load_part(
     model: str | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | str | None,
     config: EngineConfig,
-    ranks: Ranks,
+    ranks: Ranks | None,
+    quantization: str | None,
 ) -> tuple[LoadedModel, FusedDecoder, int]:
-    """This rank's part of a model.
+    """This rank's part of a model; without ranks, all of it.
+
+    Args:
+        quantization: as `FusedDecoder` takes it.
 
     Returns:
         Config and modules of the part, without weights; the decoder with its weights; and
@@ -37,15 +46,32 @@ def load_part(
     Raises:
         InputError: the decoder does not know the model, or it cannot be cut into such parts.
     """
-    device = None if isinstance(model, PreTrainedModel) else ranks.device
+    is_ready = isinstance(model, PreTrainedModel)
+    device = config.device if ranks is None else None if is_ready else ranks.device
     loaded = load_model(model, tokenizer, config.dtype, device, weights=False)
-    part = model_part(loaded.model, ranks.shard, ranks.device)
+    if quantization is not None:
+        check_quantization(loaded.model.config, quantization)
+    shard, device, part = Shard(), loaded.model.device, loaded.model
+    if ranks is not None:
+        shard, device = ranks.shard, ranks.device
+        part = model_part(loaded.model, shard, device)
     max_model_len = config.resolve_max_model_len(max_position(part))
     source = model if isinstance(model, str) else None
-    decoder = decoder_part(
-        loaded.model, source, ranks.shard, ranks.device, max_model_len, config.max_num_seqs
-    )
+    limits = max_model_len, config.max_num_seqs
+    decoder = decoder_part(loaded.model, source, shard, device, *limits, quantization)
     return dataclasses.replace(loaded, model=part), decoder, max_model_len
+
+
+def check_quantization(hf_config: PretrainedConfig, quantization: str) -> None:
+    """Refuse a model whose weights cannot be rounded.
+
+    Raises:
+        InputError: the decoder does not know the model, or it is quantised already.
+    """
+    try:
+        DecoderConfig.from_hf(hf_config)
+    except InputError as error:
+        raise InputError(f'quantization="{quantization}": {error}') from None
 
 
 def model_part(whole: PreTrainedModel, shard: Shard, device: torch.device) -> PreTrainedModel:
@@ -71,16 +97,17 @@ def decoder_part(
     device: torch.device,
     max_positions: int,
     max_num_seqs: int,
+    quantization: str | None,
 ) -> FusedDecoder:
     """The fused decoder with a rank's part of the weights.
 
     Args:
         whole: with its weights, or an empty model of what `source` names.
-        max_positions, max_num_seqs: as `FusedDecoder` takes them.
+        max_positions, max_num_seqs, quantization: as `FusedDecoder` takes them.
     """
     cos_sin = rope_table(whole.config, max_positions)
     config = DecoderConfig.from_hf(whole.config)
-    decoder = FusedDecoder(config, cos_sin, whole.dtype, device, shard, max_num_seqs)
+    decoder = FusedDecoder(config, cos_sin, whole.dtype, device, shard, max_num_seqs, quantization)
     if has_weights(whole):
         decoder.load(read_model(whole, consume=False))
         return decoder

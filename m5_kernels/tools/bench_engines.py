@@ -173,8 +173,7 @@ def measure_alone(
     with variant.around(engine):
         if on_gpu:
             warm_up(engine, items)
-        rounds = bench.args.rounds
-        return measure({variant.name: engine}, items, rounds, has_bar=not on_gpu)
+        return measure({variant.name: engine}, items, bench.args.rounds, has_bar=not on_gpu)
 
 
 def warm_up(engine: Any, items: Sequence[WorkItem]) -> None:
@@ -188,9 +187,8 @@ def warm_up(engine: Any, items: Sequence[WorkItem]) -> None:
 def report_limit(engine: Any, items: Sequence[WorkItem], data: dict[str, Any]) -> dict[str, Any]:
     """Print how near the main engine came to what this GPU could do at best."""
     median = data["contestants"][engine.milestone]["median"]
-    limit = RunLimit.of(engine.model, items, median["steps"])
-    num_tokens = data["workload"]["output_tokens"]
-    found = limit.beside(Ceilings.measure(), median["seconds"], num_tokens)
-    console.print()
-    console.print(limit_text(found))
+    bits = 8 if getattr(engine.config, "quantization", None) else 0
+    limit = RunLimit.of(engine.model, items, median["steps"], bits)
+    found = limit.beside(Ceilings.measure(), median["seconds"], data["workload"]["output_tokens"])
+    console.print(f"\n{limit_text(found)}")
     return found

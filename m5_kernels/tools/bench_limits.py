@@ -28,10 +28,10 @@ class RunLimit:
     prefill_flop: float
 
     @classmethod
-    def of(cls, model: Any, items: Sequence[WorkItem], num_steps: float) -> RunLimit:
-        """The limit of serving `items` in `num_steps` steps."""
-        parameters = {p.data_ptr(): p for p in model.parameters()}.values()  # tied ones once
-        num_weights = sum(p.numel() for p in parameters)
+    def of(cls, model: Any, items: Sequence[WorkItem], num_steps: float, bits: int = 0) -> RunLimit:
+        """The limit of serving `items` in `num_steps` steps. bits: of a weight; 0: the model's."""
+        tied_once = {p.data_ptr(): p.numel() for p in model.parameters()}
+        num_weights = sum(tied_once.values())
         config, kv = model.config.get_text_config(), KVShape.of(model)
         embedding = config.vocab_size * config.hidden_size
         if not config.tie_word_embeddings:  # only looked up, not read
@@ -45,7 +45,7 @@ class RunLimit:
         # The head is computed for a prompt's last token only, so this counts it as the rest.
         products = 2 * (num_weights - embedding) * sum(prompts)
         return cls(
-            weight_bytes=num_weights * model.dtype.itemsize * num_steps,
+            weight_bytes=num_weights * (bits / 8 or model.dtype.itemsize) * num_steps,
             kv_bytes=contexts * kv.bytes_per_token,
             prefill_flop=products + scores,
         )

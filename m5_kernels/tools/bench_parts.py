@@ -25,6 +25,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "pipelining": {"async_scheduling": False},
     "prefix-cache": {"enable_prefix_caching": False},
     "chunks": {"enable_chunked_prefill": False},
+    "eight-bits": {"quantization": None},
 }
 """What `--without` can switch off by a field of the configuration."""
 KERNELS: dict[str, tuple[str, Any]] = {

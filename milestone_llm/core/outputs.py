@@ -24,6 +24,7 @@ class SampledToken:
     logprobs: dict[int, Logprob] | None = None
     accepted: Sequence[SampledToken] = ()
     """Tokens before this one: guesses that have come true (from m4_prefix_chunked on)."""
+    num_missing: int = 0  # guesses that a device was to make, and found none (m5_kernels)
 
 
 @dataclass(slots=True)

@@ -32,8 +32,7 @@ class ScheduledRequest:
     """The row's request and its forks, if the row reaches the last known token; else none."""
     draft_token_ids: list[int] = field(default_factory=list)
     """Guesses at the tokens behind the known ones (from m4_prefix_chunked on)."""
-    num_accepted: int | None = None
-    """How many of them have come true; None while that is not known."""
+    num_accepted: int | None = None  # how many of them have come true; None: not known yet
 
     def __post_init__(self) -> None:
         is_last = not self.is_padding and self.end == self.request.num_tokens

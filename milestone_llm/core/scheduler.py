@@ -111,7 +111,7 @@ class BaseScheduler(ABC):
                 row.is_padding = True
                 plan.num_padding_tokens += row.num_new_tokens
             if row.samples and row.phase == "decode" and not row.is_padding:
-                self._correct(plan, row, len(sampled[row.request.request_id].accepted))
+                self._correct(plan, row, sampled[row.request.request_id])
             for request in row.sampling_requests:
                 if not request.is_finished:
                     outputs.append(self._append(request, sampled[request.request_id]))
@@ -129,14 +129,14 @@ class BaseScheduler(ABC):
         logprobs = request.logprobs[num_before - request.num_prompt_tokens :]
         return EngineCoreOutput(request.request_id, new_ids, logprobs, request.finish_reason)
 
-    def _correct(self, plan: StepPlan, row: ScheduledRequest, num_accepted: int) -> None:
-        """Wrong guesses were computed in vain, and what was launched meanwhile began sooner.
-
-        Done before tokens are appended, so that nobody takes the KV of guesses for theirs.
-        """
+    def _correct(self, plan: StepPlan, row: ScheduledRequest, sampled: SampledToken) -> None:
+        """Wrong guesses were computed in vain, and what was launched meanwhile began sooner. Done
+        before tokens are appended, so that nobody takes the KV of guesses for theirs."""
         request, num_guesses = row.request, len(row.draft_token_ids)
         row.start = min(row.start, len(request.token_ids) + num_guesses - row.num_new_tokens)
-        row.num_accepted, num_rejected = num_accepted, num_guesses - num_accepted
+        row.num_accepted = len(sampled.accepted)
+        num_rejected = num_guesses - row.num_accepted
+        row.draft_token_ids = row.draft_token_ids[: num_guesses - sampled.num_missing]
         row.num_new_tokens -= num_rejected
         plan.num_padding_tokens += num_rejected
         request.num_in_flight -= num_rejected

@@ -8,7 +8,6 @@ caller that added it: a call of `generate` or `stream`, or `step`.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from milestone_llm.models.kv_shape import kv_bytes_per_token
 
 from .config import EngineConfig
 from .exclusive import Exclusive
+from .garbage import garbage_frozen
 from .guarded_core import GuardedCore
 from .input_processor import InputProcessor
 from .inputs import Prompt, Prompts, check_request_id
@@ -30,6 +30,7 @@ from .output_processor import OutputProcessor, RequestState
 from .output_queue import OutputQueue
 from .outputs import RequestOutput
 from .stats import engine_stats
+from .warm_up import compute_unnoticed
 from .watching import StepWatcher
 
 
@@ -97,11 +98,6 @@ class BaseEngine:
         """Unfinished requests by id, without further completions."""
         return {name: state.request for name, state in self.output_processor.states.items()}
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """Counts of steps, rows and tokens since the engine was built: `stats` without a search."""
-        return self.core.counts
-
     # -- offline use -------------------------------------------------------------------------
 
     def generate(
@@ -126,12 +122,9 @@ class BaseEngine:
         """
         states: list[RequestState] = []
         queue = OutputQueue(wants_all=False)
-        try:
-            gc.freeze()  # or Python looks through torch and the model for garbage: 0.2 s each time
+        with garbage_frozen():
             for _ in self._start(prompts, sampling_params, chat, queue, states):
                 pass
-        finally:
-            gc.unfreeze()
         return [state.snapshot() for state in states]
 
     def stream(
@@ -294,20 +287,8 @@ class BaseEngine:
         """
         if num_requests := len(self.output_processor.states):
             raise RuntimeError(f"warm_up is for the start; there are {num_requests} requests")
-        counts, watchers = dict(self.core.counts), self.core.watchers
-        num_arrivals = self.input_processor.num_arrivals
-        self.core.watchers = []
-        try:
-            prompt = [0] * min(2, self.max_model_len - 1)
-            # With prompt_logprobs it asks nothing of a prefix cache, which counts its queries.
-            params = SamplingParams(max_tokens=2, ignore_eos=True, prompt_logprobs=0)
-            for size in self.warm_up_sizes:
-                self.generate([prompt] * min(size, self.config.max_num_seqs), params)
-        finally:
-            self.core.watchers = watchers
-            self.core.counts.update(counts)
-            self.scheduler.watermark = 0
-            self.input_processor.num_arrivals = num_arrivals  # seeds depend on it
+        sizes = [min(size, self.config.max_num_seqs) for size in self.warm_up_sizes]
+        compute_unnoticed(self.core, self.input_processor, self.generate, sizes)
 
     def stats(self) -> dict[str, Any]:
         """Counts since the engine was built, and the state of queues and KV memory now."""

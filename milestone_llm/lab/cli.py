@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import bdb
 import contextlib
-import gc
 import io
 import json
 import math
@@ -25,6 +24,7 @@ from typing import Any
 from rich.console import Console
 
 from milestone_llm.core.errors import InputError
+from milestone_llm.frontend.garbage import nothing_collected
 
 from .threads import let_waiting_threads_sleep
 
@@ -210,7 +210,8 @@ def model_libraries(num_threads: int | None) -> Iterator[None]:
         num_threads: CPU threads, no more than cores; None leaves them to torch.
     """
     let_waiting_threads_sleep()
-    from milestone_llm.models.pretrained import quiet_transformers
+    with nothing_collected():
+        from milestone_llm.models.pretrained import quiet_transformers
 
     if num_threads:
         os.environ["OMP_NUM_THREADS"] = str(num_threads)  # chosen, and to be kept
@@ -264,13 +265,3 @@ def _sigterm_raised() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def freeze_garbage() -> None:
-    """Exclude the objects that exist now from garbage collection: libraries, model, engine.
-
-    It would look through all of that now and then, which stops a fast engine for some 0.2 s. It
-    concerns the whole process, so programs do it; an engine, only while `generate` runs.
-    """
-    gc.collect()
-    gc.freeze()

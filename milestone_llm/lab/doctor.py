@@ -96,6 +96,9 @@ def _kernels(advice: list[str]) -> Iterator[tuple[str, str]]:
     else:
         free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
         yield "GPU", f"{torch.cuda.get_device_name()}, {free:.1f} of {total:.1f} GiB free"
+        rest = free - total / 10 - 15.3  # which is an 8B model in bfloat16; in int8 it takes 8.2
+        kv = f'{max(0, rest):.1f} GiB; {max(0, rest + 7.1):.1f} with quantization="int8"'
+        yield "KV beside 8B", kv
         is_hopper = torch.version.hip is None and torch.cuda.get_device_capability() == (9, 0)
         large = "Gluon in bf16 and fp16 steps of more than 3,072 tokens, else " * is_hopper
         yield "M5's prefill", f"{large}Triton"

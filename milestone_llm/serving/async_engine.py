@@ -203,7 +203,7 @@ class AsyncEngine:
     def _take_messages(self) -> None:
         waited_since: dict[ApiRequest, float] = {}
         outputs: list[EngineCoreOutput] = []
-        while self._messages:
+        for _ in range(len(self._messages)):  # more may come as fast as they are taken
             message = self._messages.popleft()
             self._note_facts(message)
             for output in message.outputs():

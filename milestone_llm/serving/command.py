@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from milestone_llm.core.errors import InputError
+from milestone_llm.frontend.garbage import freeze_garbage
 from milestone_llm.lab.cli import (
     Formatter,
     add_options,
@@ -26,7 +27,6 @@ from milestone_llm.lab.cli import (
     config_fields,
     console,
     ended_in_one_line,
-    freeze_garbage,
     log_console,
     model_libraries,
     positive,

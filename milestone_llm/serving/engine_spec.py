@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from milestone_llm.lab.cli import freeze_garbage
+from milestone_llm.frontend.garbage import freeze_garbage, nothing_collected
 from milestone_llm.lab.trace.tracer import Tracer
 
 if TYPE_CHECKING:
@@ -34,12 +34,13 @@ class EngineSpec:
         Raises:
             InputError: there is no such model, or the fields do not go together.
         """
-        engine: BaseEngine = importlib.import_module(self.milestone).LLMEngine(
-            self.model, **self.fields
-        )
-        if self.prepare is not None:
-            self.prepare(engine)
-        engine.warm_up()
+        with nothing_collected():
+            engine: BaseEngine = importlib.import_module(self.milestone).LLMEngine(
+                self.model, **self.fields
+            )
+            if self.prepare is not None:
+                self.prepare(engine)
+            engine.warm_up()
         if isinstance(engine.tracer, Tracer):
             engine.tracer.keeps_records = False  # a server runs for long
         freeze_garbage()

@@ -45,6 +45,7 @@ def test_demo_shows_steps_text_summary_and_picture(
     assert not captured.err.strip(), "no noise"
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_own_prompts_and_lengths(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     arguments = ["--prompts", "two words", "[bold]one[/]", "--max-tokens", "3", "--trace"]
@@ -55,6 +56,7 @@ def test_own_prompts_and_lengths(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert "1 token in, 3 out, ended by length" in out
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_seed_decides_sampled_tokens(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     def sampled(seed: str) -> str:
         arguments = ["--temperature", "1", "--seed", seed, "--max-tokens", "8"]
@@ -65,6 +67,7 @@ def test_seed_decides_sampled_tokens(capsys: pytest.CaptureFixture[str], tmp_pat
     assert sampled("1") == sampled("1") != sampled("2")
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_trace_on_the_console_shows_every_step_once(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -261,6 +261,18 @@ def test_chunks_of_a_prompt_are_told_apart_and_say_how_many_tokens_they_have() -
     assert [gap[0][0] for gap in gaps] == [0.5, 1.5]
 
 
+def test_guesses_have_their_share_of_a_row_and_wrong_ones_are_waste() -> None:
+    records = [record(0, rows={"r0": "decode"}), record(1, rows={"r0": "padding"})]
+    for one in records:  # of a request that has ended, a row is waste as a whole
+        (row,) = one.batch
+        one.batch[0] = dataclasses.replace(row, num_draft_tokens=3, num_accepted_tokens=1)
+    axes = Figure().subplots()
+    draw_requests(axes, records, step_extents(records, "step"), ["r0"])
+    bars = {bars.get_label(): [bar.get_bbox().bounds for bar in bars] for bars in axes.containers}
+    assert bars["wrong guesses (waste)"] == [pytest.approx((-0.5, -0.4, 1, 0.4))]
+    assert bars["right guesses"] == [pytest.approx((-0.5, 0, 1, 0.2))]
+
+
 def test_the_same_trace_gives_the_same_svg(tmp_path: Path) -> None:
     trace = traced(m2_batching, CLASSIC)
     pictures = [

@@ -45,6 +45,7 @@ def test_a_request_waits_for_a_row_and_joins_mid_flight(demo: Any) -> None:
     assert steps == ["steps", "150", "100"], "in the static batch r2 waits for r1, too"
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_batch_falls_from_three_to_two_to_one(demo: Any) -> None:
     out, trace = demo("--max-num-seqs", "8")
     sizes = [len(record["batch"]) for record in trace]
@@ -57,12 +58,14 @@ def test_batch_falls_from_three_to_two_to_one(demo: Any) -> None:
     assert share.split()[-2] != "100.0%"
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_newcomer_joins_mid_flight(demo: Any) -> None:
     _, trace = demo("--arrivals", "0,0,3", *THREE_ROWS, *SHORT)
     assert [record["step"] for record in trace if "r2" in record["admitted"]] == [3]
     assert {row["phase"] for row in trace[3]["batch"]} == {"decode", "prefill"}
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_random_arrivals(demo: Any) -> None:
     out, trace = demo("--rate", "500", *SHORT)
     assert sorted(name for record in trace for name in record["admitted"]) == ["r0", "r1", "r2"]
@@ -76,6 +79,7 @@ def admissions(trace: list[dict[str, Any]]) -> list[int]:
     ]
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_priority_serves_the_most_urgent_first(demo: Any) -> None:
     prompts = ["--prompts", "one", "one two", "one two three"]
     one_row = ["--max-num-seqs", "1", "--no-static", *SHORT, *prompts]
@@ -87,6 +91,7 @@ def test_priority_serves_the_most_urgent_first(demo: Any) -> None:
     assert "changes nothing without --policy" in demo(*SHORT, "--priorities", "2,0,1")[0]
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_step_budgets_are_compared(demo: Any) -> None:
     out, trace = demo("--max-num-batched-tokens", "32,2048", *THREE_ROWS, *SHORT)
     assert "budget 32" in out

@@ -15,17 +15,6 @@ PNG = b"\x89PNG\r\n"
 
 
 @pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes longer than serving: one test that looks at the pictures is enough."""
-
-    def draw(traces: Any, *labels_and_path: Any, by: str = "step") -> None:
-        Path(labels_and_path[-1]).write_bytes(PNG)
-
-    monkeypatch.setattr("milestone_llm.lab.demo.show.draw_timeline", draw)
-    monkeypatch.setattr("milestone_llm.lab.plots.kvmap.draw_kvmap", draw)
-
-
-@pytest.fixture
 def demo(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
     """Runs the demo with options; returns what it printed and its trace."""
 
@@ -71,7 +60,7 @@ def test_preemption_and_resumption_happen_on_screen(demo: Any) -> None:
     assert cells[13:] == ["-", "-"]
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_pixels")
 def test_swap_gives_the_tokens_of_a_pool_with_room(demo: Any) -> None:
     roomy, trace = demo("--kv-cache-tokens", "4096")
     assert not any(record["preempted"] for record in trace)
@@ -85,7 +74,7 @@ def test_swap_gives_the_tokens_of_a_pool_with_room(demo: Any) -> None:
     assert answers[0] == answers[1]
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_pixels")
 def test_completions_share_blocks_and_copy_on_write(demo: Any) -> None:
     out, trace = demo("--n", "3")
     copies = [e for record in trace for e in record["events"] if e["type"] == "copy_on_write"]
@@ -96,7 +85,7 @@ def test_completions_share_blocks_and_copy_on_write(demo: Any) -> None:
     assert all(name in answers for name in ("r0/1", "r0/2", "r1/1", "r2/2"))
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_pixels")
 def test_full_prompt_blocks_stay_shared(demo: Any) -> None:
     out, _ = demo("--n", "2", "--block-size", "2", "--max-tokens", "9")
     assert "by r0 r0/1" in out
@@ -104,14 +93,14 @@ def test_full_prompt_blocks_stay_shared(demo: Any) -> None:
     assert "r0+1" in out
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_pixels")
 def test_own_prompts_and_lengths(demo: Any) -> None:
     out, trace = demo("--prompts", "one two three", "four five", "--max-tokens", "7")
     assert "3 token ids" in out
     assert sum(len(record["admitted"]) for record in trace) == 2
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_pixels")
 def test_console_trace_leaves_only_the_maps(
     demo: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
 ) -> None:

@@ -187,8 +187,14 @@ def test_empty_pool() -> None:
 # --- the picture ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [storm, forks, lambda: trace(m2_batching)])
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
+@pytest.mark.parametrize(
+    ("make", "suffix"),
+    [
+        (storm, ".png"),
+        (forks, ".svg"),
+        (lambda: trace(m2_batching), ".png"),
+    ],
+)
 def test_every_kind_of_trace_gives_a_picture(make: Any, suffix: str, tmp_path: Path) -> None:
     path = draw_kvmap(make(), tmp_path / "deep" / f"map{suffix}")
     assert path.read_bytes().startswith(PNG if suffix == ".png" else b"<?xml")

@@ -67,6 +67,7 @@ def test_the_first_request_pays_and_the_others_hit(demo: Any) -> None:
     assert "cached and not cached gave the same tokens." in out
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_a_request_that_repeats_guesses(demo: Any) -> None:
     out, trace = demo("--part", "3", "--max-tokens", "8")
     guessed = column(out, "What guesses brought", "guessed", "r")
@@ -75,6 +76,7 @@ def test_a_request_that_repeats_guesses(demo: Any) -> None:
     assert "guesses and no guesses gave the same tokens." in out
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_the_tree_shows_holders_and_what_is_free_but_cached(demo: Any) -> None:
     out, _ = demo("--part", "1")
     tree = out[out.index("The prefix cache after step 28") :].splitlines()
@@ -85,18 +87,21 @@ def test_the_tree_shows_holders_and_what_is_free_but_cached(demo: Any) -> None:
     assert any("refs 1: r2" in line for line in tree)
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_all_at_once_still_only_one_pays(demo: Any) -> None:
     out, trace = demo("--part", "1", "--spacing", "0", "--max-tokens", "2")
     assert column(out, "Requests, times in ms", "saved", "r") == ["-", *["384"] * 7]
     assert len(trace[0]["admitted"]) == 8
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_blocks_that_nothing_fills_are_not_shared(demo: Any) -> None:
     out, _ = demo("--part", "1", "--block-size", "512", "--max-tokens", "2")
     assert "saved" not in out[out.index("Requests, times in ms") : out.index("Answers")]
     assert "prefix cache: 0 of 8 requests hit" in " ".join(out.split())
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_a_long_prompt_stalls_decodes_only_under_prefill_first(demo: Any) -> None:
     out, trace = demo("--part", "2")
     assert column(out, "The 4 running requests", "p99", "mixed")
@@ -116,6 +121,7 @@ def test_a_long_prompt_stalls_decodes_only_under_prefill_first(demo: Any) -> Non
     assert "64 prefill tokens" in lines[1]
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_own_questions_and_bad_options(demo: Any, capsys: pytest.CaptureFixture[str]) -> None:
     own = ["--prompts", "one", "two three", "--system-prompt", "a b c " * 20]
     out, _ = demo("--part", "1", "--max-tokens", "2", *own)

@@ -6,6 +6,7 @@ accepted whole, in part and not at all in everything that a request may ask for.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import random
@@ -378,7 +379,7 @@ def test_whose_guesses_fail_rests_longer_each_time():
     made.add(request_of("a", [1], 200))
     lengths = [row_lengths(made)[0] for _ in range(150)]
     steps = [step for step, length in enumerate(lengths) if length > 1]
-    assert steps == [1, 3, 7, 15, 31, 63, 95, 127]
+    assert steps == [1, 2, 3, 5, 9, 17, 33, 65, 97, 129]
 
 
 def test_wrong_guesses_count_as_computed_in_vain():
@@ -399,6 +400,21 @@ def test_a_place_without_a_token_ends_the_request_behind_what_was_accepted():
     request = Request("r", [3], SamplingParams(temperature=0))
     token = sample(logits, [request] * 2, [[], [5]])["r"]
     assert (token.token_id, [each.token_id for each in token.accepted]) == (-1, [5])
+
+
+def test_as_many_rows_guess_as_leave_arithmetic_idle_unless_a_number_is_given():
+    config = m4_prefix_chunked.EngineConfig(max_num_seqs=100)
+    assert config.on_device("cuda", ("max_num_seqs",)).num_rows_that_guess == 32
+    seven = dataclasses.replace(config, num_speculative_tokens=7)
+    assert seven.on_device("cuda", ("max_num_seqs",)).num_rows_that_guess == 16
+    assert config.on_device("cpu", ()).num_rows_that_guess == 4
+    given = dataclasses.replace(config, speculation_max_num_seqs=60)
+    assert given.on_device("cpu", ()).num_rows_that_guess == 60
+    engine = spec_engine(oracle=Same(), trace="memory", max_num_seqs=6)
+    engine.generate(random_prompts([3] * 6), [greedy(length) for length in (4, 5, 6, 12, 13, 14)])
+    for record in engine.tracer.records:
+        assert len(record.batch) <= 4 or not any(row.num_draft_tokens for row in record.batch)
+    assert engine.stats()["spec_decode_num_drafts"] > 0
 
 
 @pytest.mark.parametrize(

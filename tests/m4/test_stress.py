@@ -45,6 +45,7 @@ def stress(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
     return run
 
 
+@pytest.mark.usefixtures("no_pixels")
 @pytest.mark.parametrize(
     "options",
     [
@@ -77,10 +78,8 @@ def test_it_runs_over_m5_as_well(stress: Any) -> None:
     assert report["blocks lost"] == "0"
 
 
-def test_a_seed_gives_the_same_traffic_again(stress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = "m4_prefix_chunked.tools.stress.write_picture"  # takes longer than the run
-    monkeypatch.setattr(draw, lambda path, what, figure: path.write_bytes(PNG))
-
+@pytest.mark.usefixtures("no_pixels")
+def test_a_seed_gives_the_same_traffic_again(stress: Any) -> None:
     def counts(*arguments: str) -> list[str]:
         _, report = stress("--requests", "12", *arguments)
         tokens, steps = re.findall(r"([\d,]+ tokens) in .* s, (\d+ steps)", report["throughput"])[0]
@@ -91,6 +90,7 @@ def test_a_seed_gives_the_same_traffic_again(stress: Any, monkeypatch: pytest.Mo
     assert counts("--seed", "4") != first
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_a_lost_block_is_found_at_the_end(stress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     free, calls = CachingBlockPool.free, []
 
@@ -105,6 +105,7 @@ def test_a_lost_block_is_found_at_the_end(stress: Any, monkeypatch: pytest.Monke
     assert report["blocks lost"] == "1"
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_a_broken_invariant_is_told_with_its_step(
     stress: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_broken_invariant_is_told_with_its_step(
     assert re.search(r"step \d+: block \d+", report["BROKEN"])
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_an_output_that_is_too_short_is_told(stress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CompletionOutput, "token_ids", [])
     status, report = stress()

@@ -53,6 +53,13 @@ def test_parts_can_be_switched_off_alone_and_together(bench: Any) -> None:
     assert "On a CPU there are no graphs" in out
 
 
+def test_eight_bits_are_measured_beside_the_weights_as_they_were(bench: Any) -> None:
+    _, _, data, _ = bench("--set", "quantization=int8", "--without", "eight-bits")
+    assert list(data["contestants"]) == ["m5_kernels", "- eight-bits"]
+    assert data["engine"]["quantization"] == "int8"
+    assert data["engines"]["m5_kernels"]["quantization"] == "int8"
+
+
 def test_switched_off_kernels_come_back() -> None:
     before = decoder.add_rms_norm, decoder.rope_kv_write, decoder.silu_mul, decoder.skinny_linear
     with switched_off(KERNELS):

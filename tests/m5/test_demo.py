@@ -40,6 +40,7 @@ def test_m4_and_m5_take_the_same_steps_to_the_same_tokens(demo: Any) -> None:
     assert "torch twins" in out or "Triton kernels" in out
 
 
+@pytest.mark.usefixtures("no_pixels")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="M5 is not slow there")
 def test_on_a_cpu_the_demo_and_its_page_say_that_m5_is_slow(capsys: Any, tmp_path: Path) -> None:
     page = tmp_path / "m5.html"
@@ -49,11 +50,13 @@ def test_on_a_cpu_the_demo_and_its_page_say_that_m5_is_slow(capsys: Any, tmp_pat
     assert "M5, slow on a CPU: torch twins of its kernels" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_eager_steps_give_the_same_tokens(demo: Any) -> None:
     out, _ = demo("--enforce-eager", *SHORT)
     assert "M4 and M5 gave the same tokens" in out
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_a_family_without_fused_decoder_says_so(demo: Any) -> None:
     out, _ = demo(*SHORT, model="tiny-gpt2")
     assert "there is no fused decoder for gpt2" in out

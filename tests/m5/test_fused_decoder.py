@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from eight_bits import rounded, with_biases
 from transformers import AutoConfig
 
 from m5_kernels.decoder import decoder as decoder_file
@@ -87,9 +88,11 @@ def step(decoder, caches, tables, computed, chunks):
     return dict(zip(order, logits.cpu().split(lens), strict=True))
 
 
-def logits_of_steps(model, ids, device):
+def logits_of_steps(model, ids, device, quantization=None):
     """Logits of two sequences, computed in steps of every kind: prefill, chunks, decode, mixed."""
-    decoder = FusedDecoder.from_hf(model, max_positions=64, device=device)
+    decoder = FusedDecoder.from_hf(
+        model, max_positions=64, device=device, quantization=quantization
+    )
     caches = decoder.allocate_caches(40, BLOCK_SIZE)
     tables = torch.randperm(40).int()[:30].view(2, 15)
     computed, seen = [0, 0], [[], []]
@@ -143,6 +146,33 @@ def test_in_bf16_logits_are_as_near_the_exact_ones_as_those_of_hugging_face(
         reference = exact[seq][: len(logits)]
         error = relative_error(logits, reference)
         assert error < 1.5 * relative_error(theirs[seq][: len(logits)], reference)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.inference_mode()
+def test_in_eight_bits_logits_are_those_of_scale_times_integers(variant: str, device: str) -> None:
+    family, overrides = VARIANTS[variant]
+    model = with_biases(family, **overrides)
+    ids = torch.randint(3, 199, (2, 40))
+    expected, plain = hf_logits(rounded(model), ids), hf_logits(model, ids)
+    for seq, logits in enumerate(logits_of_steps(model, ids, device, quantization="int8")):
+        wanted = expected[seq][: len(logits)]
+        torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
+        assert relative_error(plain[seq][: len(logits)], wanted) > 1e-3  # which rounding changed
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@torch.inference_mode()
+def test_eight_bits_in_bf16_are_as_near_as_their_values_in_bf16(device: str) -> None:
+    model = with_biases("qwen3").bfloat16()
+    ids = torch.randint(3, 199, (2, 40))
+    exact = hf_logits(rounded(copy.deepcopy(model).float()), ids)
+    weights_in_bf16 = hf_logits(rounded(copy.deepcopy(model).float()).bfloat16().to(device), ids)
+    for seq, logits in enumerate(logits_of_steps(model, ids, device, quantization="int8")):
+        reference = exact[seq][: len(logits)]
+        theirs = relative_error(weights_in_bf16[seq][: len(logits)].cpu(), reference)
+        assert relative_error(logits, reference) < 1.5 * theirs
 
 
 @pytest.mark.gpu

@@ -34,6 +34,7 @@ CASES: dict[str, Any] = {
     "qwen3, tied": ("qwen3", {"tie_word_embeddings": True, "vocab_size": 200}, {}),
     "qwen3, swapping": ("qwen3", {}, {"preemption": "swap"}),
     "mistral": ("mistral", {}, {}),
+    "llama in eight bits": ("llama", {"mlp_bias": True}, {"quantization": "int8"}),
 }
 
 
@@ -238,6 +239,15 @@ def test_two_gpus_give_the_tokens_of_one(tmp_path, enforce_eager):
     for case in CASES:
         for each in found:
             assert each[case]["together"] == each[case]["alone"], case
+
+
+@pytest.mark.gpu
+@needs_two_gpus
+def test_two_gpus_guess_together(tmp_path):
+    """In fp32, three guesses a row."""
+    for found in Started("guesses", 2, tmp_path, device="cuda").results():
+        assert found["together"] == found["alone"]
+        assert found["accepted"] > 10
 
 
 @pytest.mark.gpu

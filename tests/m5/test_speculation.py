@@ -15,7 +15,9 @@ import pytest
 import m5_kernels
 from engine_helpers import assert_empty, greedy, make_engine, random_prompts
 from m1_single import RequestOutput, SamplingParams
+from m4_prefix_chunked.ngram import NgramProposer
 from m5_kernels.hf_runner import HFRunner
+from milestone_llm.core.request import Request
 from milestone_llm.models.tiny_models import build_tiny_model
 
 VOCAB = 40
@@ -102,9 +104,21 @@ def test_a_request_that_repeats_takes_fewer_steps_though_none_waits_for_tokens()
     starts = [record.batch[0].start for record in records]
     assert starts == [0, *ends[:-1]]
     assert made.stats()["recomputed_tokens"] == 0
-    assert made.stats()["padding_tokens"] == sum(
-        row.num_draft_tokens - row.num_accepted_tokens for r in records for row in r.batch
-    )
+
+
+def test_a_row_for_which_nothing_was_found_has_not_guessed():
+    """The host asks for guesses without knowing the tokens, and learns later whether there were."""
+    prompt = [1, 2, 3, 4, 5, 6, 7]
+    made = engine(speculation="ngram", trace="memory")
+    tokens = prompt + made.generate(prompt, greedy(40))[0].token_ids
+    rows = [record.batch[0] for record in made.tracer.records]
+    for row in rows[1:]:
+        known = Request("r", tokens[: row.start + 1], greedy(1))
+        assert not row.num_draft_tokens or NgramProposer().propose(known, 3)
+    stats = made.stats()
+    assert stats["spec_decode_num_drafts"] == sum(row.num_draft_tokens > 0 for row in rows)
+    num_wrong = sum(row.num_draft_tokens - row.num_accepted_tokens for row in rows)
+    assert stats["padding_tokens"] > num_wrong > 0  # places that stayed empty, too
 
 
 def test_a_request_aborted_while_guesses_are_under_way_leaves_no_block_behind():

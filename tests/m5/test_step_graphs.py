@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,20 +24,33 @@ from m5_kernels.step_graphs import MAX_CHUNKS, MAX_TOKENS, StepGraphs, StepShape
 
 
 class RecomputedGraphs(StepGraphs):
-    """No graphs: a replay computes the step, in buffers that hold nonsense."""
+    """No graphs: a replay computes the step, in buffers that hold nonsense.
 
-    def __init__(self, runner: Any) -> None:
+    Args:
+        capacity: how many graphs memory holds.
+    """
+
+    def __init__(self, runner: Any, capacity: int = 1000) -> None:
         state, max_tokens = runner.state, len(runner.metadata.input_ids)
         super().__init__(state.step_rows, max_tokens, runner._compute, state.num_places)
-        self.metadata = runner.metadata
+        self.metadata, self.capacity = runner.metadata, capacity
+        self.tried: list[tuple[StepShape, Needs]] = []
         self.replayed: list[StepShape] = []
 
-    def replay(self, bucket: StepShape, needs: Needs) -> torch.Tensor:
-        self.replayed.append(bucket)
-        for field in fields(self.metadata):
-            if field.name != "block_table":
-                getattr(self.metadata, field.name).fill_(2**20)
-        return self.compute(bucket, needs)
+    def _capture(self, bucket: StepShape, needs: Needs) -> Any:
+        self.tried.append((bucket, needs))
+        if len(self.tried) > self.capacity:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+        tokens = torch.zeros(bucket.num_rows, dtype=torch.int32)
+
+        def replay() -> None:
+            self.replayed.append(bucket)
+            for field in fields(self.metadata):
+                if field.name != "block_table":
+                    getattr(self.metadata, field.name).fill_(2**20)
+            tokens.set_(self.compute(bucket, needs))  # those of the step before are being read
+
+        return SimpleNamespace(replay=replay), tokens
 
 
 @pytest.fixture
@@ -96,6 +110,75 @@ def test_padded_steps_with_guesses_give_the_tokens_of_m4(nonsense_beside_attenti
     )
     assert got == wanted
     assert StepShape(12, 12, 12, 0, has_guesses=True) in graphs.replayed
+
+
+@pytest.mark.parametrize("is_warm", [True, False])
+def test_steps_whose_graphs_memory_does_not_hold_are_launched_as_they_are(is_warm, caplog):
+    fields: dict[str, Any] = {"max_num_seqs": 5, "max_model_len": 80, "max_num_batched_tokens": 70}
+    fields |= {"kv_cache_tokens": 320, "long_prefill_token_threshold": 24}
+    engine = make_engine(m5_kernels, tiny_model(), **fields)
+    engine.runner.graphs = graphs = RecomputedGraphs(engine.runner, capacity=2)
+    if is_warm:
+        engine.runner.capture_graphs()
+    assert tokens_of(engine, 0) == tokens_of(
+        make_engine(m4_prefix_chunked, tiny_model(), **fields), 0
+    )
+    (line,) = caplog.messages
+    assert ("steps, of 1, 2, 4, 5 tokens" in line) == is_warm
+    assert "Lower gpu_memory_utilization" in line
+    assert graphs.replayed  # by those that are there
+    assert len(graphs.tried) > 2
+    assert len(graphs.tried) == len(set(graphs.tried))  # none is tried twice
+
+
+def test_a_step_for_which_there_is_no_memory_leaves_the_rows_as_they_were():
+    def compute(shape: StepShape, needs: Needs) -> torch.Tensor:
+        assert torch.equal(step_rows, torch.tensor([-1, -1, -1]))
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    step_rows = torch.tensor([2, 0, 1])
+    graphs = StepGraphs(step_rows, 70, compute)
+    graphs._graphs = dict.fromkeys((bucket, Needs()) for bucket in graphs.buckets)
+    graphs.capture_all(Needs())
+    assert torch.equal(step_rows, torch.tensor([2, 0, 1]))
+
+
+def test_what_else_a_capture_raises_is_no_want_of_memory(monkeypatch):
+    def capture(bucket: StepShape, needs: Needs) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    graphs = graphs_for(3, 70)
+    monkeypatch.setattr(graphs, "_capture", capture)
+    with pytest.raises(RuntimeError, match="illegal"):
+        graphs.capture_all(Needs())
+
+
+@pytest.mark.gpu
+def test_graphs_take_no_memory_from_steps_without_one(caplog):
+    """What is left of the GPU holds some graphs; the largest step finds its memory after them."""
+    fields: dict[str, Any] = {"max_num_seqs": 20, "max_model_len": 1024, "dtype": "bfloat16"}
+    fields |= {"max_num_batched_tokens": 8192, "kv_cache_tokens": 16384}
+    prompts, params = random_prompts([1000] * 8 + [30, 7]), SamplingParams(temperature=0)
+    engine = m5_kernels.LLMEngine("tiny-llama", **fields)
+    wanted = [output.token_ids for output in engine.generate(prompts, params)]
+    engine.reset_prefix_cache()
+    graphs = engine.runner.graphs
+    graphs._graphs.clear()
+    graphs._pool = None
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    with torch.inference_mode():
+        graphs._compute_nothing(StepShape(8192, 20, 20, MAX_CHUNKS), Needs())
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**23) / total)
+    try:
+        engine.warm_up()
+        assert any(graphs._graphs.values())
+        assert not all(graphs._graphs.values())
+        assert len(caplog.messages) == 1
+        assert [output.token_ids for output in engine.generate(prompts, params)] == wanted
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def graphs_for(max_num_seqs: int, max_tokens: int, max_guess_rows: int = 0) -> StepGraphs:

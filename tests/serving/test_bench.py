@@ -17,7 +17,7 @@ from milestone_llm.lab.bench.workloads import random_tokens, with_poisson_arriva
 from milestone_llm.serving import timed
 from milestone_llm.serving.bench import main
 from milestone_llm.serving.open_loop import Outcome, figures, send_all
-from serving_helpers import descendants, is_running, wait_for
+from serving_helpers import PATIENCE, descendants, forked_server, is_running, wait_for
 
 EVENT = {"choices": [{"index": 0, "text": "a"}]}
 
@@ -228,17 +228,19 @@ def test_bad_options_end_with_a_message(options, complaint, capsys):
 def test_it_starts_and_ends_the_servers_itself(model_folder, tmp_path):
     record = tmp_path / "record.json"
     server = ["--model", str(model_folder), "--device", "cpu", "--threads", "1"]
-    words = ["--milestones", "m2_batching", "--rate", "20", "--seconds", "0.2", *GENEROUS]
+    words = ["--milestones", "m4_prefix_chunked", "--rate", "20", "--seconds", "0.2", *GENEROUS]
     assert main([*words, "--json", str(record), "--", *server]) == 0
     (point,) = json.loads(record.read_text())["points"]
-    assert (point["server"], point["completed"], point["failed"]) == ("m2_batching", 4, 0)
+    assert (point["server"], point["completed"], point["failed"]) == ("m4_prefix_chunked", 4, 0)
 
 
-def test_overhead_is_that_of_the_same_requests_in_three_ways(model_folder, tmp_path):
+def test_overhead_is_that_of_the_same_requests_in_three_ways(model_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("milestone_llm.serving.overhead.running_server", forked_server)
+    monkeypatch.setattr("milestone_llm.serving.overhead.NUM_REFUSALS", 20)
     record = tmp_path / "record.json"
     words = ["--milestones", "m2_batching", "--overhead", "3", "--output-len", "5", "5"]
     words += ["--rounds", "1", "--step-ms", "5", "--json", str(record)]
-    server = ["--model", str(model_folder), "--device", "cpu", "--max-model-len", "128"]
+    server = ["--model", str(model_folder), "--device", "cpu", "--max-model-len", "1024"]
     assert main([*words, "--", *server]) == 0
     (figures,) = json.loads(record.read_text())
     assert figures["server"] == "m2_batching"
@@ -258,7 +260,7 @@ def test_sigterm_ends_its_server_too():
         # It, the server, and the server's engine; with the first comes a helper of Python's own.
         started = wait_for(lambda: len(found := descendants(bench.pid)) >= 2 and found)
         bench.terminate()
-        assert bench.wait(60) == 128 + signal.SIGTERM
+        assert bench.wait(PATIENCE) == 128 + signal.SIGTERM
     wait_for(lambda: not any(map(is_running, started)))
 
 

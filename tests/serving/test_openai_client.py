@@ -2,8 +2,6 @@
 
 import asyncio
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import openai
@@ -11,7 +9,7 @@ import pytest
 
 from m3_paged import SamplingParams
 from milestone_llm.serving.response_bodies import token_speller
-from serving_helpers import byte_tokenizer, serve
+from serving_helpers import byte_tokenizer, forked_server, serve
 
 GREEDY = {"temperature": 0, "max_tokens": 24}
 ROOT = Path(__file__).parents[2]
@@ -238,18 +236,10 @@ def test_a_model_without_tokenizer_takes_tokens(tmp_path):
 
 @pytest.mark.usefixtures("smollm2")
 def test_the_real_model_and_the_client_of_the_readme(capsys):
-    """`python -m m4_prefix_chunked.serve`, as people start it."""
+    """The server that `make serve` starts."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     _, program = re.findall(r"```python\n(.*?)```", page, flags=re.S)
-    command = [sys.executable, "-m", "m4_prefix_chunked.serve", "--port", "0", "--threads", "1"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
-    ) as process:
-        try:
-            url = process.stdout.readline().split()[-1]
-            exec(compile(program.replace("http://127.0.0.1:8000", url), "README.md", "exec"), {})
-            assert "Paris" in capsys.readouterr().out
-            process.terminate()
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
+    with forked_server(["m4_prefix_chunked.serve", "--threads", "1"]) as server:
+        program = program.replace("http://127.0.0.1:8000", server.url)
+        exec(compile(program, "README.md", "exec"), {})
+    assert "Paris" in capsys.readouterr().out

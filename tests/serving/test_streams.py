@@ -104,6 +104,28 @@ def test_each_step_is_passed_on_where_http_is_not_busy():
     assert with_one_request(play) == [[3], [3, 4], [3, 4, 5]]
 
 
+def test_others_have_their_turn_when_tokens_come_faster_than_they_are_taken(monkeypatch):
+    """Or nobody would be served, nor the server be ended."""
+
+    async def play(engine, request):
+        note_facts, num_taken = engine._note_facts, 0
+
+        def note_and_deliver(message):
+            nonlocal num_taken
+            num_taken += 1
+            note_facts(message)
+            if num_taken < 100:
+                deliver(engine, 3)
+
+        monkeypatch.setattr(engine, "_note_facts", note_and_deliver)
+        deliver(engine, 3)
+        await asyncio.sleep(0)
+        request.close()
+        return num_taken
+
+    assert with_one_request(play) == 1
+
+
 def test_the_engine_is_told_once_of_a_stop_string_and_what_it_sent_meanwhile_is_dropped():
     async def play(engine, request):
         for token_id in (3, 7, 8):

@@ -6,19 +6,18 @@ import json
 import threading
 from typing import Any
 
+import pytest
+
 import m3_paged
 from engine_helpers import greedy, make_engine, random_prompts
 from milestone_llm.lab.trace.live import LiveTrace
 
 
-def records_of_a_run() -> list[Any]:
+@pytest.fixture(scope="module")
+def records():
     engine = make_engine(m3_paged, max_num_seqs=2, trace="memory")
     engine.generate(random_prompts([4, 6, 3]), greedy(12))
-    records: list[Any] = engine.tracer.records
-    return records
-
-
-RECORDS = records_of_a_run()
+    return engine.tracer.records
 
 
 def read(lines: list[str]) -> tuple[list[dict[str, Any]], int]:
@@ -46,27 +45,27 @@ def drain(reader: Any) -> list[str]:
     return lines
 
 
-def test_a_reader_gets_what_happens_and_a_new_one_what_happened_lately():
+def test_a_reader_gets_what_happens_and_a_new_one_what_happened_lately(records):
     live = LiveTrace(max_records=5)
-    for record in RECORDS[:8]:
+    for record in records[:8]:
         live(record)
     reader = live.subscribe()
-    assert read(drain(reader)) == ([record.to_dict() for record in RECORDS[3:8]], 0)
-    live(RECORDS[8])
-    assert [json.loads(line)["step"] for line in drain(reader)] == [RECORDS[8].step]
+    assert read(drain(reader)) == ([record.to_dict() for record in records[3:8]], 0)
+    live(records[8])
+    assert [json.loads(line)["step"] for line in drain(reader)] == [records[8].step]
 
 
-def test_a_slow_reader_misses_the_oldest_and_is_told_how_many():
+def test_a_slow_reader_misses_the_oldest_and_is_told_how_many(records):
     live = LiveTrace(max_records=4)
     slow, quick = live.subscribe(), live.subscribe()
     lines = []
-    for record in RECORDS[:10]:
+    for record in records[:10]:
         live(record)
         lines += drain(quick)
-    assert read(lines) == ([record.to_dict() for record in RECORDS[:10]], 0)
-    assert read(drain(slow)) == ([record.to_dict() for record in RECORDS[6:10]], 6)
+    assert read(lines) == ([record.to_dict() for record in records[:10]], 0)
+    assert read(drain(slow)) == ([record.to_dict() for record in records[6:10]], 6)
     assert (slow.num_dropped, quick.num_dropped) == (6, 0)
-    live(RECORDS[10])
+    live(records[10])
     assert len(drain(slow)) == 1, "what was told once is not told again"
 
 
@@ -94,24 +93,24 @@ def test_threads_read_while_the_engine_runs():
     assert live.num_readers == 0
 
 
-def test_who_has_closed_gets_nothing_and_costs_nothing():
+def test_who_has_closed_gets_nothing_and_costs_nothing(records):
     live = LiveTrace()
     with live.subscribe() as reader:
         assert live.num_readers == 1
-    live(RECORDS[0])
+    live(records[0])
     assert live.num_readers == 0
     assert reader.get() is None
 
 
-def test_lines_bring_the_text_of_tokens_once():
+def test_lines_bring_the_text_of_tokens_once(records):
     live = LiveTrace(decode=lambda token_ids: f"<{token_ids[0]}>")
     reader = live.subscribe()
-    for record in RECORDS:
+    for record in records:
         live(record)
     told: dict[str, str] = {}
     for line in drain(reader):
         texts = json.loads(line).get("texts", {})
         assert not told.keys() & texts.keys()
         told |= texts
-    sampled = {row.sampled_token for record in RECORDS for row in record.batch} - {None}
+    sampled = {row.sampled_token for record in records for row in record.batch} - {None}
     assert told == {str(token): f"<{token}>" for token in sampled}

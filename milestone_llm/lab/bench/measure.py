@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from milestone_llm.frontend.engine import BaseEngine
+from milestone_llm.frontend.garbage import freeze_garbage
 from milestone_llm.frontend.outputs import RequestOutput
-from milestone_llm.lab.cli import freeze_garbage, log_console, warn
+from milestone_llm.lab.cli import log_console, warn
 from milestone_llm.lab.threads import ThreadWatch
 from milestone_llm.lab.trace.records import StepRecord
 from milestone_llm.lab.trace.tracer import Tracer
@@ -92,12 +93,12 @@ def run_engine(
     tracer = Tracer()
     if facts is not None:
         engine.core.watchers = [tracer]
-    before = dict(engine.counts)
+    before = dict(engine.core.counts)
     start = time.perf_counter()
     outputs = serve(engine, items, on_step=lambda changed: progress(len(changed)))
     num_characters = sum(len(output.text) for output in outputs)  # text is made when it is read
     seconds = time.perf_counter() - start
-    counts = {name: engine.counts[name] - before[name] for name in before}
+    counts = {name: engine.core.counts[name] - before[name] for name in before}
     computed = counts["prefill_tokens"] + counts["decode_tokens"]
     num_tokens = sum(len(output.token_ids) for output in outputs)
     return RunResult(

@@ -1,10 +1,4 @@
-"""Draw traces as Gantt charts: requests over steps, batch size and KV use below.
-
-    python -m m1_single.timeline trace.jsonl [more.jsonl ...] -o timeline.png
-
-Several traces stand side by side on shared axes - same scale, same requests in the same lines -
-so that the milestones compare at a glance.
-"""
+"""Draw traces as Gantt charts, side by side: requests over steps, batch size and KV use below."""
 
 from __future__ import annotations
 

@@ -25,10 +25,8 @@ from .picture import MARKS, mark_style, whole_numbers
 
 
 class _Look(NamedTuple):
-    """Fill, hatch (matplotlib's letters), and the ink of hatch and edge.
-
-    `thin_fill` replaces fill and hatch where bars are too thin for a hatch.
-    """
+    """Fill, hatch (matplotlib's letters), and the ink of hatch and edge. `thin_fill` replaces fill
+    and hatch where bars are too thin for a hatch."""
 
     label: str
     fill: str
@@ -50,6 +48,8 @@ _PHASES = {  # ordered as the legend shows them
     "preempted": _Look("preempted", "#ffffff", "xxxxx", "#5b5f63", "#d3d6d9"),
     "swapped": _Look("swapped out", "#d3d6d9", ".....", "#1d1f21", "#6b7076"),
 }
+_WRONG = _Look("wrong guesses (waste)", "#fbd5ae", "/////", "#d55e00")
+_GUESSES = _WRONG.area(), _Look("right guesses", "#747b82", "", "#747b82").area()
 _KV = [
     _Look("KV stored", "#747b82", "", "#747b82"),
     _Look("KV reserved, empty (waste)", "#fbd5ae", "/////", "#d55e00"),
@@ -86,6 +86,7 @@ def draw_requests(
         axes.barh([line_of[span.request_id] for span in own], right - left, height, left, **ink)
     if not is_thin:
         _draw_chunks(axes, records, line_of, extents)
+        _draw_guesses(axes, records, line_of, extents)
     _draw_marks(axes, request_marks(records), line_of, extents, is_thin)
     axes.set_ylim(len(order) - 0.4, -0.6)
     every = 1 << ((len(order) - 1) // _MAX_LABELS).bit_length()
@@ -112,6 +113,21 @@ def _draw_chunks(
                 look: dict[str, Any] = {"fontsize": size, "color": "white", "zorder": 4}
                 text = f"{own[span.request_id, step]}"
                 axes.text((left + right) / 2, line, text, ha="center", va="center", **look)
+
+
+def _draw_guesses(
+    axes: Axes, records: Sequence[StepRecord], line_of: dict[str, int], extents: Extents
+) -> None:
+    """Of a row of 1 + k tokens each has its share of the height: wrong guesses above right ones."""
+    rows = [(one.step, row) for one in records for row in one.batch if row.phase == "decode"]
+    for step, row in rows:
+        (left, right), top = extents[step], line_of[row.request_id] - 0.4
+        num_wrong = row.num_draft_tokens - row.num_accepted_tokens
+        for look, number in zip(_GUESSES, (num_wrong, row.num_accepted_tokens), strict=True):
+            height = 0.8 * number / (1 + row.num_draft_tokens)
+            if number:
+                axes.barh(top, right - left, height, left, align="edge", **look, zorder=2.5)
+            top += height
 
 
 def _draw_marks(

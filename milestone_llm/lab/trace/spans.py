@@ -28,8 +28,8 @@ class Span:
 class Mark:
     """Something that happened to a request in a step.
 
-    `kind` is one of `MARKED`. `has_row` tells whether the
-    step computed the request: one that finishes without a row was aborted before the step began.
+    `kind` is one of `MARKED`. `has_row` tells whether the step computed the request: one that
+    finishes without a row was aborted before the step began.
     """
 
     request_id: str

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from m4_prefix_chunked.ngram import NgramProposer
-from m5_kernels.kernels.guesses import REJECTED, accept, accept_torch, propose, propose_torch
+from m5_kernels.kernels.guesses import (
+    MISSING,
+    REJECTED,
+    accept,
+    accept_torch,
+    propose,
+    propose_torch,
+)
 from m5_kernels.kernels.step_metadata import RowState, StepMetadata, expand_step, expand_step_torch
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
@@ -98,8 +105,8 @@ def test_what_was_sampled_behind_a_wrong_guess_is_rejected(device):
     sampled = ints([5, 6, 7, 8, 5, 1, 7, 8, 5, 6, 7, 8, 4, 4], device)
     last_rows, tokens = accept(state, rows, offsets, sampled)
     assert last_rows.tolist() == [-1, -1, -1, 0, -1, 1, -1, -1, 2, -1, -1, -1, -1, -1]
-    gone = REJECTED
-    assert tokens[:-2].tolist() == [5, 6, 7, 8, 5, 1, gone, gone, 5, gone, gone, gone]
+    gone, none = REJECTED, MISSING
+    assert tokens[:-2].tolist() == [5, 6, 7, 8, 5, 1, gone, gone, 5, none, none, none]
 
 
 def test_a_guess_is_a_place_of_its_own_and_a_missing_one_is_padding(device):

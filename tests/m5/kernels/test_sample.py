@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from m5_kernels.kernels.sample import sample, sample_torch
+from m5_kernels.kernels.backend import tl, triton
+from m5_kernels.kernels.sample import _rough_gumbel, sample, sample_torch
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 
@@ -114,6 +115,26 @@ def test_masked_ids_are_never_sampled(device: str) -> None:
     logits = torch.full((1, 4500), -torch.inf, device=device)
     logits[0, [7, 4400]] = 0
     assert check(logits, [1.0], has_filters=False)[0] in (7, 4400)
+
+
+@triton.jit
+def _noise_kernel(bits, noise):
+    places = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    tl.store(noise + places, _rough_gumbel(tl.load(bits + places).to(tl.uint32, bitcast=True)))
+
+
+def test_rough_noise_is_near_the_exact_one(device: str) -> None:
+    """The slack within which candidates are scored exactly, 1e-4, is two errors and more."""
+    steps = torch.arange(2**23, device=device)
+    if device == "cpu":  # its ends, where the series begins, and some between
+        edge = int(2**23 * 0.97)
+        some = torch.randint(2**23, (2**14 - 3072,))
+        steps = torch.cat((steps[:1024], steps[-1024:], steps[edge - 512 : edge + 512], some))
+    bits = (steps << 9) + torch.randint_like(steps, 2**9)
+    noise = torch.full(steps.shape, torch.nan, device=device)
+    _noise_kernel[(len(steps) // 1024,)](bits.to(torch.int32), noise)
+    exact = -torch.log(-torch.log((steps.double() + 0.5) * 2.0**-23))
+    assert (noise - exact).abs().max() < 2e-5
 
 
 @pytest.mark.gpu

@@ -17,7 +17,7 @@ MAX_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 @pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 4, 6])
 @pytest.mark.parametrize(
     ("out_size", "in_size"),
-    [(1, 1), (33, 70), (64, 128), pytest.param(6144, 1024, marks=pytest.mark.gpu)],
+    [(1, 1), (5, 70), (8, 128), pytest.param(6144, 1024, marks=pytest.mark.gpu)],
 )
 def test_equals_the_library(
     num_tokens: int, out_size: int, in_size: int, dtype: torch.dtype, device: str
@@ -44,7 +44,7 @@ def test_a_row_gets_the_same_bits_in_any_company(dtype: torch.dtype, device: str
     hidden = torch.randn(4, 300, dtype=dtype, device=device)
     if not runs_triton(hidden):
         pytest.skip("the twin is the library's product, which promises nothing of the kind")
-    weight = torch.randn(50, 300, dtype=dtype, device=device)
+    weight = torch.randn(5, 300, dtype=dtype, device=device)
     tile = LinearTile(2, 64, 4)
     alone = torch.cat([skinny_linear(row[None], weight, tile=tile) for row in hidden])
     for num_tokens in (2, 3, 4):

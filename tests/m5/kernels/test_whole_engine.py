@@ -15,8 +15,9 @@ from milestone_llm.models.tiny_models import build_tiny_model
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU instead")
 def test_interpreted_kernels_generate_the_tokens_of_m4() -> None:
     assert backend.INTERPRETED
-    model = build_tiny_model("qwen3", num_hidden_layers=1)
-    prompts = [[5, 9, 33], [7, 60, 8, 21, 5, 9]]
+    small = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48}
+    model = build_tiny_model("qwen3", num_hidden_layers=1, **small)
+    prompts = [[5, 9, 33], [7, 40, 8, 21, 5, 9]]
     params = [
         SamplingParams(temperature=0, max_tokens=2, ignore_eos=True),
         SamplingParams(temperature=0.8, seed=3, max_tokens=2, ignore_eos=True),

@@ -1,0 +1,167 @@
+"""All matrix products of a step of Qwen3-8B's shape, with weights in bfloat16 and in eight bits.
+
+    python -m docs.questions.m5_eight_bits_products                what was measured on one H200
+    python -m docs.questions.m5_eight_bits_products -o PATH.png    the same as a roofline
+    python -m docs.questions.m5_eight_bits_products --measure      on a GPU: measure anew
+
+"At best" is reading the weights once, or multiplying, whichever takes longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
+
+from m5_kernels.decoder.config import DecoderConfig
+from m5_kernels.kernels.int8_weight import Int8Weight
+from m5_kernels.kernels.skinny_linear import skinny_linear
+from m5_kernels.tools.measure import Ceilings, median_us, num_rotations
+from milestone_llm.core.errors import InputError
+from milestone_llm.lab.bench.report import table
+from milestone_llm.lab.cli import add_options, console, run_command
+from milestone_llm.lab.plots.picture import set_titles, write_picture
+from milestone_llm.models.shapes import shape_config
+
+SHAPE = "qwen3-8b"
+Microseconds = dict[int, tuple[float, ...]]
+"""By rows of the step: QKV, output, gate and up, down, LM head."""
+BF16: Microseconds = {
+    1: (14.0, 10.3, 46.9, 28.5, 272.7),
+    2: (15.3, 13.2, 49.3, 30.6, 298.1),
+    16: (15.9, 13.4, 50.3, 29.1, 303.3),
+    32: (16.3, 13.6, 50.6, 30.1, 305.8),
+    64: (16.3, 11.5, 51.6, 31.8, 312.1),
+    128: (16.3, 13.8, 54.6, 33.3, 308.9),
+    256: (21.6, 17.6, 71.5, 42.3, 419.0),
+}
+INT8: Microseconds = {
+    1: (8.8, 6.9, 27.3, 15.2, 141.4),
+    2: (10.9, 9.8, 35.6, 19.8, 194.8),
+    16: (11.2, 10.5, 33.0, 26.1, 156.1),
+    32: (16.6, 11.4, 43.3, 28.9, 244.5),
+    64: (23.5, 16.5, 37.8, 43.6, 204.7),
+    128: (23.6, 23.0, 59.6, 61.8, 288.5),
+    256: (31.9, 22.9, 89.9, 61.3, 453.8),
+}
+"""Each kernel by itself, in graphs, with weights that no cache had. One NVIDIA H200, torch 2.11,
+triton 3.6. In bfloat16 the library's from two rows on; in eight bits, from 16 to 64 rows, without
+the copy that sorts the rows."""
+CEILINGS = Ceilings(read_gbps=4305, copy_gbps=0, matmul_tflops=700)
+
+
+def matrices() -> list[tuple[int, int, int]]:
+    """Output size, input size, and how many there are, in the order of the times."""
+    c = DecoderConfig.from_hf(shape_config(SHAPE))
+    layers, hidden, heads = len(c.windows), c.hidden_size, c.num_q_heads * c.head_dim
+    return [
+        ((c.num_q_heads + 2 * c.num_kv_heads) * c.head_dim, hidden, layers),
+        (hidden, heads, layers),
+        (2 * c.intermediate_size, hidden, layers),
+        (hidden, c.intermediate_size, layers),
+        (c.vocab_size, hidden, 1),
+    ]
+
+
+NUM_WEIGHTS = sum(out_size * in_size * count for out_size, in_size, count in matrices())
+
+
+def step_ms(microseconds: tuple[float, ...]) -> float:
+    """Milliseconds of a step's products."""
+    pairs = zip(microseconds, matrices(), strict=True)
+    return sum(us * count for us, (_, _, count) in pairs) / 1e3
+
+
+@torch.inference_mode()
+def measured(num_rows: int, is_int8: bool) -> tuple[float, ...]:
+    """Microseconds of each kind of product on this GPU."""
+    times = []
+    for out_size, in_size, _ in matrices():
+        hidden = torch.randn(num_rows, in_size, dtype=torch.bfloat16, device="cuda")
+        weights: list[torch.Tensor | Int8Weight] = []
+        for _ in range(max(2, num_rotations(out_size * in_size * (2 - is_int8)))):
+            if is_int8:
+                weights.append(Int8Weight.zeros(out_size, in_size, "cuda"))
+            else:
+                weights.append(torch.randn(out_size, in_size, device="cuda").bfloat16())
+        launches = [partial(skinny_linear, hidden, each) for each in weights]
+        times.append(median_us(launches, repeats=3, min_us=2000))
+    return tuple(times)
+
+
+def show(args: argparse.Namespace) -> None:
+    """Print the table, or draw it.
+
+    Raises:
+        InputError: it is to be measured, and there is no GPU.
+    """
+    if args.output:
+        print("wrote", write_picture(args.output, "eight bits", draw))
+        return
+    bf16, int8, ceilings = BF16, INT8, CEILINGS
+    if args.measure:
+        if not torch.cuda.is_available():
+            raise InputError("this measures products on an NVIDIA GPU, and torch sees none here")
+        ceilings = Ceilings.measure()
+        bf16, int8 = ({n: measured(n, kind) for n in BF16} for kind in (False, True))
+    console.print(f"{SHAPE}'s shape: {NUM_WEIGHTS / 1e9:.2f} billion weights in products")
+    rows = []
+    for num_rows in bf16:
+        multiplying = 2 * NUM_WEIGHTS * num_rows / ceilings.matmul_tflops / 1e9
+        reading = NUM_WEIGHTS / ceilings.read_gbps / 1e6
+        times = step_ms(bf16[num_rows]), step_ms(int8[num_rows])
+        cells = [
+            f"{ms:.2f}"
+            for size, time in zip((2, 1), times, strict=True)
+            for ms in (time, max(multiplying, size * reading))
+        ]
+        rows.append([str(num_rows), *cells, f"{times[0] / times[1]:.2f}x"])
+    headings = ["rows", "bf16, ms", "at best", "8 bits, ms", "at best", "gain"]
+    console.print(table("", headings, rows))
+
+
+def draw() -> Figure:
+    """Two slopes and one roof, and what was measured below them."""
+    figure = Figure(figsize=(7.5, 4.8), layout="constrained")
+    axes, tflops = figure.subplots(), CEILINGS.matmul_tflops
+    for label, times, marker, color, size in (
+        ("bfloat16", BF16, "o", "#74b3e0", 2),
+        ("8 bits", INT8, "s", "#08519c", 1),
+    ):
+        slope = 2 * CEILINGS.read_gbps / size / 1e3  # TFLOP/s a row: two operations a weight
+        ridge = tflops / slope
+        axes.loglog([0.7, ridge, 500], [0.7 * slope, tflops, tflops], color=color, lw=1.5)
+        axes.axvline(ridge, color=color, linestyle=":", linewidth=1)
+        places = [(n, 2e-9 * NUM_WEIGHTS * n / step_ms(each)) for n, each in times.items()]
+        look = {"color": color, "markeredgecolor": "black", "markersize": 7, "linestyle": "none"}
+        axes.plot(*zip(*places, strict=True), marker=marker, label=label, **look)
+    look = {"rotation": 29, "rotation_mode": "anchor", "fontsize": 9}
+    axes.text(3, 29, "reading bytes", va="bottom", **look)
+    axes.text(3.3, 12.5, "reading bfloat16", va="top", **look)
+    axes.text(480, 1.08 * tflops, "multiplying", fontsize=9, ha="right")
+    set_titles(axes, "Products of a decode step", f"{SHAPE}'s shape, one H200")
+    axes.set(xlabel="rows of the step", ylabel="TFLOP/s", xlim=(0.7, 500), ylim=(2, 1500))
+    axes.set_xticks([*BF16])
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.minorticks_off()
+    axes.legend(loc="lower right", frameon=False)
+    return figure
+
+
+def main() -> int:
+    """The command line. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m docs.questions.m5_eight_bits_products", description=__doc__
+    )
+    parser.add_argument("-o", "--output", metavar="PATH.png")
+    parser.add_argument("--measure", action="store_true", help="on this GPU")
+    add_options(parser, "threads")
+    return run_command(show, parser.parse_args())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

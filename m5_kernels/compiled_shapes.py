@@ -1,0 +1,39 @@
+"""Steps that between them launch every kernel that a request may need, so that all can be compiled.
+
+Triton makes a kernel of its own for a number that is 1, or a multiple of 16, and for each constant
+of a launch, such as the power of two above the number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .sampler import Needs
+from .step_graphs import MAX_TOKENS, StepShape
+
+
+def shapes_of_all_kernels(
+    max_num_seqs: int, max_tokens: int, has_guesses: bool
+) -> Iterator[tuple[StepShape, Needs]]:
+    """Shapes of steps, and what their rows need.
+
+    Args:
+        max_num_seqs: most rows of a step.
+        max_tokens: most tokens of a step.
+        has_guesses: whether there are steps with guesses.
+    """
+    if max_tokens > MAX_TOKENS:  # the one that takes longest to compile comes first
+        yield StepShape(MAX_TOKENS + 1, 1, 1, 1), Needs()
+    for n in (1, 2, 4, 8, 16, 17, 32, 64, 128, 256, max_num_seqs):
+        if n <= max_num_seqs:
+            yield StepShape(n, n, n, 0), Needs()
+    for n in (1, 16, 17):
+        if n <= max_num_seqs and max(n, 64) <= max_tokens:
+            yield StepShape(max(n, 64), n, n, n), Needs()
+    for n in (1, 2, 16):
+        for needs in (Needs(filters=True), Needs(penalties=True), Needs(True, True)):
+            if n <= max_num_seqs:
+                yield StepShape(n, n, n, 0), needs
+    for n in (4, 17):
+        if has_guesses and n <= max_tokens:
+            yield StepShape(n, n, n, 0, has_guesses=True), Needs()

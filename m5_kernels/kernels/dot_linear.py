@@ -1,0 +1,120 @@
+"""`hidden @ weight.T` for up to 16 rows on tensor cores, at the speed at which the weight is read.
+
+    weight [out_size, in_size]                  hidden [num_tokens, in_size], padded to 16 rows
+      |== program 0: COLUMNS x DEPTH ==|  ...     x   |== DEPTH x 16 ==|  ...
+      |== program 1 ===================|  ...         several tiles of both are on their way at once
+
+A tensor core multiplies 64 x 16 numbers with 16 x 16: the weight takes the long side, the tokens
+the short one, most of it in vain where they are few. That costs no time, as it is the weight that
+is waited for; so 16 rows take as long as one. All are added up in the same order, however many
+there are: a token computed beside guesses gets the very bits that it would have got alone.
+
+It saves: what a library loses with tiles made for many rows, or with a product that is cut into
+parts and added up by a second kernel.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from .backend import ceil_div, launch_options, runs_triton, tl, triton, wait_for_previous
+from .tiles import DotTile, dot_tile
+
+MAX_TOKENS = 16
+
+
+def dot_is_faster(num_tokens: int, out_size: int, in_size: int, limit: int) -> bool:
+    """Whether this product is the fastest, measured on an H200 with Qwen3's 0.6B and 8B shapes.
+
+    limit: tokens up to which `skinny_linear` beats the library. It beats this one, too, but for
+    many short rows, which its programs are through with too soon, and for very long ones, for each
+    of which they read all tokens anew.
+    """
+    is_short_or_long = in_size > 8192 or (in_size <= 1024 and out_size >= 4096)
+    return num_tokens <= MAX_TOKENS and (num_tokens > limit or is_short_or_long)
+
+
+def dot_linear(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    tile: DotTile | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """`hidden @ weight.T + bias`, accumulated in fp32, for at most `MAX_TOKENS` rows.
+
+    hidden: `[num_tokens, in_size]`, rows contiguous; weight: `[out_size, in_size]`, contiguous;
+    bias: `[out_size]` or None. Returns `[num_tokens, out_size]`.
+    pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
+    """
+    if not runs_triton(hidden):
+        return dot_linear_torch(hidden, weight, bias)
+    num_tokens, in_size = hidden.shape
+    out_size = len(weight)
+    tile = tile or dot_tile(out_size, hidden.device)
+    output = hidden.new_empty(num_tokens, out_size)
+    _dot_linear_kernel[(ceil_div(out_size, tile.columns),)](
+        hidden, weight, bias, output,
+        num_tokens, in_size, out_size, hidden.stride(0),
+        TOKENS=MAX_TOKENS,
+        COLUMNS=tile.columns,
+        DEPTH=tile.depth,
+        STAGES=tile.num_stages,
+        IS_EVEN=in_size % tile.depth == 0,
+        HAS_BIAS=bias is not None,
+        PDL=pdl,
+        num_warps=tile.num_warps,
+        **launch_options(pdl),
+    )  # fmt: skip
+    return output
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _dot_linear_kernel(
+    hidden, weight, bias, output,
+    num_tokens, in_size, out_size, hidden_stride,
+    TOKENS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = columns < out_size
+    tokens = tl.arange(0, TOKENS)
+    is_token = tokens < num_tokens
+    depth = tl.arange(0, DEPTH)
+    rows = tl.minimum(columns, out_size - 1).to(tl.int64)[:, None] * in_size
+    weights = weight + rows + depth[None, :]
+    states = hidden + tokens[:, None] * hidden_stride + depth[None, :]
+    if PDL:
+        wait_for_previous()
+    sums = tl.zeros([COLUMNS, TOKENS], dtype=tl.float32)
+    for start in tl.range(0, in_size, DEPTH, num_stages=STAGES):
+        if IS_EVEN:
+            w = tl.load(weights + start)
+            h = tl.load(states + start, mask=is_token[:, None], other=0.0)
+        else:
+            is_there = (start + depth < in_size)[None, :]
+            w = tl.load(weights + start, mask=is_there, other=0.0)
+            h = tl.load(states + start, mask=is_token[:, None] & is_there, other=0.0)
+        sums = tl.dot(w, tl.trans(h), sums, input_precision="ieee")
+    if HAS_BIAS:
+        sums += tl.load(bias + columns, mask=is_column, other=0.0).to(tl.float32)[:, None]
+    pointers = output + tokens[None, :] * out_size + columns[:, None]
+    mask = is_column[:, None] & is_token[None, :]
+    tl.store(pointers, sums.to(output.dtype.element_ty), mask=mask)
+
+
+def dot_linear_torch(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    tile: DotTile | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """The specification of `dot_linear`."""
+    return F.linear(hidden, weight, bias)

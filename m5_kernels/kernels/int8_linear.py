@@ -1,0 +1,261 @@
+"""Products with weights in eight bits: `hidden @ (scale * integers).T`, where a weight is a byte.
+
+A row's scale is the same for all of its products, so it waits until they are added up:
+
+    sum_i  x_i * (s * q_i)  =  s * sum_i x_i * q_i
+
+The integers are read as bytes, half of what bf16 takes, and become bf16 or fp32 in registers, which
+hold each of them exactly. Reading is so quick then that instructions count: some seven a weight is
+all that an H200 has time for. With one or two rows, a program multiplies in registers, as in
+`skinny_linear`, four weights of a word at a time. With more, tensor cores do: many rows on Hopper
+in `hopper_int8`, others here, where inputs are first sorted as the bytes of the words are.
+
+    integers                  hidden, transposed
+      |== COLUMNS rows ==|      | ROWS tokens |       a program: COLUMNS x ROWS sums in fp32, DEPTH
+      |   DEPTH at a time |  x  | DEPTH       |  ->   products at a time; then scale and bias
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from .backend import (
+    HAS_TRITON,
+    INTERPRETED,
+    ceil_div,
+    launch_options,
+    runs_triton,
+    tl,
+    triton,
+    wait_for_previous,
+)
+from .int8_weight import WORD_TO_FP32, Int8Weight, int8_linear_torch
+from .tiles import Int8Tile, LinearTile, hopper_int8_tile, int8_tile, skinny_int8_tile
+
+HAS_PTX = tl.constexpr(HAS_TRITON and not INTERPRETED and torch.version.hip is None)
+
+
+def max_int8_tokens(in_size: int) -> int:
+    """Tokens up to which products in registers are quicker than tensor cores."""
+    return 4 if in_size <= 3072 else 2
+
+
+def max_sorted_tokens(out_size: int) -> int:
+    """Tokens up to which, on Hopper, sorting them is worth while.
+
+    `hopper_int8` makes no more of a few than of 64, and needs many outputs to be shared out.
+    """
+    return 64 if out_size <= 4096 else 32
+
+
+def int8_linear(
+    hidden: torch.Tensor,
+    weight: Int8Weight,
+    bias: torch.Tensor | None = None,
+    tile: LinearTile | Int8Tile | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """`hidden @ (scale * integers).T + bias`, accumulated in fp32.
+
+    hidden: `[num_tokens, in_size]`, rows contiguous; bias: `[out_size]` or None. Returns
+    `[num_tokens, out_size]`. tile: for one of the kernels of this file. pdl: as in `skinny_linear`.
+    """
+    num_tokens, in_size = hidden.shape
+    if not num_tokens or not runs_triton(hidden):
+        return int8_linear_torch(hidden, weight, bias)
+    out_size = len(weight)
+    if tile is None and num_tokens <= max_int8_tokens(in_size):
+        tile = skinny_int8_tile()
+    elif tile is None and num_tokens > max_sorted_tokens(out_size) and _runs_on_hopper(hidden):
+        from .hopper_int8 import hopper_int8  # Gluon: NVIDIA's GPUs alone
+
+        return hopper_int8(hidden, weight, bias, hopper_int8_tile(num_tokens, out_size))
+    tile = tile or int8_tile(num_tokens, hidden.element_size())
+    output = hidden.new_empty(num_tokens, out_size)
+    if isinstance(tile, LinearTile):
+        _skinny_int8_kernel[(ceil_div(out_size, tile.columns),)](
+            hidden, weight.words, weight.scale, bias, output,
+            out_size, hidden.stride(0),
+            NUM_TOKENS=num_tokens,
+            IN_SIZE=in_size,
+            COLUMNS=tile.columns,
+            DEPTH=tile.depth,
+            HAS_BIAS=bias is not None,
+            PDL=pdl,
+            num_warps=tile.num_warps,
+            **launch_options(pdl),
+        )  # fmt: skip
+        return output
+    grid = ceil_div(out_size, tile.columns), ceil_div(num_tokens, tile.rows)
+    inputs, integers = weight.sorted_as_bytes(hidden), weight.words.view(torch.int8)
+    _int8_kernel[grid](
+        inputs, integers, weight.scale, bias, output,
+        num_tokens, out_size, integers.shape[1],
+        COLUMNS=tile.columns,
+        ROWS=tile.rows,
+        DEPTH=tile.depth,
+        IS_EVEN=integers.shape[1] % tile.depth == 0,
+        HAS_BIAS=bias is not None,
+        PDL=pdl,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        **launch_options(pdl),
+    )  # fmt: skip
+    return output
+
+
+def _runs_on_hopper(hidden: torch.Tensor) -> bool:
+    """Whether `hopper_int8` knows this GPU, type and place: its copy engine reads 16 bytes."""
+    is_aligned = not (hidden.data_ptr() % 16 or hidden.stride(0) % 8)
+    return hidden.dtype == torch.bfloat16 and is_aligned and _is_hopper(hidden.device)
+
+
+@functools.cache
+def _is_hopper(device: torch.device) -> bool:
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) == (9, 0)
+    )
+
+
+@triton.jit
+def _skinny_int8_kernel(
+    hidden, words, scale, bias, output,
+    out_size, hidden_stride,
+    NUM_TOKENS: tl.constexpr,
+    IN_SIZE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    word = tl.arange(0, DEPTH // 4)
+    last = tl.minimum(columns, out_size - 1).to(tl.int64)
+    rows = words + last[:, None] * ((IN_SIZE + 63) // 64 * 16)
+    factors = tl.load(scale + last)
+    offsets = tl.zeros([COLUMNS], dtype=tl.float32)
+    if HAS_BIAS:
+        offsets = tl.load(bias + last).to(tl.float32)
+    w = _load_words(rows, 0, word, IN_SIZE, DEPTH)
+    if PDL:
+        wait_for_previous()  # the first part of the weight is on its way by now
+    # One sum a row, and none of all rows at once: the compiler would order that by their number.
+    first = tl.zeros([COLUMNS, DEPTH // 4], dtype=tl.float32)
+    second = tl.zeros([COLUMNS, DEPTH // 4], dtype=tl.float32)
+    third = tl.zeros([COLUMNS, DEPTH // 4], dtype=tl.float32)
+    fourth = tl.zeros([COLUMNS, DEPTH // 4], dtype=tl.float32)
+    for start in tl.static_range(0, IN_SIZE, DEPTH):
+        if start > 0:
+            w = _load_words(rows, start, word, IN_SIZE, DEPTH)
+        w0, w1, w2, w3 = _as_fp32(w)
+        first = _add_products(first, hidden, w0, w1, w2, w3, start, word, IN_SIZE, DEPTH)
+        if NUM_TOKENS > 1:
+            x = hidden + hidden_stride
+            second = _add_products(second, x, w0, w1, w2, w3, start, word, IN_SIZE, DEPTH)
+        if NUM_TOKENS > 2:
+            x = hidden + 2 * hidden_stride
+            third = _add_products(third, x, w0, w1, w2, w3, start, word, IN_SIZE, DEPTH)
+        if NUM_TOKENS > 3:
+            x = hidden + 3 * hidden_stride
+            fourth = _add_products(fourth, x, w0, w1, w2, w3, start, word, IN_SIZE, DEPTH)
+    pointers, mask = output + columns, columns < out_size
+    _store_row(pointers, first, factors, offsets, mask)
+    if NUM_TOKENS > 1:
+        _store_row(pointers + out_size, second, factors, offsets, mask)
+    if NUM_TOKENS > 2:
+        _store_row(pointers + 2 * out_size, third, factors, offsets, mask)
+    if NUM_TOKENS > 3:
+        _store_row(pointers + 3 * out_size, fourth, factors, offsets, mask)
+
+
+@triton.jit
+def _add_products(
+    sums, row, w0, w1, w2, w3, start: tl.constexpr, word,
+    IN_SIZE: tl.constexpr,
+    DEPTH: tl.constexpr,
+):  # fmt: skip
+    places = start + word // 16 * 64 + word % 16
+    sums += w0 * _load_inputs(row, places, start + DEPTH <= IN_SIZE, IN_SIZE)
+    sums += w1 * _load_inputs(row, places + 16, start + DEPTH <= IN_SIZE, IN_SIZE)
+    sums += w2 * _load_inputs(row, places + 32, start + DEPTH <= IN_SIZE, IN_SIZE)
+    sums += w3 * _load_inputs(row, places + 48, start + DEPTH <= IN_SIZE, IN_SIZE)
+    return sums
+
+
+@triton.jit
+def _load_words(rows, start: tl.constexpr, word, IN_SIZE: tl.constexpr, DEPTH: tl.constexpr):
+    if start + DEPTH <= IN_SIZE:
+        return tl.load(rows + (start // 4 + word)[None, :])
+    is_there = (start // 4 + word < (IN_SIZE + 63) // 64 * 16)[None, :]
+    return tl.load(rows + (start // 4 + word)[None, :], mask=is_there, other=0)
+
+
+@triton.jit
+def _load_inputs(row, places, IS_EVEN: tl.constexpr, IN_SIZE: tl.constexpr):
+    if IS_EVEN:
+        return tl.load(row + places)[None, :].to(tl.float32)
+    return tl.load(row + places, mask=places < IN_SIZE, other=0.0)[None, :].to(tl.float32)
+
+
+@triton.jit
+def _store_row(pointers, products, factors, offsets, mask):
+    row = tl.sum(products, 1) * factors + offsets
+    tl.store(pointers, row.to(pointers.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _int8_kernel(
+    hidden, integers, scale, bias, output,
+    num_tokens, out_size, in_size,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    depth = tl.arange(0, DEPTH)
+    last = tl.minimum(columns, out_size - 1).to(tl.int64)
+    weights = integers + last[:, None] * in_size + depth[None, :]
+    inputs = hidden + rows[None, :].to(tl.int64) * in_size + depth[:, None]
+    is_row = (rows < num_tokens)[None, :]
+    factors = tl.load(scale + last)
+    offsets = tl.zeros([COLUMNS], dtype=tl.float32)
+    if HAS_BIAS:
+        offsets = tl.load(bias + last).to(tl.float32)
+    if PDL:
+        wait_for_previous()
+    sums = tl.zeros([COLUMNS, ROWS], dtype=tl.float32)
+    for start in range(0, in_size, DEPTH):
+        if IS_EVEN:
+            w = tl.load(weights + start)
+            x = tl.load(inputs + start, mask=is_row, other=0.0)
+        else:
+            is_there = start + depth < in_size
+            w = tl.load(weights + start, mask=is_there[None, :], other=0)
+            x = tl.load(inputs + start, mask=is_row & is_there[:, None], other=0.0)
+        sums = tl.dot(w.to(x.dtype), x, sums, input_precision="ieee")
+    result = (sums * factors[:, None] + offsets[:, None]).to(output.dtype.element_ty)
+    places = output + rows[None, :].to(tl.int64) * out_size + columns[:, None]
+    tl.store(places, result, mask=is_row & (columns < out_size)[:, None])
+
+
+@triton.jit
+def _as_fp32(words):
+    if HAS_PTX:
+        return tl.inline_asm_elementwise(
+            WORD_TO_FP32,
+            "=r,=r,=r,=r,r",
+            [words],
+            dtype=(tl.float32, tl.float32, tl.float32, tl.float32),
+            is_pure=True,
+            pack=1,
+        )
+    w0, w1, w2, w3 = words << 24 >> 24, words << 16 >> 24, words << 8 >> 24, words >> 24
+    return w0.to(tl.float32), w1.to(tl.float32), w2.to(tl.float32), w3.to(tl.float32)

@@ -1,0 +1,81 @@
+"""The matrix product of up to 16 rows on tensor cores against its twin."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from m5_kernels.kernels.backend import runs_triton
+from m5_kernels.kernels.dot_linear import dot_is_faster, dot_linear, dot_linear_torch
+from m5_kernels.kernels.skinny_linear import skinny_linear
+from m5_kernels.kernels.tiles import GPU, DotTile, dot_tile, fit_dot
+from m5_kernels.tools.measure import relative_error
+
+MAX_ERROR = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
+TILE = DotTile(16, 32, 4, 2)
+
+
+@pytest.fixture(params=MAX_ERROR, ids=str)
+def dtype(request: pytest.FixtureRequest, device: str) -> torch.dtype:
+    if device == "cpu" and request.param == torch.bfloat16:
+        pytest.skip("Triton's interpreter does not multiply matrices in bf16")
+    return request.param
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 16])
+@pytest.mark.parametrize(
+    ("out_size", "in_size"),
+    [(1, 16), (37, 70), (64, 128), pytest.param(6144, 4096, marks=pytest.mark.gpu)],
+)
+def test_equals_the_library(
+    num_tokens: int, out_size: int, in_size: int, dtype: torch.dtype, device: str
+) -> None:
+    hidden = torch.randn(num_tokens, in_size + 8, dtype=dtype, device=device)[:, :in_size]
+    weight = torch.randn(out_size, in_size, dtype=dtype, device=device)
+    for bias in (None, torch.randn(out_size, dtype=dtype, device=device)):
+        tile = TILE if device == "cpu" else None
+        output = dot_linear(hidden, weight, bias, tile)
+        exact = dot_linear_torch(
+            hidden.double(), weight.double(), None if bias is None else bias.double()
+        )
+        assert output.dtype == dtype
+        assert relative_error(output, exact) < MAX_ERROR[dtype]
+
+
+def test_a_row_gets_the_same_bits_in_any_company(dtype: torch.dtype, device: str) -> None:
+    hidden = torch.randn(16, 300, dtype=dtype, device=device)
+    if not runs_triton(hidden):
+        pytest.skip("the twin is the library's product, which promises nothing of the kind")
+    weight = torch.randn(50, 300, dtype=dtype, device=device)
+    together = dot_linear(hidden, weight, tile=TILE)
+    for num_tokens in (1, 2, 4, 9):
+        assert torch.equal(
+            dot_linear(hidden[:num_tokens], weight, tile=TILE), together[:num_tokens]
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("in_size", "most"), [(1024, 16), (3072, 4), (12288, 16)])
+def test_a_step_with_guesses_has_the_products_of_one_without(in_size: int, most: int) -> None:
+    """In bf16, up to so many rows; in between, `skinny_linear` takes single rows alone."""
+    weight = torch.randn(4096, in_size, dtype=torch.bfloat16, device="cuda")
+    hidden = torch.randn(most, in_size, dtype=torch.bfloat16, device="cuda")
+    assert torch.equal(skinny_linear(hidden, weight)[:1], skinny_linear(hidden[:1], weight))
+
+
+def test_it_is_taken_where_it_was_the_fastest() -> None:
+    """Qwen3's shapes at 1, 4 and 16 rows: 0.6B's short rows, its small weights, 8B's."""
+    taken = {
+        (out_size, in_size): [dot_is_faster(n, out_size, in_size, limit) for n in (1, 4, 16, 17)]
+        for out_size, in_size, limit in ((6144, 1024, 4), (1024, 3072, 4), (6144, 4096, 1))
+    }
+    assert taken[6144, 1024] == [True, True, True, False]
+    assert taken[1024, 3072] == [False, False, True, False]
+    assert taken[6144, 4096] == [False, True, True, False]
+
+
+def test_tiles_fit_gpus_with_less_shared_memory() -> None:
+    tile = dot_tile(4096, torch.device("cpu"))._replace(num_stages=6)
+    for kib, num_stages in ((227, 6), (99, 4), (64, 3)):
+        gpu = GPU(kib * 1024, kib * 1024, 65536, 32)
+        assert fit_dot(tile, gpu).num_stages == num_stages

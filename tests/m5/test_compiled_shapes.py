@@ -1,0 +1,85 @@
+"""What is compiled before the first step is all that any step launches.
+
+Here nothing is compiled or launched: a launch is noted, with what Triton makes kernels of their own
+for. On a GPU, `test_no_kernel_is_left_to_compile` watches the compiler itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import m5_kernels
+from engine_helpers import make_engine, tiny_model
+from m5_kernels import kernels
+from m5_kernels.compiled_shapes import shapes_of_all_kernels
+from m5_kernels.kernels.flash_decode import DecodeWorkspace
+from m5_kernels.sampler import Needs
+from m5_kernels.step_graphs import MAX_CHUNKS, MAX_TOKENS, StepGraphs, StepShape
+
+triton = pytest.importorskip("triton")
+NEEDS = [Needs(*each) for each in itertools.product((False, True), repeat=3)]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
+    """Kernels that are launched, each with its constants and what is known of its numbers."""
+    variants: set[tuple[Any, ...]] = set()
+
+    def launch(kernel: Any, grid: Any) -> Callable[..., None]:
+        def note(*args: Any, **options: Any) -> None:
+            values = dict(zip(kernel.arg_names, args, strict=False)) | options
+            known = {name: value_known(value) for name, value in values.items()}
+            for param in kernel.params:
+                if param.is_constexpr:
+                    known[param.name] = values.get(param.name)
+                elif param.do_not_specialize:
+                    known[param.name] = None
+            variants.add((kernel.fn.__name__, *sorted(known.items(), key=str)))
+
+        return note
+
+    monkeypatch.setattr(triton.JITFunction, "__getitem__", launch)
+    names = [name for _, name, _ in pkgutil.iter_modules(kernels.__path__, "m5_kernels.kernels.")]
+    for module in [importlib.import_module(name) for name in names if "hopper" not in name]:
+        monkeypatch.setattr(module, "runs_triton", lambda tensor: True, raising=False)
+    return variants
+
+
+def value_known(value: Any) -> Any:
+    """What Triton knows of an argument when it compiles."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.data_ptr() % 16 == 0
+    if type(value) is int:
+        return 1 if value == 1 else value % 16 == 0
+    return value
+
+
+@pytest.mark.parametrize("speculation", [None, "ngram"])
+@torch.inference_mode()
+def test_no_step_launches_a_kernel_that_was_not_compiled(launched, speculation):
+    fields: dict[str, Any] = {"max_num_seqs": 150, "max_num_batched_tokens": MAX_TOKENS + 200}
+    engine = make_engine(m5_kernels, tiny_model(), speculation=speculation, **fields)
+    runner, shape = engine.runner, engine.decoder.config
+    runner.workspace = DecodeWorkspace.allocate(
+        runner.state.num_places, shape.num_q_heads, shape.num_kv_heads, shape.head_dim,
+        torch.float32, torch.device("cpu"),
+    )  # fmt: skip
+    num_tokens = len(runner.metadata.input_ids)
+    num_guess_rows = runner.state.num_places if speculation else 0
+    for step, needs in shapes_of_all_kernels(150, num_tokens, bool(speculation)):
+        runner._compute(step, needs)
+    compiled = set(launched)
+    graphs = StepGraphs(runner.state.step_rows, num_tokens, runner._compute, num_guess_rows)
+    larger = [StepShape(num_tokens, n, n - chunks, chunks) for n in (33, 150) for chunks in (1, 20)]
+    for step in [*graphs.buckets[::7], *graphs.buckets[-8:], *larger]:
+        for needs in NEEDS if step.num_tokens <= 16 else NEEDS[:1]:
+            runner._compute(step, needs)
+    assert launched == compiled
+    assert any(step.num_chunks == MAX_CHUNKS for step in graphs.buckets)

@@ -1,0 +1,201 @@
+"""Weights in eight bits: one model, that of scale times integers, on every path."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from eight_bits import rounded, with_biases
+from transformers import PreTrainedModel
+
+import m4_prefix_chunked
+import m5_kernels
+from engine_helpers import assert_empty, greedy, hf_generate, make_engine, random_prompts
+from m5_kernels.decoder.config import DecoderConfig
+from m5_kernels.decoder.decoder import FusedDecoder
+from m5_kernels.decoder.parallel import Shard
+from m5_kernels.kernels.int8_weight import Int8Weight
+from m5_kernels.kernels.tiles import hopper_int8_tile
+from milestone_llm.models.tiny_models import build_tiny_model
+
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
+
+
+@functools.cache
+def models(family: str, **overrides: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A tiny model in float64 and its rounded copy; do not change them."""
+    model = with_biases(family, **overrides).double()
+    return model, rounded(model)
+
+
+def int8_engine(model: Any, **fields: Any) -> Any:
+    fields = {"max_model_len": 64, "block_size": 4, "max_num_batched_tokens": 24, **fields}
+    return make_engine(m5_kernels, model, quantization="int8", **fields)
+
+
+def tokens(outputs: list[Any]) -> list[list[int]]:
+    return [output.token_ids for output in outputs]
+
+
+# --- rounding ---------------------------------------------------------------------------------
+
+
+def test_each_weight_goes_to_the_nearest_step_of_its_row() -> None:
+    matrix = torch.randn(9000, 70)
+    matrix[3] = 0
+    matrix[4, 5] = 1e4
+    weight = Int8Weight.zeros(9000, 70, "cpu")
+    weight.round_from(matrix)
+    assert weight.scale[3] == 1
+    assert not weight.integers[3].any()
+    largest = matrix.abs().amax(1)
+    assert torch.equal(weight.integers.abs().amax(1)[largest > 0], torch.full((8999,), 127).char())
+    error = (weight.integers * weight.scale[:, None] - matrix).abs().amax(1)
+    assert (error <= largest / 127 / 2 * 1.001).all()
+
+
+def test_a_part_of_a_row_has_the_scale_of_the_whole() -> None:
+    matrix = torch.randn(20, 130) * torch.logspace(0, 2, 130)
+    whole, left, right = (Int8Weight.zeros(20, size, "cpu") for size in (130, 65, 65))
+    whole.round_from(matrix)
+    left.round_from(matrix, slice(0, 65))
+    right.round_from(matrix, slice(65, 130))
+    assert torch.equal(torch.cat((left.integers, right.integers), 1), whole.integers)
+    assert torch.equal(left.scale, whole.scale)
+    for part, rows in zip(whole.split([7, 13]), (slice(7), slice(7, None)), strict=True):
+        assert torch.equal(part.integers, whole[rows].integers)
+
+
+# --- the decoder ------------------------------------------------------------------------------
+
+
+def test_two_ranks_keep_parts_of_one_model() -> None:
+    model = with_biases("llama")
+    config = DecoderConfig.from_hf(model.config)
+    whole, *ranks = (
+        FusedDecoder(config, torch.zeros(4, 16), torch.float32, "cpu", shard, quantization="int8")
+        for shard in (Shard(), Shard(0, 2), Shard(1, 2))
+    )
+    for decoder in (whole, *ranks):
+        decoder.load(model.named_parameters())
+    parts = [rank.layers[1] for rank in ranks]
+    for name in ("output", "down"):  # cut by row: each rank has a part of every scale's row
+        integers = torch.cat([getattr(part, name).integers for part in parts], dim=1)
+        assert torch.equal(integers, getattr(whole.layers[1], name).integers)
+        for part in parts:
+            assert torch.equal(getattr(part, name).scale, getattr(whole.layers[1], name).scale)
+    neurons = [part.gate_up.integers.chunk(2) for part in parts]
+    merged = torch.cat([torch.cat(halves) for halves in zip(*neurons, strict=True)])
+    assert torch.equal(merged, whole.layers[1].gate_up.integers)
+    head = torch.cat([rank.lm_head.integers for rank in ranks])
+    assert torch.equal(head[: config.vocab_size], whole.lm_head.integers)
+
+
+def test_matrices_take_a_byte_a_weight_and_a_tied_embedding_stays() -> None:
+    model = build_tiny_model("qwen3", tie_word_embeddings=True).bfloat16()
+    plain = FusedDecoder.from_hf(model)
+    decoder = FusedDecoder.from_hf(model, quantization="int8")
+    for name in ("qkv", "output", "gate_up", "down"):
+        matrix, weight = getattr(plain.layers[0], name), getattr(decoder.layers[0], name)
+        assert 2 * weight.words.nbytes == matrix.nbytes
+    assert torch.equal(decoder.embedding, model.get_input_embeddings().weight)
+    assert 2 * decoder.lm_head.words.nbytes == decoder.embedding.nbytes
+
+
+# --- engines ----------------------------------------------------------------------------------
+
+
+SHORT = {"kv_cache_tokens": 64}
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("llama", {}),
+        ("qwen3", SHORT),
+        ("mistral", {**SHORT, "preemption": "swap"}),
+        ("qwen2", {"async_scheduling": False}),
+    ],
+)
+def test_tokens_are_those_of_the_rounded_model(family: str, fields: dict[str, Any]) -> None:
+    model, reference = models(family)
+    prompts = random_prompts([5, 30, 9, 30], seed=4)
+    expected = [hf_generate(reference, prompt, 8, eos_token_id=999) for prompt in prompts]
+    engine = int8_engine(model, **fields)
+    for _ in range(2):  # the second time by what the prefix cache has
+        assert tokens(engine.generate(prompts, greedy(8))) == expected
+    if "kv_cache_tokens" in fields:
+        assert engine.stats()["preemptions"] > 0
+    else:
+        assert engine.stats()["prefix_cache"]["hits"] > 0
+    assert_empty(engine)
+
+
+def test_guesses_change_no_token() -> None:
+    model, _ = models("llama", vocab_size=40)
+    prompts = [[1, 2, 3, 4, 5] * 4, [7, 8] * 5]
+    plain = tokens(int8_engine(model).generate(prompts, greedy(30)))
+    engine = int8_engine(model, speculation="ngram")
+    assert tokens(engine.generate(prompts, greedy(30))) == plain
+    assert engine.stats()["spec_decode_num_draft_tokens"] > 0
+
+
+def test_a_folder_is_read_matrix_by_matrix(tmp_path: Any) -> None:
+    model = with_biases("qwen2", tie_word_embeddings=True)
+    model.save_pretrained(tmp_path, max_shard_size="100KB")
+    engine = int8_engine(str(tmp_path))
+    assert not any(parameter.numel() for parameter in engine.model.parameters())
+    prompts = random_prompts([5, 12])
+    assert tokens(engine.generate(prompts, greedy(8))) == tokens(
+        int8_engine(model).generate(prompts, greedy(8))
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+def test_on_a_gpu_tokens_are_those_of_the_rounded_model(family: str) -> None:
+    """In float32, in graphs, kernel by kernel, and where requests are preempted."""
+    model = with_biases(family)
+    prompts = random_prompts([5, 30, 9, 17, 30], seed=4)
+    expected = tokens(
+        make_engine(m4_prefix_chunked, rounded(model).cuda()).generate(prompts, greedy(12))
+    )
+    for fields in ({}, {"kv_cache_tokens": 64}, {"enforce_eager": True}):
+        engine = int8_engine(model.cuda(), **fields)
+        assert tokens(engine.generate(prompts, greedy(12))) == expected
+
+
+# --- refusals ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+def test_models_without_a_fused_decoder_are_refused_by_name(family: str) -> None:
+    with pytest.raises(ValueError, match=rf'quantization="int8": no fused decoder for .{family}'):
+        m5_kernels.LLMEngine(f"tiny-{family}", quantization="int8")
+
+
+def test_a_quantised_model_is_refused() -> None:
+    model = build_tiny_model("llama")
+    model.config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    with pytest.raises(ValueError, match=r'quantization="int8": .* quantized weights of llama'):
+        m5_kernels.LLMEngine(model, quantization="int8")
+
+
+def test_other_values_are_refused_with_the_choices() -> None:
+    with pytest.raises(ValueError, match="quantization must be \"int8\" or None, got 'int4'"):
+        m5_kernels.LLMEngine("tiny-llama", quantization="int4")
+    with pytest.raises(ValueError, match="has no field 'quantization'"):
+        m4_prefix_chunked.LLMEngine("tiny-llama", quantization="int8")
+
+
+@pytest.mark.parametrize("num_tokens", [33, 65, 129, 256, 1024, 8192])
+@pytest.mark.parametrize("out_size", [1024, 4096, 24576, 151936])
+def test_tiles_for_hopper_fit_and_give_multiprocessors_something_to_do(
+    num_tokens: int, out_size: int
+) -> None:
+    tile = hopper_int8_tile(num_tokens, out_size)
+    assert tile.num_stages * (2 * tile.rows + tile.columns) * tile.depth < 227 * 1024
+    num_programs = -(-out_size // tile.columns) * -(-num_tokens // tile.rows)
+    assert num_programs >= 96 or (tile.columns, tile.rows) in ((64, 64), (64, 128))
