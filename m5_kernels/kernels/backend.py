@@ -91,8 +91,10 @@ def compiling() -> Iterator[None]:
 def wait_for_previous():
     """Wait until all that earlier kernels wrote can be read, then let the next kernel start.
 
-    What a kernel reads before this call must have been written before the previous kernel was
-    launched: weights, and what describes the step. It must not write anything before.
+    What a kernel reads before this call must have been written before the previous kernel began:
+    weights, and what describes the step, which torch's kernel for the embedding separates from all
+    that start early. It must not write anything before. In this order, as a kernel that let the
+    next one start while it waits would let in one that runs beside all that it waits for.
     """
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()

@@ -25,10 +25,7 @@ from .backend import ceil_div, launch_options, runs_triton, tl, triton, wait_for
 from .dot_linear import dot_is_faster, dot_linear
 from .int8_linear import int8_linear
 from .int8_weight import Int8Weight, int8_linear_torch
-from .tiles import LinearTile, linear_tile
-
-LONG_ROW = 3072
-"""Elements of a row of the weight."""
+from .tiles import LONG_ROW, LinearTile, linear_tile
 
 
 def max_tokens(in_size: int) -> int:
@@ -60,7 +57,7 @@ def skinny_linear(
         return dot_linear(hidden, weight, bias, pdl=pdl)
     if num_tokens > limit:
         return skinny_linear_torch(hidden, weight, bias)
-    tile = tile or linear_tile()
+    tile = tile or linear_tile(in_size)
     output = hidden.new_empty(num_tokens, out_size)
     _skinny_linear_kernel[(ceil_div(out_size, tile.columns),)](
         hidden, weight, bias, output,

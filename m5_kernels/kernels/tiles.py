@@ -86,6 +86,9 @@ class Int8Tile(NamedTuple):
     num_stages: int
 
 
+LONG_ROW = 3072
+"""Elements of a row of a weight, above which another product of a few tokens is faster."""
+
 # Tuned on: NVIDIA H200 (132 multiprocessors, 227 KiB shared memory each), torch 2.11, triton 3.6.
 # Key: (element size in bytes, padded head_dim).
 H200_DECODE = {
@@ -170,9 +173,13 @@ def fit_prefill(tile: PrefillTile, head_dim_pad: int, element_size: int, gpu: GP
     return tile._replace(num_stages=1) if is_too_large(tile) else tile
 
 
-def linear_tile() -> LinearTile:
-    """The tile of a matrix product with a few rows, near the best for every weight tried."""
-    return LinearTile(2, 1024, 4)
+def linear_tile(in_size: int) -> LinearTile:
+    """The tile of a matrix product with a few rows, near the best for every weight tried.
+
+    Where rows of the weight are long, two warps read four of them: 4.01 ms instead of 4.12 for all
+    layers of Qwen3-8B's shape.
+    """
+    return LinearTile(4, 512, 2) if in_size > LONG_ROW else LinearTile(2, 1024, 4)
 
 
 @functools.cache
