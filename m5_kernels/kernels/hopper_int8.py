@@ -1,12 +1,14 @@
 """Products of many rows with weights in eight bits, on Hopper.
 
-What `int8_linear` does, written in Gluon. Triton waits for each product before it makes the next
-integers into bf16, so that the tensor cores idle meanwhile. Here they do not:
+What `int8_linear` does, written in Gluon, for what Triton does not say: integers are made in the
+registers of which tensor cores take them, and the copy engine is steps ahead:
 
     TMA             words and rows of step k+3 into a ring in shared memory
+    other units     words(k) -> integers(k), in registers
     tensor cores    sums += integers(k) x rows(k)
-    other units     words(k+1) -> integers(k+1), in registers, of which the next product takes them
 
+The integers of step k+1 stand between the products of step k and the wait for them, so that both
+could go on at once. Of today's compiler that is not to be had: it moves the wait before them.
 Integers go from registers, rows from shared memory; sums stay in registers.
 """
 
