@@ -33,7 +33,7 @@ from .kernels.prefill_tiles import prefill_tiles, runs_on_hopper
 from .kernels.step_metadata import StepMetadata, append_sampled, expand_step
 from .proposer import UNKNOWN
 from .sampler import Needs, Sampler
-from .step_graphs import MAX_TOKENS, StepGraphs, StepShape
+from .step_graphs import MAX_TOKENS, StepGraphs, StepShape, is_chunk
 from .to_host import PromptLogprobs, fetch, prompt_logprobs_of
 
 
@@ -96,17 +96,11 @@ class FusedRunner:
         self.cache.move_blocks(plan)
         self._release_rows()
         # Rows of one token first, each followed by its guesses, which are such rows, too.
-        rows = sorted(plan.rows, key=_is_chunk)
+        rows = sorted(plan.rows, key=is_chunk)
         if not rows:
             return LaunchedStep(dict)
         self._send(rows, copied={block for _, block in plan.copies})
-        num_chunks = sum(map(_is_chunk, rows))
-        num_tokens = sum(row.num_new_tokens for row in rows)
-        num_guesses = sum(len(row.draft_token_ids) for row in rows)
-        num_decodes = len(rows) - num_chunks + num_guesses
-        shape = StepShape(
-            num_tokens, num_decodes + num_chunks, num_decodes, num_chunks, num_guesses > 0
-        )
+        shape = StepShape.of(rows)
         if not plan.can_run_ahead:  # all tokens before this step are known
             sampled = self._sample_on_host(rows, shape)
             return LaunchedStep(lambda: sampled)
@@ -291,11 +285,6 @@ class FusedRunner:
         self, requests: list[Request | None], tokens: torch.Tensor, of_prompts: PromptLogprobs
     ) -> Callable[[], dict[str, SampledToken]]:
         return fetch(requests, tokens, of_prompts, self.sampler, self.decoder.config.vocab_size)
-
-
-def _is_chunk(row: ScheduledRequest) -> bool:
-    """Whether a row has more than one certain token."""
-    return row.num_new_tokens > 1 + len(row.draft_token_ids)
 
 
 def _last_of_rows(hidden: torch.Tensor, metadata: StepMetadata, shape: StepShape) -> torch.Tensor:

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from milestone_llm.core.plan import ScheduledRequest
+
 from .sampler import Needs
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,20 @@ class StepShape(NamedTuple):
     """Rows after them that may have more."""
     has_guesses: bool = False
     """Whether some of the first are guesses, places of the row before them."""
+
+    @classmethod
+    def of(cls, rows: Sequence[ScheduledRequest]) -> StepShape:
+        """Of a plan's rows."""
+        num_chunks = sum(map(is_chunk, rows))
+        num_guesses = sum(len(row.draft_token_ids) for row in rows)
+        num_tokens = sum(row.num_new_tokens for row in rows)
+        num_rows = len(rows) + num_guesses
+        return cls(num_tokens, num_rows, num_rows - num_chunks, num_chunks, num_guesses > 0)
+
+
+def is_chunk(row: ScheduledRequest) -> bool:
+    """Whether a row has more than one certain token."""
+    return row.num_new_tokens > 1 + len(row.draft_token_ids)
 
 
 class StepGraphs:
