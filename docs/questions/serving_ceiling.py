@@ -30,7 +30,7 @@ from milestone_llm.serving.bench_server import RunningServer, running_server
 from milestone_llm.serving.command import serve_command
 from milestone_llm.serving.engine_client import EngineCoreOutputs
 from milestone_llm.serving.engine_loop import EngineLoop
-from milestone_llm.serving.metrics import DELIVERY_SECONDS
+from milestone_llm.serving.shared_counts import DELIVERY_SECONDS
 
 from .serving_words import give_words
 
