@@ -13,18 +13,18 @@ from .step_graphs import MAX_TOKENS, StepShape
 
 
 def shapes_of_all_kernels(
-    max_num_seqs: int, max_tokens: int, has_guesses: bool
+    max_num_seqs: int, max_tokens: int, max_guess_rows: int
 ) -> Iterator[tuple[StepShape, Needs]]:
     """Shapes of steps, and what their rows need.
 
     Args:
         max_num_seqs: most rows of a step.
         max_tokens: most tokens of a step.
-        has_guesses: whether there are steps with guesses.
+        max_guess_rows: most rows of a step with guesses, those included; 0: there is none.
     """
     if max_tokens > MAX_TOKENS:  # the one that takes longest to compile comes first
         yield StepShape(MAX_TOKENS + 1, 1, 1, 1), Needs()
-    for n in (1, 2, 4, 8, 16, 17, 32, 64, 128, 256, max_num_seqs):
+    for n in (1, 2, 3, 4, 8, 16, 17, 32, 64, 128, 256, max_num_seqs):
         if n <= max_num_seqs:
             yield StepShape(n, n, n, 0), Needs()
     for n in (1, 16, 17):
@@ -34,6 +34,6 @@ def shapes_of_all_kernels(
         for needs in (Needs(filters=True), Needs(penalties=True), Needs(True, True)):
             if n <= max_num_seqs:
                 yield StepShape(n, n, n, 0), needs
-    for n in (4, 17):
-        if has_guesses and n <= max_tokens:
+    for n in (2, 17, 64, 65, 129, 257):
+        if n <= max_guess_rows:
             yield StepShape(n, n, n, 0, has_guesses=True), Needs()

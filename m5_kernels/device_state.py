@@ -144,7 +144,8 @@ class DeviceState:
         # Tokens outside the vocabulary stop nobody, and neither is anybody kept from them.
         stops = [token for token in request.stop_token_ids if token < self._vocab_size]
         stops = (stops * MAX_DEVICE_STOP_IDS)[:MAX_DEVICE_STOP_IDS]
-        self.set("min_tokens", row, [params.min_tokens if stops else 0])
+        min_tokens = min(params.min_tokens, request.max_num_tokens)  # which has 32 bits
+        self.set("min_tokens", row, [min_tokens if stops else 0])
         self.set("stop_ids", row, stops or [0] * MAX_DEVICE_STOP_IDS)
         self.set("seeds", row, list(struct.unpack("<2i", struct.pack("<Q", request.seed))))
 

@@ -87,7 +87,8 @@ class LLMEngine(BaseEngine):
         def runner_over(cache: BlockCache, max_model_len: int) -> FusedRunner | HFRunner:
             if decoder is None:  # Hugging Face's modules with our attention
                 return HFRunner(loaded.model, cache)
-            runner = FusedRunner(decoder, cache, config, max_model_len)
+            smallest = ranks.smallest if ranks is not None else None
+            runner = FusedRunner(decoder, cache, config, max_model_len, smallest)
             runner.compile_kernels()
             return runner
 

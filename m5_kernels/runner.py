@@ -8,7 +8,6 @@ of which the host wants more than tokens, is launched kernel by kernel.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable
 
@@ -33,15 +32,30 @@ from .kernels.prefill_tiles import prefill_tiles, runs_on_hopper
 from .kernels.step_metadata import StepMetadata, append_sampled, expand_step
 from .proposer import UNKNOWN
 from .sampler import Needs, Sampler
-from .step_graphs import MAX_TOKENS, StepGraphs, StepShape, is_chunk
+from .step_graphs import (
+    MAX_TOKENS,
+    StepGraphs,
+    StepShape,
+    is_chunk,
+    lack_of_memory_suppressed,
+)
 from .to_host import PromptLogprobs, fetch, prompt_logprobs_of
 
 
 class FusedRunner:
-    """Turns plans into tokens. A row of device state is a request's while it runs."""
+    """Turns plans into tokens. A row of device state is a request's while it runs.
+
+    Args:
+        smallest: see `StepGraphs`.
+    """
 
     def __init__(
-        self, decoder: FusedDecoder, cache: BlockCache, config: EngineConfig, max_model_len: int
+        self,
+        decoder: FusedDecoder,
+        cache: BlockCache,
+        config: EngineConfig,
+        max_model_len: int,
+        smallest: Callable[[int], int] | None = None,
     ) -> None:
         device = decoder.embedding.device
         shape = decoder.config
@@ -61,7 +75,8 @@ class FusedRunner:
             num_places,
         )
         self.sampler = Sampler(self.state)
-        num_tokens = max(config.max_num_batched_tokens, num_places)
+        most = min(config.max_num_batched_tokens, config.max_num_seqs * max_model_len)
+        num_tokens = max(most, num_places)
         self.metadata = StepMetadata.allocate(num_tokens, num_places, self.state.max_blocks, device)
         self.workspace = (
             DecodeWorkspace.allocate(
@@ -71,6 +86,7 @@ class FusedRunner:
                 shape.head_dim,
                 decoder.embedding.dtype,
                 device,
+                has_guesses=num_guess_rows > 0,
             )
             if device.type == "cuda"
             else None
@@ -81,7 +97,7 @@ class FusedRunner:
         self._num_blocks_sent: dict[str, int] = {}
         has_graphs = device.type == "cuda" and not config.enforce_eager
         self.graphs = (
-            StepGraphs(self.state.step_rows, num_tokens, self._compute, num_guess_rows)
+            StepGraphs(self.state.step_rows, num_tokens, self._compute, num_guess_rows, smallest)
             if has_graphs
             else None
         )
@@ -129,15 +145,15 @@ class FusedRunner:
         """
         if self.cache.device.type != "cuda":
             return
-        has_guesses = self.graphs is not None and bool(self.graphs.guess_rows)
+        max_guess_rows = max(self.graphs.guess_rows, default=0) if self.graphs else 0
         part, layers = copy.copy(self), self.decoder.layers_of_each_kind
         part.decoder = self.decoder.of_layers(layers)
         part.kv_caches = [self.kv_caches[layer] for layer in layers]
         with torch.cuda.device_of(self.decoder.embedding), compiling():
             for shape, needs in shapes_of_all_kernels(
-                self.state.num_rows, len(self.metadata.input_ids), has_guesses
+                self.state.num_rows, len(self.metadata.input_ids), max_guess_rows
             ):
-                with contextlib.suppress(torch.OutOfMemoryError):
+                with lack_of_memory_suppressed(is_alone=self.decoder.shard.size == 1):
                     part._compute(shape, needs)
 
     @torch.inference_mode()
@@ -230,6 +246,7 @@ class FusedRunner:
             shape.num_chunks,
             self.workspace,
             self._chunk_tiles(shape, metadata),
+            offsets,
         )
         return self.decoder.forward(metadata.input_ids, attention, self.kv_caches), metadata
 

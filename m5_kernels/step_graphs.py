@@ -63,6 +63,7 @@ class StepGraphs:
         step_rows: the tensor from which the steps read the rows' requests, `[max_num_seqs]`.
         max_tokens: most tokens of a step.
         max_guess_rows: most rows of a step with guesses, those included; 0: there is none.
+        smallest: of several ranks, the smallest of their numbers; None: there is one rank.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class StepGraphs:
         max_tokens: int,
         compute: Callable[[StepShape, Needs], torch.Tensor],
         max_guess_rows: int = 0,
+        smallest: Callable[[int], int] | None = None,
     ) -> None:
         most = len(step_rows)
         self.decode_rows = [n for n in (1, 2, 4, 8) if n < most] + [*range(16, most, 16), most]
@@ -79,11 +81,11 @@ class StepGraphs:
         self.mixed_tokens = [n for n in sizes if n <= max_tokens]
         self.guess_rows = [n for n in self.decode_rows if 1 < n <= max_guess_rows]
         self.step_rows, self.max_tokens = step_rows, max_tokens
-        self.compute = compute
+        self.compute, self.smallest = compute, smallest
         self._graphs: dict[
             tuple[StepShape, Needs], tuple[torch.cuda.CUDAGraph, torch.Tensor] | None
         ] = {}
-        """None: memory did not hold it."""
+        """None: memory did not hold it, of this rank or of another."""
         self._has_warned = False
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
@@ -133,7 +135,7 @@ class StepGraphs:
         capture, so that steps without a graph find theirs however many graphs there are.
         """
         most = len(self.step_rows)
-        with contextlib.suppress(torch.OutOfMemoryError):
+        with lack_of_memory_suppressed(is_alone=self.smallest is None):
             self._compute_nothing(StepShape(self.max_tokens, most, most, MAX_CHUNKS), needs)
         self._capture_missing(self.buckets, needs)
 
@@ -143,12 +145,17 @@ class StepGraphs:
         for bucket in buckets:
             if (bucket, needs) in self._graphs:
                 continue
+            captured = None
             try:
-                self._graphs[bucket, needs] = self._capture(bucket, needs)
+                captured = self._capture(bucket, needs)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                self._graphs[bucket, needs] = None
+            # NCCL: what one rank captures of a sum over all ranks, all must have captured.
+            if self.smallest is not None and not self.smallest(captured is not None):
+                captured = None
+            self._graphs[bucket, needs] = captured
+            if captured is None:
                 left_out.append(bucket)
         if left_out and not self._has_warned:
             self._has_warned = True  # or there would be a line for each kind of request
@@ -162,8 +169,7 @@ class StepGraphs:
     def _capture(
         self, bucket: StepShape, needs: Needs
     ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """Capture a step, after a run without rows that compiles and loads its kernels."""
-        self._compute_nothing(bucket, needs)
+        """Capture a step. Nothing is computed, and what its kernels need is loaded on the way."""
         graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         # A stream of its own: torch's default one belongs to the device that captured first. And
         # not `torch.cuda.graph`, which waits for the device and gives all spare memory back.
@@ -190,6 +196,14 @@ class StepGraphs:
             self.compute(shape, needs)
         finally:
             self.step_rows.copy_(rows)
+
+
+def lack_of_memory_suppressed(is_alone: bool) -> contextlib.AbstractContextManager[None]:
+    """Within, a step may find too little memory, and is then not computed, unless there are ranks.
+
+    The others would wait for this one's part of a sum, so this one ends, and they with it.
+    """
+    return contextlib.suppress(torch.OutOfMemoryError) if is_alone else contextlib.nullcontext()
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

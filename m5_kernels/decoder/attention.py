@@ -9,6 +9,10 @@ import torch
 from m5_kernels.kernels.flash_decode import DecodeWorkspace, flash_decode
 from m5_kernels.kernels.paged_prefill import paged_prefill
 
+MANY_PLACES = 64
+"""From so many on, a request's guesses attend together. Fewer requests are cut into more parts, and
+to merge those of several places takes longer than to read the keys and values again."""
+
 
 @dataclass(frozen=True)
 class AttentionMetadata:
@@ -20,6 +24,7 @@ class AttentionMetadata:
     sequences with one new token, 0 for others; first_chunk: int32 `[1]`, how many those are. None
     but the first num_decodes sequences has one token, and there are at most num_chunks chunks.
     chunk_tiles: of `prefill_tiles`, where the kernel for Hopper is to attend for the chunks.
+    offsets: of the sequences with one new token, as in `flash_decode`, where some are guesses.
     """
 
     positions: torch.Tensor
@@ -33,6 +38,7 @@ class AttentionMetadata:
     num_chunks: int
     workspace: DecodeWorkspace | None = None
     chunk_tiles: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
 
 
 def attend(
@@ -55,7 +61,7 @@ def attend(
     if n:  # where a chunk's first tokens stand among the first n, they get zeros for the moment
         flash_decode(
             query[:n], key_cache, value_cache, m.block_table[:n], m.decode_lens[:n],
-            scale, window, output[:n], m.workspace, pdl,
+            scale, window, output[:n], m.workspace, pdl, m.offsets if n >= MANY_PLACES else None,
         )  # fmt: skip
     if m.chunk_tiles is not None and window is None:
         from m5_kernels.kernels.hopper_prefill import hopper_prefill  # Gluon: NVIDIA's GPUs alone

@@ -6,7 +6,7 @@ Face's modules under its own attention (`hf_runner`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -77,6 +77,12 @@ class DecoderConfig:
             has_qk_norm=family == "qwen3",
             is_tied=config.tie_word_embeddings,
         )
+
+    @classmethod
+    def of_model(cls, model: Any) -> DecoderConfig:
+        """Read a model with its weights: whether its LM head is tied, they say, not the config."""
+        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        return replace(cls.from_hf(model.config), is_tied=head.weight is embedding.weight)
 
 
 def is_fusible(config: Any) -> bool:

@@ -1,6 +1,6 @@
 """A decoder for llama, mistral, qwen2 and qwen3 that does a layer in nine launches.
 
-The Hugging Face modules launch some thirty kernels a layer and pass most tensors through
+The Hugging Face modules launch dozens of kernels a layer and pass most tensors through
 memory between them. Here the projections of query, key and value are one matrix, so are those of
 gate and up, and what stands between two matrix products is one kernel:
 
@@ -106,11 +106,12 @@ class FusedDecoder:
             dtype = dtype or hf_config.dtype or torch.float32
             device = device or "cpu"
             weights = read_safetensors(Path(model))
+            config = DecoderConfig.from_hf(hf_config)
         else:
             hf_config = model.config
             dtype, device = dtype or model.dtype, device or model.device
             weights = read_model(model, consume)
-        config = DecoderConfig.from_hf(hf_config)
+            config = DecoderConfig.of_model(model)
         cos_sin = rope_table(hf_config, max_positions)
         decoder = cls(config, cos_sin, dtype, device, quantization=quantization)
         decoder.load(weights)
@@ -122,9 +123,11 @@ class FusedDecoder:
         weights: what has a `shape`, or `get_shape`, and gives a tensor when it is sliced.
         """
         slices = self._slices()
+        tied_head: torch.Tensor | None = None
         missing = set(slices)
         for name, weight in weights:
             if name == "lm_head.weight" and self.config.is_tied:
+                tied_head = weight[slices["model.embed_tokens.weight"].part]
                 continue
             if name not in slices:
                 raise InputError(f"the fused decoder has no use for the weight {name}")
@@ -136,6 +139,11 @@ class FusedDecoder:
             missing.discard(name)
         if missing:
             raise InputError(f"{len(missing)} weights are missing, {min(missing)} among them")
+        if tied_head is not None:
+            rows = self.embedding[: len(tied_head)]
+            if not torch.equal(tied_head.to(rows), rows):
+                text = "tie_word_embeddings is true, and lm_head.weight is not the embedding"
+                raise InputError(f"{text}: it must be false in config.json")
         self._round_tied_head()
 
     def _slices(self) -> dict[str, WeightSlice]:

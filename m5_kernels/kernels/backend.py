@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -72,19 +72,35 @@ def launch_options(pdl: bool) -> dict[str, bool]:
 def compiling() -> Iterator[None]:
     """Within, kernels are compiled where they would be launched: side by side, each in a thread.
 
-    At the end all are there. What they would have written is not.
+    At the end all are on the GPU, ready to be launched. What they would have written is not.
     """
 
     def compile_for(kernel: Any, grid: Any) -> Any:
         return functools.partial(kernel.run, grid=grid, warmup=True)
 
     launch = triton.JITFunction.__getitem__
-    with ThreadPoolExecutor(os.cpu_count()) as threads, triton.AsyncCompileMode(threads):
+    device = torch.cuda.current_device()
+    with (
+        _Loaders(os.cpu_count(), initializer=torch.cuda.set_device, initargs=(device,)) as threads,
+        triton.AsyncCompileMode(threads),
+    ):
         triton.JITFunction.__getitem__ = compile_for
         try:
             yield
         finally:
             triton.JITFunction.__getitem__ = launch
+
+
+class _Loaders(ThreadPoolExecutor):
+    """Threads that load what they have compiled, and compile the C code that launches it."""
+
+    def submit(self, compile_kernel: Callable[[], Any]) -> Future[Any]:  # type: ignore[override]
+        def load() -> Any:
+            kernel = compile_kernel()
+            kernel.run  # noqa: B018 - a property, which the first launch would ask for
+            return kernel
+
+        return super().submit(load)
 
 
 @triton.jit

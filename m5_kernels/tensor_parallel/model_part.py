@@ -106,9 +106,10 @@ def decoder_part(
         max_positions, max_num_seqs, quantization: as `FusedDecoder` takes them.
     """
     cos_sin = rope_table(whole.config, max_positions)
-    config = DecoderConfig.from_hf(whole.config)
+    is_whole = has_weights(whole)
+    config = DecoderConfig.of_model(whole) if is_whole else DecoderConfig.from_hf(whole.config)
     decoder = FusedDecoder(config, cos_sin, whole.dtype, device, shard, max_num_seqs, quantization)
-    if has_weights(whole):
+    if is_whole:
         decoder.load(read_model(whole, consume=False))
         return decoder
     place, _ = locate(str(source))

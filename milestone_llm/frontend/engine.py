@@ -22,7 +22,7 @@ from milestone_llm.models.kv_shape import kv_bytes_per_token
 
 from .config import EngineConfig
 from .exclusive import Exclusive
-from .garbage import garbage_frozen
+from .garbage import no_full_collection
 from .guarded_core import GuardedCore
 from .input_processor import InputProcessor
 from .inputs import Prompt, Prompts, check_request_id
@@ -122,7 +122,7 @@ class BaseEngine:
         """
         states: list[RequestState] = []
         queue = OutputQueue(wants_all=False)
-        with garbage_frozen():
+        with no_full_collection():
             for _ in self._start(prompts, sampling_params, chat, queue, states):
                 pass
         return [state.snapshot() for state in states]

@@ -1,7 +1,8 @@
 """Python's garbage collector, kept from libraries, models and engines: they are no garbage.
 
-It would look through all their objects now and then, which stops a fast engine for some 0.2 s. What
-is frozen concerns the whole process: a program freezes for good, an engine only while it generates.
+It would look through all their objects now and then, which stops a fast engine for some 0.2 s. A
+program freezes them, for good and for the whole process. An engine only waits while it generates:
+what was frozen and thawed would be old at once, and hardly ever looked at again.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
+
+_NEVER = 2**31 - 1
 
 
 def freeze_garbage() -> None:
@@ -30,16 +33,12 @@ def nothing_collected() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def garbage_frozen() -> Iterator[None]:
-    """Within, the collector looks at new objects alone.
-
-    Python can only unfreeze all objects at once. So what the program has frozen stays as it is.
-    """
-    is_free = gc.get_freeze_count() == 0
+def no_full_collection() -> Iterator[None]:
+    """Within, the collector looks at new objects alone; what is old has its turn afterwards."""
+    young, middle, old = gc.get_threshold()
     try:
-        if is_free:
-            gc.freeze()
+        gc.set_threshold(young, middle, _NEVER)
         yield
     finally:
-        if is_free:
-            gc.unfreeze()
+        if old != _NEVER:  # else another thread generates, and sees to it
+            gc.set_threshold(young, middle, old)

@@ -70,8 +70,10 @@ class InputProcessor:
             InputError: one of them is bad; then there is none.
         """
         many = as_list(prompts)
-        if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            sampling_params = [sampling_params or SamplingParams()] * len(many)
+        if sampling_params is None:
+            sampling_params = SamplingParams()
+        if not isinstance(sampling_params, Sequence):  # what is none at all is told so below
+            sampling_params = [sampling_params] * len(many)
         if len(sampling_params) != len(many):
             raise InputError(f"{len(many)} prompts, but {len(sampling_params)} sampling_params")
         num_arrivals = self.num_arrivals

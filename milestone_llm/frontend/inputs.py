@@ -41,6 +41,8 @@ def encode_prompt(
         if isinstance(prompt, bytes | bytearray):
             raise TypeError("bytes are neither text nor token ids")
         is_messages = not is_text and len(prompt) > 0 and isinstance(prompt[0], dict)
+        if is_messages and not all(isinstance(message, dict) for message in prompt):
+            raise TypeError("a message is a dictionary")
         if not is_text and not is_messages:
             if any(isinstance(token, bool) for token in prompt):
                 raise TypeError("True and False are no token ids")

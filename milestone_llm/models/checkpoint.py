@@ -141,11 +141,12 @@ def load_model(
 
 
 def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
-    """Tokens with which the model ends its output (EOS); empty if it names none."""
+    """Tokens with which the model ends its output (EOS); empty if it names none, or says -1."""
     for config in (getattr(model, "generation_config", None), model.config.get_text_config()):
         eos = getattr(config, "eos_token_id", None)
         if eos is not None:
-            return frozenset([eos] if isinstance(eos, int) else eos)
+            ids = [eos] if isinstance(eos, int) else eos
+            return frozenset(token for token in ids if token >= 0)
     return frozenset()
 
 

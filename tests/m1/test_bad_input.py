@@ -154,10 +154,20 @@ def test_parameters_of_another_kind_are_refused(package: Any) -> None:
     engine = make_engine(package)
     with pytest.raises(ValueError, match=r"must be SamplingParams, got \{'temperature': 0\}"):
         engine.add_request([5, 6], {"temperature": 0})
+    for bad in (0, {"temperature": 0}, SamplingParams):
+        with pytest.raises(
+            ValueError, match=rf"must be SamplingParams, got {re.escape(repr(bad))}"
+        ):
+            engine.generate([[5, 6]], bad)
     assert_empty(engine)
 
 
-@pytest.mark.parametrize("prompts", [None, 5, {"role": "user"}, [[5], None], [[[5]]]])
+MESSAGE = {"role": "user", "content": "Hi"}
+
+
+@pytest.mark.parametrize(
+    "prompts", [None, 5, {"role": "user"}, [[5], None], [[[5]]], [[MESSAGE, "Hi"]]]
+)
 def test_what_is_no_prompt_is_told_what_a_prompt_is(prompts):
     engine = make_engine(m1_single)
     with pytest.raises(ValueError, match="a prompt is text, a list of token ids"):
@@ -240,6 +250,22 @@ def test_sampling_parameter_out_of_range_is_refused_with_its_value(name, value):
 )
 def test_sampling_parameters_at_the_limit_are_taken(params):
     SamplingParams(**params)
+
+
+@every_milestone
+def test_min_tokens_beyond_all_that_there_is_room_for_means_no_stop(package):
+    engine = make_engine(package, max_model_len=16)
+    never = {"stop_token_ids": list(range(0, VOCAB_SIZE, 13)), "temperature": 0}
+    expected = engine.generate([[5]], SamplingParams(max_tokens=99, min_tokens=99, **never))
+    for many in (2**31, 2**32, 10**30):
+        params = SamplingParams(max_tokens=many, min_tokens=many, **never)
+        assert engine.generate([[5]], params)[0].token_ids == expected[0].token_ids
+
+
+@every_milestone
+def test_a_step_budget_beyond_all_requests_takes_no_memory(package):
+    engine = make_engine(package, max_model_len=16, max_num_batched_tokens=10**30)
+    assert len(engine.generate([[5] * 9] * 5, SamplingParams(max_tokens=2, ignore_eos=True))) == 5
 
 
 @every_milestone

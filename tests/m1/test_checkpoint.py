@@ -487,6 +487,8 @@ def test_stop_tokens_come_from_the_generation_config_first():
     assert stop_token_ids(model) == {5}
     model.generation_config.eos_token_id = [7, 9]
     assert stop_token_ids(model) == {7, 9}
+    model.generation_config.eos_token_id = [7, -1]  # some say so of an end that there is not
+    assert stop_token_ids(model) == {7}
     model.generation_config.eos_token_id = None
     assert stop_token_ids(model) == {5}
     model.config.eos_token_id = None

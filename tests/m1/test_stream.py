@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -174,36 +175,33 @@ def test_an_id_is_taken_until_its_last_output_has_been_given_out(package):
     assert run_to_end(engine)["mine"].token_ids == EXPECTED[2][:2]
 
 
-@pytest.fixture
-def unfrozen():
-    """Nothing is frozen, as in a program that has just begun."""
-    gc.unfreeze()
-    yield
-    gc.freeze()
-
-
-@pytest.mark.usefixtures("unfrozen")
 def test_a_generate_does_not_look_through_what_was_there_before(monkeypatch):
     engine = make_engine(m1_single)
-    step, frozen = engine.core.step, []
+    step, before, seen = engine.core.step, gc.get_threshold(), []
     monkeypatch.setattr(
-        engine.core, "step", lambda: (frozen.append(gc.get_freeze_count()), step())[1]
+        engine.core, "step", lambda: (seen.append(gc.get_threshold()[2]), step())[1]
     )
     engine.generate([[3, 4, 5]], greedy(2))
-    assert min(frozen) > 10_000
-    assert gc.get_freeze_count() == 0
+    assert min(seen) > 10**9
+    assert gc.get_threshold() == before
 
 
-@pytest.mark.usefixtures("unfrozen")
-def test_a_generate_leaves_frozen_what_the_program_has_frozen():
-    engine = make_engine(m1_single)
-    gc.freeze()
+def test_what_is_new_before_a_generate_is_still_new_behind_it():
+    """If it were old, a program that generates again and again would keep all its garbage."""
+    gc.unfreeze()  # nothing is frozen, as in a program that has just begun
+    gc.disable()
     try:
-        before = gc.get_freeze_count()
-        engine.generate([[3, 4, 5]], greedy(2))
-        assert gc.get_freeze_count() > 0.99 * before  # but for what has ended meanwhile
+        engine = make_engine(m1_single)
+        garbage: list[Any] = [engine]
+        garbage.append(garbage)
+        found = weakref.ref(engine)
+        del garbage, engine
+        make_engine(m1_single).generate([[3, 4, 5]], greedy(2))
+        gc.collect(1)
+        assert found() is None
     finally:
-        gc.unfreeze()
+        gc.enable()
+        gc.freeze()
 
 
 def test_the_collector_works_again_after_what_is_built_without_it():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import pkgutil
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ import m5_kernels
 from engine_helpers import make_engine, tiny_model
 from m5_kernels import kernels
 from m5_kernels.compiled_shapes import shapes_of_all_kernels
+from m5_kernels.kernels.backend import compiling
 from m5_kernels.kernels.flash_decode import DecodeWorkspace
 from m5_kernels.sampler import Needs
 from m5_kernels.step_graphs import MAX_CHUNKS, MAX_TOKENS, StepGraphs, StepShape
@@ -69,17 +71,37 @@ def test_no_step_launches_a_kernel_that_was_not_compiled(launched, speculation):
     runner, shape = engine.runner, engine.decoder.config
     runner.workspace = DecodeWorkspace.allocate(
         runner.state.num_places, shape.num_q_heads, shape.num_kv_heads, shape.head_dim,
-        torch.float32, torch.device("cpu"),
+        torch.float32, torch.device("cpu"), has_guesses=bool(speculation),
     )  # fmt: skip
     num_tokens = len(runner.metadata.input_ids)
-    num_guess_rows = runner.state.num_places if speculation else 0
-    for step, needs in shapes_of_all_kernels(150, num_tokens, bool(speculation)):
+    num_guess_rows = 120 if speculation else 0
+    for step, needs in shapes_of_all_kernels(150, num_tokens, num_guess_rows):
         runner._compute(step, needs)
     compiled = set(launched)
     graphs = StepGraphs(runner.state.step_rows, num_tokens, runner._compute, num_guess_rows)
     larger = [StepShape(num_tokens, n, n - chunks, chunks) for n in (33, 150) for chunks in (1, 20)]
-    for step in [*graphs.buckets[::7], *graphs.buckets[-8:], *larger]:
+    exact = [StepShape(n, n, n, 0) for n in (3, 7)]  # with prompt_logprobs there is no bucket
+    for step in [*graphs.buckets[::7], *graphs.buckets[-8:], *larger, *exact]:
         for needs in NEEDS if step.num_tokens <= 16 else NEEDS[:1]:
             runner._compute(step, needs)
     assert launched == compiled
     assert any(step.num_chunks == MAX_CHUNKS for step in graphs.buckets)
+
+
+def test_what_is_compiled_is_loaded_where_it_was_compiled(monkeypatch):
+    """Else each first launch would load its kernel, and compile C code for it, one by one."""
+    loaded_in = []
+
+    class Kernel:
+        @property
+        def run(self) -> None:
+            loaded_in.append(threading.current_thread())
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    devices = []
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    with compiling():
+        triton.runtime._async_compile.active_mode.get().submit("key", Kernel, lambda kernel: None)
+    assert loaded_in
+    assert loaded_in[0] is not threading.current_thread()
+    assert devices == [3]

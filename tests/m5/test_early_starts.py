@@ -11,7 +11,7 @@ import pytest
 from m5_kernels.kernels import backend
 
 CONSTANT = {"weight", "words", "bias", "scale", "q_norm", "k_norm", "cos_sin"}
-OF_THE_STEP = {"positions", "slot_mapping", "context_lens"}
+OF_THE_STEP = {"positions", "slot_mapping", "context_lens", "offsets"}
 """Written by kernels that end before the first of those starts which start early."""
 NUMBERS = {"size", "out_size", "num_seqs", "window"}
 FOLDER = Path(backend.__file__).parent

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 from unittest.mock import patch
 
 import pytest
 import torch
 from eight_bits import rounded, with_biases
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from m5_kernels.decoder import decoder as decoder_file
@@ -197,6 +199,32 @@ def test_folder_of_shards_gives_the_same_weights(tmp_path) -> None:
     for name, own in first._slices().items():
         assert torch.equal(own.target, second._slices()[name].target), name
     assert torch.equal(first.cos_sin, second.cos_sin)
+
+
+def test_a_model_has_the_head_that_it_has_whatever_its_config_says() -> None:
+    other = build_tiny_model("llama")
+    other.config.tie_word_embeddings = True
+    decoder = FusedDecoder.from_hf(other)
+    assert torch.equal(decoder.lm_head, other.lm_head.weight)
+    assert not torch.equal(decoder.lm_head, decoder.embedding)
+    tied = build_tiny_model("llama")
+    tied.lm_head.weight = tied.model.embed_tokens.weight
+    decoder = FusedDecoder.from_hf(tied)
+    assert decoder.lm_head is decoder.embedding
+
+
+def test_a_head_that_is_tied_may_be_in_a_checkpoint_and_another_may_not(tmp_path) -> None:
+    model = build_tiny_model("llama")
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    with pytest.raises(ValueError, match=r"lm_head\.weight is not the embedding"):
+        FusedDecoder.from_hf(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, tmp_path / "model.safetensors")
+    decoder = FusedDecoder.from_hf(tmp_path)
+    assert decoder.lm_head is decoder.embedding
 
 
 def test_a_consumed_model_gives_its_memory_back() -> None:

@@ -143,6 +143,35 @@ def test_a_step_for_which_there_is_no_memory_leaves_the_rows_as_they_were():
     assert torch.equal(step_rows, torch.tensor([2, 0, 1]))
 
 
+def test_a_rank_keeps_the_graphs_that_all_ranks_could_capture(monkeypatch):
+    """Where one replays a sum over all ranks, none may launch its part of it kernel by kernel."""
+
+    def capture(bucket: StepShape, needs: Needs) -> StepShape:
+        if bucket.num_tokens == 8:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return bucket
+
+    graphs = graphs_for(8, 70)
+    monkeypatch.setattr(graphs, "_capture", capture)
+    elsewhere = iter([1, 1, 0, 1, 1])
+    graphs.smallest = lambda number: min(number, next(elsewhere))
+    graphs.capture_all(Needs())
+    sizes = {bucket.num_tokens: kept for (bucket, _), kept in graphs._graphs.items()}
+    assert [size for size, kept in sizes.items() if kept is None] == [8, 4]
+    assert next(elsewhere, None) is None  # each was agreed on
+
+
+def test_a_rank_without_memory_for_the_largest_step_ends():
+    """Others wait for its part of a sum."""
+
+    def compute(shape: StepShape, needs: Needs) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    graphs = StepGraphs(torch.tensor([0]), 70, compute, smallest=int)
+    with pytest.raises(torch.OutOfMemoryError):
+        graphs.capture_all(Needs())
+
+
 def test_what_else_a_capture_raises_is_no_want_of_memory(monkeypatch):
     def capture(bucket: StepShape, needs: Needs) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
