@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
+from copy import copy
+from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
+from typing import Any
 
 from milestone_llm.core.outputs import Logprob
 
@@ -88,6 +90,11 @@ class CompletionOutput:
         """Per token, log-probabilities by token id; None unless asked for."""
         return None if self._all_logprobs is None else self._all_logprobs[: self.num_tokens]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled without the request that it is a snapshot of."""
+        text = partial(str, self.text)
+        return type(self), (self.index, self.token_ids, self.logprobs, self.finish_reason, text)
+
     def __repr__(self) -> str:
         return (
             f"CompletionOutput(index={self.index}, text={self.text!r}, "
@@ -112,6 +119,12 @@ class RequestOutput:
     Complete when the first output token is there."""
     read_prompt: Callable[[], str | None] = field(default=lambda: None, compare=False)
     """Gives `prompt`."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as what it shows."""
+        shown = {each.name: getattr(self, each.name) for each in fields(self)}
+        shown["read_prompt"] = partial(copy, self.prompt)
+        return type(self), tuple(shown.values())
 
     def __repr__(self) -> str:
         return (

@@ -1,5 +1,7 @@
 """An output knows its prompt's text, which is made only if somebody asks."""
 
+import pickle
+
 import pytest
 
 import m1_single
@@ -39,3 +41,12 @@ def test_nothing_is_decoded_until_somebody_asks_and_then_once(engine, monkeypatc
     assert [7, 12] not in decoded
     assert {output.prompt for output in outputs} == {"w7 w12"}
     assert decoded.count([7, 12]) == 1
+
+
+def test_an_output_that_was_pickled_shows_the_same(engine):
+    for output in engine.stream(["w7 w12"], greedy(3, logprobs=2, prompt_logprobs=1)):
+        copy = pickle.loads(pickle.dumps(output))
+        assert repr(copy) == repr(output)
+        assert (copy.logprobs, copy.prompt_logprobs) == (output.logprobs, output.prompt_logprobs)
+        assert copy.finished == output.finished
+    assert len(copy.token_ids) == 3
