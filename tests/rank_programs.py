@@ -107,23 +107,27 @@ def circling(family: str, changes: dict[str, Any], device: str = "cpu") -> Any:
 
 
 def families(rank: int, size: int, cases: dict[str, Any], device: str = "cpu") -> Any:
-    """Tokens of every case over all ranks, and with one rank."""
+    """Tokens of every case over all ranks; rank 0 says as well what one rank alone makes of it."""
     found = {}
     where = f"cuda:{rank}" if device == "cuda" else device
     for name, (family, changes, fields) in cases.items():
         model = build(family, changes, where)
-        together = _engine(model, size, device=device, **fields)
-        alone = _engine(model, 1, device=where, **fields)
-        neurons = together.decoder.layers[0].gate_up
-        found[name] = {
-            "together": _tokens(together),
-            "alone": _tokens(alone),
-            "kv_bytes": [e.stats()["kv"]["bytes_per_token"] for e in (together, alone)],
-            "mlp_rows": [len(e.decoder.layers[0].gate_up) for e in (together, alone)],
-            "first_neuron": getattr(neurons, "integers", neurons)[0, :4].tolist(),
-            "used": together.stats()["kv"]["used"],
-        }
+        found[name] = _of(_engine(model, size, device=device, **fields))
+        if rank == 0:
+            found[f"{name} alone"] = _of(_engine(model, 1, device=where, **fields))
     return found
+
+
+def _of(engine: Any) -> dict[str, Any]:
+    """The tokens of an engine, and the sizes of what its rank has."""
+    neurons = engine.decoder.layers[0].gate_up
+    return {
+        "tokens": _tokens(engine),
+        "kv_bytes": engine.stats()["kv"]["bytes_per_token"],
+        "mlp_rows": len(neurons),
+        "first_neuron": getattr(neurons, "integers", neurons)[0, :4].tolist(),
+        "used": engine.stats()["kv"]["used"],
+    }
 
 
 def guesses(rank: int, size: int, device: str = "cpu") -> Any:

@@ -2,7 +2,8 @@
 
 The interpreter must be chosen before anything imports triton. So this file runs in a process with
 TRITON_INTERPRET=1: `conftest.py` starts one for whoever names this file, and
-test_how_exercises_are_checked.py for a run of all tests, with the reader's kernel once it is begun.
+tests/m5/test_interpreted_kernels.py for a run of all tests, with the reader's kernel once it is
+begun.
 """
 
 import os

@@ -25,6 +25,7 @@ needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs
 
 STORM = os.environ.get("STORM") == "1"
 PATIENCE_S = 1800 if STORM else 240
+NUM_STEPS = 10_000 if STORM else 150
 
 CASES: dict[str, Any] = {
     "llama": ("llama", {}, {}),
@@ -89,26 +90,37 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_are_those_of_one_rank(families, case):
+    alone = families[0][f"{case} alone"]
     for found in families:
-        assert found[case]["together"] == found[case]["alone"]
+        assert found[case]["tokens"] == alone["tokens"]
         assert found[case]["used"] == 0
-    assert families[0][case]["together"] == families[1][case]["together"]
 
 
 def test_each_rank_has_its_own_part(families):
+    whole = families[0]["llama alone"]
     for found in families:
-        whole = found["llama"]
-        assert whole["mlp_rows"][0] * 2 == whole["mlp_rows"][1]
-        assert whole["kv_bytes"][0] * 2 == whole["kv_bytes"][1]
-        assert found["llama, one KV head"]["kv_bytes"][0] == whole["kv_bytes"][0]
+        part = found["llama"]
+        assert part["mlp_rows"] * 2 == whole["mlp_rows"]
+        assert part["kv_bytes"] * 2 == whole["kv_bytes"]
+        assert found["llama, one KV head"]["kv_bytes"] == part["kv_bytes"]
     parts = [found["llama"]["first_neuron"] for found in families]
     assert parts[0] != parts[1]
 
 
-def test_ranks_plan_and_sample_the_same_under_random_traffic(tmp_path):
-    steps = 10_000 if STORM else 150
-    found = Started("random_steps", 2, tmp_path, num_steps=steps, seed=11).results()
-    alone = json.loads(json.dumps(rank_programs.random_steps(0, 1, steps, seed=11)))
+@pytest.fixture(scope="module")
+def two_at_a_time(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[Any]]:
+    """What two programs found that ran side by side, each with its own ranks."""
+    folder = tmp_path_factory.mktemp("two")
+    both = [
+        Started("random_steps", 2, folder / "a", num_steps=NUM_STEPS, seed=11),
+        Started("only_rank_0_is_asked", 2, folder / "b"),
+    ]
+    return both[0].results(), both[1].results()
+
+
+def test_ranks_plan_and_sample_the_same_under_random_traffic(two_at_a_time):
+    found, _ = two_at_a_time
+    alone = json.loads(json.dumps(rank_programs.random_steps(0, 1, NUM_STEPS, seed=11)))
     assert found[0] == found[1] == alone
     assert alone["used"] == 0
     assert min(alone[name] for name in ("steps", "preemptions", "hits", "aborted")) > 0
@@ -129,12 +141,10 @@ def test_a_rank_reads_no_more_of_a_folder_than_its_part(tmp_path):
         assert each["module_elements"] == 0
 
 
-def test_two_programs_at_a_time_in_which_only_rank_0_is_asked(tmp_path):
-    both = [Started("only_rank_0_is_asked", 2, tmp_path / name) for name in "ab"]
-    for started in both:
-        result, follower = started.results()
-        assert result["found"] == result["expected"]
-        assert follower == "followed to the end"
+def test_ranks_follow_where_only_rank_0_is_asked(two_at_a_time):
+    _, (result, follower) = two_at_a_time
+    assert result["found"] == result["expected"]
+    assert follower == "followed to the end"
 
 
 def test_ranks_that_are_asked_for_different_things_end_with_a_message(tmp_path):
@@ -153,11 +163,12 @@ def test_a_rank_that_dies_takes_the_others_down(tmp_path):
     assert not list(tmp_path.glob("result*"))
 
 
-@pytest.mark.smollm2
-def test_three_ranks_of_the_real_model(tmp_path):
+def test_three_ranks_of_the_real_model(smollm2, tmp_path):
     found = Started("smollm2", 3, tmp_path).results()
     params = m5_kernels.SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
-    alone = m5_kernels.LLMEngine("smollm2-135m", max_model_len=64, kv_cache_tokens=256)
+    alone = m5_kernels.LLMEngine(
+        smollm2.model, tokenizer=smollm2.tokenizer, max_model_len=64, kv_cache_tokens=256
+    )
     outputs = alone.generate(["The sea in winter is", "Name a fruit."], params)
     for each in found:
         assert each["tokens"] == [output.token_ids for output in outputs]
@@ -238,7 +249,7 @@ def test_two_gpus_give_the_tokens_of_one(tmp_path, enforce_eager):
     found = Started("families", 2, tmp_path, cases=cases, device="cuda").results()
     for case in CASES:
         for each in found:
-            assert each[case]["together"] == each[case]["alone"], case
+            assert each[case]["tokens"] == found[0][f"{case} alone"]["tokens"], case
 
 
 @pytest.mark.gpu

@@ -6,6 +6,7 @@ texts run in circles.
 
 from __future__ import annotations
 
+import copy
 import functools
 import random
 from typing import Any
@@ -90,6 +91,28 @@ def test_whatever_is_asked_for_every_request_gets_what_it_gets_without_guesses(s
         assert [facts(output) for output in made.generate(prompts, params)] == wanted
         assert made.stats()["spec_decode_num_accepted_tokens"] > 0
         assert_empty(made)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_requests", [3, 24])  # of many requests guesses attend together
+def test_on_a_gpu_in_fp32_tokens_are_those_without_guesses(num_requests):
+    rng = random.Random(num_requests)
+    prompts = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 30))] for _ in range(24)]
+    params = [
+        SamplingParams(temperature=0.3 * (seed % 2), seed=seed, max_tokens=30, ignore_eos=True)
+        for seed in range(24)
+    ]
+    fields = {
+        "model": copy.deepcopy(model()).float().cuda(),
+        "max_num_seqs": num_requests,
+        "max_num_batched_tokens": 256,
+    }
+    wanted = [output.token_ids for output in engine(**fields).generate(prompts, params)]
+    fields |= {"speculation": "ngram", "speculation_max_num_seqs": num_requests}
+    made = engine(**fields)
+    assert [output.token_ids for output in made.generate(prompts, params)] == wanted
+    assert made.stats()["spec_decode_num_accepted_tokens"] > 24
+    assert_empty(made)
 
 
 def test_a_request_that_repeats_takes_fewer_steps_though_none_waits_for_tokens():
