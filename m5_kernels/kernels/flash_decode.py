@@ -400,7 +400,7 @@ def flash_decode_torch(
     window: int | None = None,
     output: torch.Tensor | None = None,
     workspace: DecodeWorkspace | None = None,
-    pdl: bool = False,
+    pdl: int = 0,
     offsets: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The specification of `flash_decode`: a prefill whose chunks hold one token each."""
