@@ -29,6 +29,7 @@ from m5_kernels.decoder import decoder
 from m5_kernels.decoder.attention import AttentionMetadata, attend
 from m5_kernels.decoder.decoder import FusedDecoder, KVCaches
 from m5_kernels.decoder.weights import LayerWeights
+from m5_kernels.kernels import linear
 from m5_kernels.kernels.rms_norm import add_rms_norm_torch, rms_norm_torch
 from m5_kernels.kernels.rope_kv_write import norm_and_rotate_torch
 from m5_kernels.kernels.silu_mul import silu_mul_torch
@@ -54,7 +55,7 @@ def rope_kv_write_pure(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
-    pdl: bool = False,
+    pdl: int = 0,
 ) -> torch.Tensor:
     """`rope_kv_write` for a compiler: new queries, and no question to the host.
 
@@ -89,7 +90,8 @@ def compiled(scope: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if scope == "twins":
             for name, twin in TWINS.items():
-                stack.enter_context(patch.object(decoder, name, torch.compile(twin)))
+                place = decoder if hasattr(decoder, name) else linear
+                stack.enter_context(patch.object(place, name, torch.compile(twin)))
         else:
             stack.enter_context(patch.object(FusedDecoder, "forward", compiled_forward()))
         yield

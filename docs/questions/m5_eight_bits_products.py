@@ -19,7 +19,7 @@ from matplotlib.ticker import ScalarFormatter
 
 from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.kernels.int8_weight import Int8Weight
-from m5_kernels.kernels.skinny_linear import skinny_linear
+from m5_kernels.kernels.linear import linear
 from m5_kernels.tools.measure import Ceilings, median_us, num_rotations
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.report import table
@@ -88,7 +88,7 @@ def measured(num_rows: int, is_int8: bool) -> tuple[float, ...]:
                 weights.append(Int8Weight.zeros(out_size, in_size, "cuda"))
             else:
                 weights.append(torch.randn(out_size, in_size, device="cuda").bfloat16())
-        launches = [partial(skinny_linear, hidden, each) for each in weights]
+        launches = [partial(linear, hidden, each) for each in weights]
         times.append(median_us(launches, repeats=3, min_us=2000))
     return tuple(times)
 

@@ -11,17 +11,22 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from docs.questions.small_pictures import OWN, PLAIN, arrow, box, finish
 from m5_kernels.decoder import attention, decoder
 from m5_kernels.decoder.config import DecoderConfig, rope_table
+from m5_kernels.kernels import linear
 from milestone_llm.lab.plots.picture import write_picture
 from milestone_llm.models.shapes import shape_config
 
 CONTEXT, ROWS, GB_A_SECOND = 600, 64, 4480
-LAUNCHERS = ("skinny_linear", "add_rms_norm", "rope_kv_write", "silu_mul", "rms_norm")
+LAUNCHERS: list[tuple[Any, str]] = [
+    *((decoder, name) for name in ("rms_norm", "add_rms_norm", "rope_kv_write")),
+    *((F, "linear"), (linear, "silu_mul"), (attention, "flash_decode")),
+]
 PRODUCTS = iter(("QKV", "output", "gate, up", "down"))
 RESULTS = ("q, k, v", "q; KV\nto a slot", "heads", "to be\nadded", "residual\nand norm")
 RESULTS += ("gate, up", "product", "to be\nadded", "residual\nand norm")
@@ -43,7 +48,7 @@ def noted(
 ) -> torch.Tensor:
     """Run a launcher; note its tensors: matrices of weights, KV, what comes in, what goes out."""
     output = launcher(*args, **kwargs)
-    is_product = launcher.__name__ == "skinny_linear"
+    is_product = launcher.__name__ == "linear"
     launch = Launch(next(PRODUCTS) if is_product else launcher.__name__, writes=output.nbytes)
     for number, tensor in enumerate(each for each in args if torch.is_tensor(each)):
         if is_product and number == 1:
@@ -81,12 +86,10 @@ def layer() -> list[Launch]:
         num_chunks=0,
     )
     launches: list[Launch] = []
-    places: list[tuple[Any, str]] = [(decoder, name) for name in LAUNCHERS]
-    places.append((attention, "flash_decode"))
     watch = partial(partial, noted, launches)
     patches = [
         patch.object(place, name, watch(getattr(place, name), {id(x) for x in caches[0]}))
-        for place, name in places
+        for place, name in LAUNCHERS
     ]
     for each in patches:
         each.start()

@@ -13,6 +13,7 @@ import m5_kernels
 from m1_single import SamplingParams
 from m5_kernels import runner, sampler
 from m5_kernels.decoder import attention, decoder
+from m5_kernels.kernels import linear
 
 NUM_LAYERS = 2  # of tiny-qwen3
 
@@ -51,8 +52,9 @@ class Calls:
     """Counts calls of the fused decoder's launchers."""
 
     def __enter__(self) -> None:
-        names = ("rms_norm", "add_rms_norm", "rope_kv_write", "silu_mul", "skinny_linear")
-        places = [(decoder, name) for name in names] + [(attention, "flash_decode")]
+        names = ("rms_norm", "add_rms_norm", "rope_kv_write", "linear")
+        places = [(decoder, name) for name in names]
+        places += [(linear, "silu_mul"), (attention, "flash_decode")]
         places += [(runner, "expand_step"), (sampler, "sample"), (runner, "append_sampled")]
         self.patches = [patch.object(*place, self.counted(*place)) for place in places]
         for each in self.patches:

@@ -48,7 +48,7 @@ def attend(
     metadata: AttentionMetadata,
     scale: float | None = None,
     window: int | None = None,
-    pdl: bool = False,
+    pdl: int = 0,
 ) -> torch.Tensor:
     """Causal attention for all tokens of a step, whose KV is in the cache already.
 

@@ -7,6 +7,8 @@ gate and up, and what stands between two matrix products is one kernel:
     add + RMSNorm -> QKV -> QK-norm, RoPE, KV write -> attention -> output
     add + RMSNorm -> gate, up -> SiLU * mul -> down
 
+With few rows and small weights, SiLU * mul is part of the product before it (`linear`).
+
 Weights are plain tensors, filled one by one from a checkpoint's (`weights`). A model with a
 feature that is not computed here is refused by name (`config`).
 
@@ -25,12 +27,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from m5_kernels.kernels.backend import supports_pdl
+from m5_kernels.kernels.backend import EARLY, LATE, supports_pdl
 from m5_kernels.kernels.int8_weight import Int8Weight
+from m5_kernels.kernels.linear import linear, takes_registers
 from m5_kernels.kernels.rms_norm import add_rms_norm, rms_norm
 from m5_kernels.kernels.rope_kv_write import rope_kv_write
-from m5_kernels.kernels.silu_mul import silu_mul
-from m5_kernels.kernels.skinny_linear import skinny_linear
 from milestone_llm.core.errors import InputError
 
 from .attention import AttentionMetadata, attend
@@ -196,27 +197,34 @@ class FusedDecoder:
 
         Their keys and values are written into `caches`, one pair a layer.
         """
-        c, pdl = self.config, supports_pdl(input_ids.device)
+        c, pdl = self.config, self._pdl(len(input_ids))
         residual, hidden = self._embed(input_ids, pdl)
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
         for layer, window, (key_cache, value_cache), next_norm in zip(
             self.layers, c.windows, caches, next_norms, strict=True
         ):
-            qkv = skinny_linear(hidden, layer.qkv, layer.qkv_bias, pdl=pdl)
+            qkv = linear(hidden, layer.qkv, layer.qkv_bias, pdl=pdl)
             query = rope_kv_write(
                 qkv, key_cache, value_cache, metadata.slot_mapping, c.num_q_heads,
                 metadata.positions, self.cos_sin, layer.q_norm, layer.k_norm, c.rms_norm_eps,
                 pdl,
             )  # fmt: skip
             attended = attend(query, key_cache, value_cache, metadata, window=window, pdl=pdl)
-            part = skinny_linear(attended.flatten(1), layer.output, layer.output_bias, pdl=pdl)
+            part = linear(attended.flatten(1), layer.output, layer.output_bias, pdl=pdl)
             hidden = self._add_norm(part, residual, layer.post_norm, 0, pdl)
-            gate_up = skinny_linear(hidden, layer.gate_up, layer.gate_up_bias, pdl=pdl)
-            part = skinny_linear(silu_mul(gate_up, pdl), layer.down, layer.down_bias, pdl=pdl)
+            neurons = linear(hidden, layer.gate_up, layer.gate_up_bias, is_gated=True, pdl=pdl)
+            part = linear(neurons, layer.down, layer.down_bias, pdl=pdl)
             hidden = self._add_norm(part, residual, next_norm, 1, pdl)
         return hidden
 
-    def _embed(self, input_ids: torch.Tensor, pdl: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def _pdl(self, num_tokens: int) -> int:
+        """When kernels let the next one start: early, where they are so short that it pays."""
+        if not supports_pdl(self.embedding.device):
+            return 0
+        is_short = takes_registers(num_tokens, self.layers[0].gate_up)
+        return EARLY if is_short and self.shard.size == 1 else LATE
+
+    def _embed(self, input_ids: torch.Tensor, pdl: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows of the embedding, of which a rank has a part, and their norm."""
         norm = self.layers[0].input_norm
         if self.shard.size == 1:
@@ -235,7 +243,7 @@ class FusedDecoder:
         residual: torch.Tensor,
         weight: torch.Tensor,
         buffer: int,
-        pdl: bool,
+        pdl: int,
     ) -> torch.Tensor:
         """Add a row-parallel product, this rank's part of it, to `residual`; the norm of that."""
         epsilon = self.config.rms_norm_eps
@@ -246,7 +254,7 @@ class FusedDecoder:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[num_rows, vocab_size]` for hidden states `[num_rows, hidden_size]`."""
-        part = skinny_linear(hidden, self.lm_head, pdl=supports_pdl(hidden.device))
+        part = linear(hidden, self.lm_head, pdl=self._pdl(len(hidden)))
         if self.shard.size == 1:
             return part
         return self.collectives.gather_vocab(part, self.config.vocab_size)

@@ -140,7 +140,7 @@ class Collectives:
         weight: torch.Tensor,
         epsilon: float,
         buffer: int,
-        pdl: bool,
+        pdl: int,
     ) -> torch.Tensor:
         """`residual +=` the sum of all ranks' `part`; the norm of that.
 

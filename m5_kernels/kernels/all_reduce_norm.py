@@ -66,7 +66,7 @@ def all_reduce_add_rms_norm(
     epsilon: float,
     buffers: SymmetricBuffer,
     buffer: int,
-    pdl: bool = False,
+    pdl: int = 0,
 ) -> torch.Tensor:
     """`residual +=` the sum of all ranks' `part`, then the norm of the sum; the same on all ranks.
 

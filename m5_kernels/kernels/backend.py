@@ -63,7 +63,11 @@ def supports_pdl(device: torch.device) -> bool:
     )
 
 
-def launch_options(pdl: bool) -> dict[str, bool]:
+LATE, EARLY = 1, 2
+"""When a kernel lets the next one start (`wait_for_previous`), as launchers take it: 0 is never."""
+
+
+def launch_options(pdl: int) -> dict[str, bool]:
     """Keywords of a launch; without programmatic dependent launch none, as other GPUs know none."""
     return {"launch_pdl": True} if pdl else {}
 
@@ -104,16 +108,26 @@ class _Loaders(ThreadPoolExecutor):
 
 
 @triton.jit
-def wait_for_previous():
-    """Wait until all that earlier kernels wrote can be read, then let the next kernel start.
+def wait_for_previous(PDL: tl.constexpr = 1):
+    """Wait until all that earlier kernels wrote can be read, and let the next kernel start.
 
-    What a kernel reads before this call must have been written before the previous kernel began:
-    weights, and what describes the step, which torch's kernel for the embedding separates from all
-    that start early. It must not write anything before. In this order, as a kernel that let the
-    next one start while it waits would let in one that runs beside all that it waits for.
+    LATE: it starts once this one has waited. EARLY: it starts at once, may let in the next but one,
+    and so on: so before this call, any number of earlier kernels may still run. Until then a kernel
+    writes nothing, and reads only
+
+    - what no kernel of a step writes: weights, tables of cosines;
+    - what describes the step: positions, slots, lengths. They were written before torch's kernel
+      for the embedding, which neither starts before those before it end, nor lets others do so.
+
+    After this call all earlier kernels are done: the previous one is, and has waited itself. So no
+    program may leave before it.
     """
-    tl.extra.cuda.gdc_wait()
-    tl.extra.cuda.gdc_launch_dependents()
+    if PDL == 2:
+        tl.extra.cuda.gdc_launch_dependents()
+    if PDL > 0:
+        tl.extra.cuda.gdc_wait()
+    if PDL == 1:
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 HAS_FAST_LOG2 = tl.constexpr(HAS_TRITON and not INTERPRETED and torch.version.hip is None)

@@ -32,7 +32,7 @@ def dot_is_faster(num_tokens: int, out_size: int, in_size: int, limit: int) -> b
     of which they read all tokens anew.
     """
     is_short_or_long = in_size > 8192 or (in_size <= 1024 and out_size >= 4096)
-    return num_tokens <= MAX_TOKENS and (num_tokens > limit or is_short_or_long)
+    return 1 <= num_tokens <= MAX_TOKENS and (num_tokens > limit or is_short_or_long)
 
 
 def dot_linear(
@@ -40,7 +40,7 @@ def dot_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     tile: DotTile | None = None,
-    pdl: bool = False,
+    pdl: int = 0,
 ) -> torch.Tensor:
     """`hidden @ weight.T + bias`, accumulated in fp32, for at most `MAX_TOKENS` rows.
 
@@ -90,8 +90,7 @@ def _dot_linear_kernel(
     rows = tl.minimum(columns, out_size - 1).to(tl.int64)[:, None] * in_size
     weights = weight + rows + depth[None, :]
     states = hidden + tokens[:, None] * hidden_stride + depth[None, :]
-    if PDL:
-        wait_for_previous()
+    wait_for_previous(PDL)
     sums = tl.zeros([COLUMNS, TOKENS], dtype=tl.float32)
     for start in tl.range(0, in_size, DEPTH, num_stages=STAGES):
         if IS_EVEN:
@@ -114,7 +113,7 @@ def dot_linear_torch(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     tile: DotTile | None = None,
-    pdl: bool = False,
+    pdl: int = 0,
 ) -> torch.Tensor:
     """The specification of `dot_linear`."""
     return F.linear(hidden, weight, bias)

@@ -106,7 +106,7 @@ def flash_decode(
     window: int | None = None,
     output: torch.Tensor | None = None,
     workspace: DecodeWorkspace | None = None,
-    pdl: bool = False,
+    pdl: int = 0,
     offsets: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of each sequence's newest token over its whole context.
@@ -220,8 +220,7 @@ def _flash_decode_kernel(
     ends = tl.cumsum(counts, 0)
     total = tl.sum(counts, 0).to(tl.int64)
     num_workers = tl.minimum(num_workers, total)
-    if PDL:
-        wait_for_previous()
+    wait_for_previous(PDL)
     if worker >= num_workers:
         return
     share_start = worker * total // num_workers
@@ -401,7 +400,7 @@ def flash_decode_torch(
     window: int | None = None,
     output: torch.Tensor | None = None,
     workspace: DecodeWorkspace | None = None,
-    pdl: bool = False,
+    pdl: int = 0,
     offsets: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The specification of `flash_decode`: a prefill whose chunks hold one token each."""

@@ -20,7 +20,7 @@ from .backend import launch_options, next_power_of_2, runs_triton, tl, triton, w
 
 
 def rms_norm(
-    hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, pdl: bool = False
+    hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, pdl: int = 0
 ) -> torch.Tensor:
     """`hidden / sqrt(mean(hidden ** 2) + epsilon) * weight`, over the last dimension.
 
@@ -40,7 +40,7 @@ def add_rms_norm(
     residual: torch.Tensor,
     weight: torch.Tensor,
     epsilon: float,
-    pdl: bool = False,
+    pdl: int = 0,
 ) -> torch.Tensor:
     """`residual += hidden`, then the norm of the sum.
 
@@ -62,7 +62,7 @@ def _launch(
     output: torch.Tensor,
     epsilon: float,
     has_residual: bool,
-    pdl: bool,
+    pdl: int,
 ) -> None:
     num_tokens, hidden_size = hidden.shape
     if num_tokens == 0:
@@ -93,8 +93,7 @@ def _rms_norm_kernel(
     columns = tl.arange(0, ROW)
     mask = columns < HIDDEN_SIZE
     weights = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
-    if PDL:
-        wait_for_previous()
+    wait_for_previous(PDL)
     row = tl.load(hidden + token * hidden_stride + columns, mask=mask, other=0.0)
     if HAS_RESIDUAL:
         pointers = residual + token * residual_stride + columns
@@ -108,7 +107,7 @@ def _rms_norm_kernel(
 
 
 def rms_norm_torch(
-    hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, pdl: bool = False
+    hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, pdl: int = 0
 ) -> torch.Tensor:
     """The specification of `rms_norm`."""
     values = hidden.float()
@@ -121,7 +120,7 @@ def add_rms_norm_torch(
     residual: torch.Tensor,
     weight: torch.Tensor,
     epsilon: float,
-    pdl: bool = False,
+    pdl: int = 0,
 ) -> torch.Tensor:
     """The specification of `add_rms_norm`."""
     residual += hidden

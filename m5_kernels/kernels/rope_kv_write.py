@@ -41,7 +41,7 @@ def rope_kv_write(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
-    pdl: bool = False,
+    pdl: int = 0,
 ) -> torch.Tensor:
     """Normalise and rotate queries in place; normalise, rotate and store keys; store values.
 
@@ -122,8 +122,7 @@ def _rope_kv_write_kernel(
         sin = tl.load(angles + HALF, mask=is_half, other=0.0)[None, :]
         sin = tl.where(is_value[:, None], 0.0, sin)
 
-    if PDL:
-        wait_for_previous()
+    wait_for_previous(PDL)
     low = tl.load(row, mask=mask, other=0.0).to(tl.float32)
     high = tl.load(row + HALF, mask=mask, other=0.0).to(tl.float32)
     if HAS_NORM:
@@ -220,7 +219,7 @@ def rope_kv_write_torch(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
-    pdl: bool = False,
+    pdl: int = 0,
 ) -> torch.Tensor:
     """The specification of `rope_kv_write`."""
     num_kv_heads, head_dim = key_cache.shape[2:]

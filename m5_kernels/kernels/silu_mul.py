@@ -24,7 +24,7 @@ from .backend import (
 )
 
 
-def silu_mul(gate_up: torch.Tensor, pdl: bool = False) -> torch.Tensor:
+def silu_mul(gate_up: torch.Tensor, pdl: int = 0) -> torch.Tensor:
     """`silu(gate) * up`, rounded to the tensor's type after each of the two, as Hugging Face does.
 
     gate_up: `[num_tokens, 2 * size]`, rows contiguous, the gate first.
@@ -46,8 +46,7 @@ def silu_mul(gate_up: torch.Tensor, pdl: bool = False) -> torch.Tensor:
 
 @triton.jit
 def _silu_mul_kernel(gate_up, output, stride, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    if PDL:
-        wait_for_previous()
+    wait_for_previous(PDL)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < size
@@ -59,7 +58,7 @@ def _silu_mul_kernel(gate_up, output, stride, size, BLOCK: tl.constexpr, PDL: tl
     tl.store(output + token * size + columns, result.to(gate.dtype), mask=mask)
 
 
-def silu_mul_torch(gate_up: torch.Tensor, pdl: bool = False) -> torch.Tensor:
+def silu_mul_torch(gate_up: torch.Tensor, pdl: int = 0) -> torch.Tensor:
     """The specification of `silu_mul`."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up

@@ -10,10 +10,10 @@ work on a sixteenth of its tile; the library's choice for a single token is at t
 for many, which leaves most of the GPU waiting. Here nothing but loads matters: no shared memory, no
 pipeline to fill, all of a strip's loads under way at once.
 
-It saves time where steps are small, a single request above all; beyond `max_tokens`, and for some
-shapes, `dot_linear` or the library is faster, and is called. Up to there every row is added up in
-the same order, however many there are: a token computed beside guesses gets the very bits that it
-would have got alone.
+It is for weights that do not fit into registers (`register_linear`), and for fp32. Beyond
+`max_tokens`, `dot_linear` or the library is faster. Up to there every row is added up in the same
+order, however many there are: a token computed beside guesses gets the very bits that it would have
+got alone.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ import torch
 import torch.nn.functional as F
 
 from .backend import ceil_div, launch_options, runs_triton, tl, triton, wait_for_previous
-from .dot_linear import dot_is_faster, dot_linear
-from .int8_linear import int8_linear
-from .int8_weight import Int8Weight, int8_linear_torch
 from .tiles import LONG_ROW, LinearTile, linear_tile
 
 
@@ -35,27 +32,20 @@ def max_tokens(in_size: int) -> int:
 
 def skinny_linear(
     hidden: torch.Tensor,
-    weight: torch.Tensor | Int8Weight,
+    weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     tile: LinearTile | None = None,
-    pdl: bool = False,
+    pdl: int = 0,
 ) -> torch.Tensor:
     """`hidden @ weight.T + bias`, accumulated in fp32.
 
-    hidden: `[num_tokens, in_size]`, rows contiguous; weight: `[out_size, in_size]`, contiguous, or
-    in eight bits; bias: `[out_size]` or None. Returns `[num_tokens, out_size]`.
+    hidden: `[num_tokens, in_size]`, rows contiguous; weight: `[out_size, in_size]`, contiguous;
+    bias: `[out_size]` or None. Returns `[num_tokens, out_size]`.
     pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
     """
-    if isinstance(weight, Int8Weight):
-        return int8_linear(hidden, weight, bias, tile, pdl)
     num_tokens, in_size = hidden.shape
-    out_size, limit = len(weight), max_tokens(in_size)
-    if not runs_triton(hidden) or not num_tokens:
-        return skinny_linear_torch(hidden, weight, bias)
-    is_half = hidden.element_size() == 2
-    if is_half and tile is None and dot_is_faster(num_tokens, out_size, in_size, limit):
-        return dot_linear(hidden, weight, bias, pdl=pdl)
-    if num_tokens > limit:
+    out_size = len(weight)
+    if not runs_triton(hidden) or not 1 <= num_tokens <= max_tokens(in_size):
         return skinny_linear_torch(hidden, weight, bias)
     tile = tile or linear_tile(in_size)
     output = hidden.new_empty(num_tokens, out_size)
@@ -93,8 +83,7 @@ def _skinny_linear_kernel(
     if HAS_BIAS:
         biases = tl.load(bias + columns, mask=mask, other=0.0).to(tl.float32)
     w = _load_part(rows, 0, depth, IN_SIZE, DEPTH)
-    if PDL:
-        wait_for_previous()  # the first part of the weight is on its way by now
+    wait_for_previous(PDL)  # the first part of the weight is on its way by now
     # One sum a row, and none of all rows at once: the compiler would order that by their number.
     first = tl.zeros([COLUMNS, DEPTH], dtype=tl.float32)
     second = tl.zeros([COLUMNS, DEPTH], dtype=tl.float32)
@@ -138,12 +127,10 @@ def _load_part(rows, start: tl.constexpr, depth, IN_SIZE: tl.constexpr, DEPTH: t
 
 def skinny_linear_torch(
     hidden: torch.Tensor,
-    weight: torch.Tensor | Int8Weight,
+    weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     tile: LinearTile | None = None,
-    pdl: bool = False,
+    pdl: int = 0,
 ) -> torch.Tensor:
     """The specification of `skinny_linear`."""
-    if isinstance(weight, Int8Weight):
-        return int8_linear_torch(hidden, weight, bias)
     return F.linear(hidden, weight, bias)

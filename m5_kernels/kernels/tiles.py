@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from .backend import ceil_div
+from .backend import ceil_div, next_power_of_2
 
 
 class GPU(NamedTuple):
@@ -60,7 +60,7 @@ class PrefillTile(NamedTuple):
 
 
 class LinearTile(NamedTuple):
-    """Which part of the weight a program of the skinny matrix product reads."""
+    """Which part of the weight a program reads that multiplies in registers."""
 
     columns: int  # outputs
     depth: int  # inputs at a time
@@ -180,6 +180,16 @@ def linear_tile(in_size: int) -> LinearTile:
     layers of Qwen3-8B's shape.
     """
     return LinearTile(4, 512, 2) if in_size > LONG_ROW else LinearTile(2, 1024, 4)
+
+
+def register_tile(in_size: int) -> LinearTile:
+    """The tile of a matrix product of up to 16 rows whose weight is kept in registers.
+
+    With longer rows more warps share one, or there would not be registers enough.
+    """
+    if in_size > 1024:
+        return LinearTile(16, 512, 4)
+    return LinearTile(16, max(64, min(1024, next_power_of_2(in_size))), 2)
 
 
 @functools.cache

@@ -13,10 +13,10 @@ import torch
 import m4_prefix_chunked
 from m5_kernels.decoder import decoder
 from m5_kernels.engine import LLMEngine
+from m5_kernels.kernels import linear as linear_file
 from m5_kernels.kernels import rope_kv_write as rope_file
 from m5_kernels.kernels.rms_norm import add_rms_norm_torch
 from m5_kernels.kernels.silu_mul import silu_mul_torch
-from m5_kernels.kernels.skinny_linear import skinny_linear_torch
 from milestone_llm.lab.bench.workloads import random_tokens
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 
@@ -28,14 +28,14 @@ FIELDS: dict[str, dict[str, Any]] = {
     "eight-bits": {"quantization": None},
 }
 """What `--without` can switch off by a field of the configuration."""
-KERNELS: dict[str, tuple[str, Any]] = {
-    "add-norm": ("add_rms_norm", add_rms_norm_torch),
-    "rope-kv": ("rope_kv_write", rope_file.rope_kv_write_torch),
-    "silu-mul": ("silu_mul", silu_mul_torch),
-    "skinny-linear": ("skinny_linear", skinny_linear_torch),
-    "pdl": ("supports_pdl", lambda device: False),  # programmatic dependent launch
+KERNELS: dict[str, tuple[Any, str, Any]] = {
+    "add-norm": (decoder, "add_rms_norm", add_rms_norm_torch),
+    "rope-kv": (decoder, "rope_kv_write", rope_file.rope_kv_write_torch),
+    "silu-mul": (linear_file, "silu_mul", silu_mul_torch),
+    "skinny-linear": (decoder, "linear", linear_file.linear_torch),  # the library's products
+    "pdl": (decoder, "supports_pdl", lambda device: False),  # programmatic dependent launch
 }
-"""What it can switch off in the decoder: a kernel's name there, and what takes its place."""
+"""What it can switch off in the decoder: a name in a module, and what takes its place."""
 
 
 @contextlib.contextmanager
@@ -48,7 +48,7 @@ def switched_off(names: Iterable[str], engine: object = None) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for name in names:
-            stack.enter_context(patch.object(decoder, *KERNELS[name]))
+            stack.enter_context(patch.object(*KERNELS[name]))
             if name == "rope-kv":
                 stack.enter_context(patch.object(rope_file, "write_kv_torch", write_kv))
         yield

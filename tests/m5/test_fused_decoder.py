@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import ExitStack
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -12,11 +14,12 @@ from eight_bits import rounded, with_biases
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from m5_kernels import LLMEngine, SamplingParams
 from m5_kernels.decoder import decoder as decoder_file
 from m5_kernels.decoder.attention import AttentionMetadata
 from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.decoder.decoder import FusedDecoder
-from m5_kernels.kernels.backend import supports_pdl
+from m5_kernels.kernels.backend import EARLY, launch_options, supports_pdl, tl, triton
 from m5_kernels.tools.measure import relative_error
 from milestone_llm.models.tiny_models import build_tiny_model
 
@@ -189,6 +192,60 @@ def test_starting_kernels_early_changes_no_bit(dtype: torch.dtype) -> None:
     with patch.object(decoder_file, "supports_pdl", lambda device: False):
         late = logits_of_steps(model, ids, "cuda")
     assert all(torch.equal(a, b) for a, b in zip(early, late, strict=True))
+
+
+@triton.jit
+def _delay_kernel(nanoseconds):
+    """Let the next kernel start, wait, and only then be slow: nobody's results are there yet."""
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    begin = tl.extra.cuda.globaltimer()
+    now = begin
+    while now - begin < nanoseconds:
+        now = tl.extra.cuda.globaltimer()
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_delays_between_kernels_that_start_early_change_no_bit() -> None:
+    """With a slow kernel before each, the next two start long before the first has written."""
+    if not supports_pdl(torch.device("cuda")):
+        pytest.skip("this GPU does not start kernels early")
+    model = build_tiny_model(WIDE[0], **WIDE[1]).to(torch.bfloat16)
+    ids = torch.randint(3, 199, (2, 40))
+    with patch.object(decoder_file, "supports_pdl", lambda device: False):
+        late = logits_of_steps(model, ids, "cuda")
+
+    def delayed(launcher: Any) -> Any:
+        def launch(*args: Any, **options: Any) -> Any:
+            _delay_kernel[(1,)](20_000, num_warps=1, **launch_options(EARLY))
+            return launcher(*args, **options)
+
+        return launch
+
+    with ExitStack() as stack:
+        for name in ("linear", "rope_kv_write", "attend", "rms_norm", "add_rms_norm"):
+            launcher = getattr(decoder_file, name)
+            stack.enter_context(patch.object(decoder_file, name, delayed(launcher)))
+        early = logits_of_steps(model, ids, "cuda")
+    assert all(torch.equal(a, b) for a, b in zip(early, late, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_at_once", [1, 8])
+def test_an_engine_whose_kernels_start_early_gives_the_same_tokens(num_at_once: int) -> None:
+    """In graphs, one after another, with metadata and sampling between the layers."""
+    model = build_tiny_model(WIDE[0], **WIDE[1]).to(torch.bfloat16).cuda()
+    prompts = [[(7 * i + j) % 199 for j in range(5 + 9 * i)] for i in range(8)]
+    params = SamplingParams(temperature=0.9, seed=1, max_tokens=120, ignore_eos=True)
+
+    def tokens() -> list[list[int]]:
+        engine = LLMEngine(model, max_num_seqs=num_at_once, max_model_len=256)
+        return [output.token_ids for output in engine.generate(prompts, params)]
+
+    early = tokens()
+    with patch.object(decoder_file, "supports_pdl", lambda device: False):
+        assert tokens() == early
 
 
 def test_folder_of_shards_gives_the_same_weights(tmp_path) -> None:

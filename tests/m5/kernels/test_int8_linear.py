@@ -10,7 +10,7 @@ import torch
 from m5_kernels.kernels.backend import runs_triton
 from m5_kernels.kernels.int8_linear import int8_linear, max_int8_tokens
 from m5_kernels.kernels.int8_weight import Int8Weight, int8_linear_torch
-from m5_kernels.kernels.skinny_linear import skinny_linear
+from m5_kernels.kernels.linear import linear
 from m5_kernels.kernels.tiles import Int8Tile, LinearTile
 from m5_kernels.tools.measure import relative_error
 
@@ -77,7 +77,7 @@ def test_a_product_is_that_of_scale_times_integers(
 def test_whatever_is_chosen_for_so_many_rows(num_tokens: int, out_size: int, in_size: int) -> None:
     weight, exact = random_weight(out_size, in_size, "cuda")
     hidden = torch.randn(num_tokens, in_size, dtype=torch.bfloat16, device="cuda")
-    found = skinny_linear(hidden, weight)
+    found = linear(hidden, weight)
     assert relative_error(found, hidden.double() @ exact.T) < MAX_ERROR[torch.bfloat16]
 
 

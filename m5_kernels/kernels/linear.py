@@ -1,0 +1,77 @@
+"""`hidden @ weight.T`, by the kernel that suits the weight and the number of rows.
+
+A step of few rows is nothing but reading weights, and there ours are faster than the library:
+
+    weight                     rows     kernel
+    small, of 16 bits          1..16    register_linear: all of it on its way at once
+    of 8 bits                  any      int8_linear
+    else, of 16 bits           1..16    dot_linear: tensor cores, by shared memory
+    else, rows up to 3,072     1..4     skinny_linear: multiplied as it comes, no tensor cores
+    else                       1        skinny_linear
+
+Each adds up all of its rows alike. So a token's products have the same bits alone and beside
+guesses, where the number of rows does not decide between two kernels. With rows of more than 3,072
+elements, a single token has `skinny_linear`, and others have `dot_linear`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from .backend import runs_triton
+from .dot_linear import dot_is_faster, dot_linear
+from .int8_linear import int8_linear
+from .int8_weight import Int8Weight, int8_linear_torch
+from .register_linear import MAX_TOKENS, fits_registers, register_linear
+from .silu_mul import silu_mul, silu_mul_torch
+from .skinny_linear import max_tokens, skinny_linear
+
+
+def linear(
+    hidden: torch.Tensor,
+    weight: torch.Tensor | Int8Weight,
+    bias: torch.Tensor | None = None,
+    is_gated: bool = False,
+    pdl: int = 0,
+) -> torch.Tensor:
+    """`hidden @ weight.T + bias`, accumulated in fp32.
+
+    hidden: `[num_tokens, in_size]`, rows contiguous; weight: `[out_size, in_size]`, contiguous, or
+    in eight bits; bias: `[out_size]` or None. Returns `[num_tokens, out_size]`.
+    is_gated: the first half of the outputs is a gate: returns silu(gate) * up, half as many.
+    pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
+    """
+    num_tokens, in_size = hidden.shape
+    is_half = hidden.element_size() == 2 and runs_triton(hidden)
+    if isinstance(weight, Int8Weight):
+        output = int8_linear(hidden, weight, bias, pdl=bool(pdl))
+    elif takes_registers(num_tokens, weight):
+        return register_linear(hidden, weight, bias, is_gated, pdl=pdl)
+    elif is_half and dot_is_faster(num_tokens, len(weight), in_size, max_tokens(in_size)):
+        output = dot_linear(hidden, weight, bias, pdl=pdl)
+    else:
+        output = skinny_linear(hidden, weight, bias, pdl=pdl)
+    return silu_mul(output, pdl) if is_gated else output
+
+
+def takes_registers(num_tokens: int, weight: torch.Tensor | Int8Weight) -> bool:
+    """Whether the product of so many tokens goes to `register_linear`."""
+    if isinstance(weight, Int8Weight) or weight.element_size() != 2 or not runs_triton(weight):
+        return False
+    return 1 <= num_tokens <= MAX_TOKENS and fits_registers(weight)
+
+
+def linear_torch(
+    hidden: torch.Tensor,
+    weight: torch.Tensor | Int8Weight,
+    bias: torch.Tensor | None = None,
+    is_gated: bool = False,
+    pdl: int = 0,
+) -> torch.Tensor:
+    """The specification of `linear`."""
+    if isinstance(weight, Int8Weight):
+        output = int8_linear_torch(hidden, weight, bias)
+    else:
+        output = F.linear(hidden, weight, bias)
+    return silu_mul_torch(output) if is_gated else output

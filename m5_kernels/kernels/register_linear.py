@@ -1,0 +1,165 @@
+"""`hidden @ weight.T` for up to 16 rows and a small weight, which is all on its way at once.
+
+    weight [out_size, in_size]                      hidden [num_tokens, in_size]
+      |== program 0: COLUMNS rows, all inputs ==|     padded to 8 or 16 rows, from the L2 cache
+      |== program 1 ============================|
+      |w0|w1|w2|w3|w0|w1|..  32 inputs a warp       the warps' sums are added up at the end
+
+A product of a few rows is nothing but reading the weight, and a small weight is read in two or
+three microseconds: what takes time is waiting. So each program asks for its whole part of the
+weight before it waits for the kernel before, and keeps it in registers until hidden comes.
+
+The weight goes from memory into the registers of the very lanes that multiply it. A tensor core
+wants four pairs of a row in a lane, which lie apart; a lane loads eight neighbours instead. That
+comes to another order of the inputs, and the order does not matter, if both factors have the same.
+So nothing goes through shared memory, and no warp waits for another before the end.
+
+All rows are added up in the same order, however many there are: a token computed beside guesses
+gets the very bits that it would have got alone.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from .backend import ceil_div, launch_options, runs_triton, tl, triton, wait_for_previous
+from .silu_mul import silu_mul_torch
+from .tiles import LinearTile, register_tile
+
+MAX_TOKENS = 16
+MAX_ELEMENTS = 2**23
+"""Of a weight. A larger one is read for so long that the better order of reads decides."""
+MAX_ROW = 3072
+"""Elements of a row of the weight: there are not registers for more."""
+
+
+def fits_registers(weight: torch.Tensor) -> bool:
+    """Whether the weight is so small that this is the fastest product, whatever the rows."""
+    return weight.numel() <= MAX_ELEMENTS and weight.shape[1] <= MAX_ROW
+
+
+def register_linear(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    is_gated: bool = False,
+    tile: LinearTile | None = None,
+    pdl: int = 0,
+) -> torch.Tensor:
+    """`hidden @ weight.T + bias`, accumulated in fp32, for at most `MAX_TOKENS` rows.
+
+    hidden: `[num_tokens, in_size]`, rows contiguous; weight: `[out_size, in_size]`, contiguous;
+    bias: `[out_size]` or None. Returns `[num_tokens, out_size]`.
+    is_gated: the first half of the outputs is a gate: returns silu(gate) * up, half as many.
+    pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
+    """
+    if not runs_triton(hidden):
+        return register_linear_torch(hidden, weight, bias, is_gated)
+    num_tokens, in_size = hidden.shape
+    size = len(weight) // 2 if is_gated else len(weight)
+    tile = tile or register_tile(in_size)
+    output = hidden.new_empty(num_tokens, size)
+    _register_linear_kernel[(ceil_div(size, tile.columns // 2 if is_gated else tile.columns),)](
+        hidden, weight, bias, output,
+        num_tokens, size, hidden.stride(0),
+        IN_SIZE=in_size,
+        TOKENS=8 if num_tokens <= 8 else 16,
+        COLUMNS=tile.columns,
+        DEPTH=tile.depth,
+        HAS_BIAS=bias is not None,
+        IS_GATED=is_gated,
+        PDL=pdl,
+        num_warps=tile.num_warps,
+        **launch_options(pdl),
+    )  # fmt: skip
+    return output
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _register_linear_kernel(
+    hidden, weight, bias, output,
+    num_tokens, size, hidden_stride,
+    IN_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    CHUNKS: tl.constexpr = DEPTH // 32
+    OUTPUTS: tl.constexpr = COLUMNS // 2 if IS_GATED else COLUMNS
+    first = tl.program_id(0) * OUTPUTS
+    column, inputs = _places(COLUMNS, CHUNKS)
+    rows = column // OUTPUTS * size + tl.minimum(first + column % OUTPUTS, size - 1)
+    weights = weight + rows.to(tl.int64) * IN_SIZE + inputs
+    parts = tl.tuple(())
+    for start in tl.static_range(0, IN_SIZE, DEPTH):
+        if start + DEPTH <= IN_SIZE:
+            parts += (tl.load(weights + start),)
+        else:
+            parts += (tl.load(weights + start, mask=start + inputs < IN_SIZE, other=0.0),)
+    wait_for_previous(PDL)
+    token, inputs = _places(TOKENS, CHUNKS)
+    states = hidden + token * hidden_stride + inputs
+    sums = tl.zeros([CHUNKS, COLUMNS, TOKENS], dtype=tl.float32)
+    for part in tl.static_range(len(parts)):
+        is_there = token < num_tokens
+        if (part + 1) * DEPTH > IN_SIZE:
+            is_there = is_there & (part * DEPTH + inputs < IN_SIZE)
+        h = tl.load(states + part * DEPTH, mask=is_there, other=0.0)
+        w = _as_lanes_multiply(parts[part], COLUMNS, CHUNKS)
+        h = tl.permute(_as_lanes_multiply(h, TOKENS, CHUNKS), [0, 2, 1])
+        sums = tl.dot(w, h, sums, input_precision="ieee")
+    result = tl.sum(sums, 0)
+    if HAS_BIAS:
+        column = tl.arange(0, COLUMNS)
+        rows = column // OUTPUTS * size + tl.minimum(first + column % OUTPUTS, size - 1)
+        result += tl.load(bias + rows).to(tl.float32)[:, None]
+    result = result.to(output.dtype.element_ty)
+    if IS_GATED:
+        gate, up = tl.split(tl.permute(tl.reshape(result, [2, OUTPUTS, TOKENS]), [1, 2, 0]))
+        values = gate.to(tl.float32)
+        activation = (values * tl.sigmoid(values)).to(gate.dtype)  # rounded as silu_mul does it
+        result = (activation.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+    columns = first + tl.arange(0, OUTPUTS)[:, None]
+    tokens = tl.arange(0, TOKENS)[None, :]
+    mask = (columns < size) & (tokens < num_tokens)
+    tl.store(output + tokens * size + columns, result, mask=mask)
+
+
+@triton.jit
+def _places(ROWS: tl.constexpr, CHUNKS: tl.constexpr):
+    """Row and input of each element of a tile `[ROWS * CHUNKS, 32]`.
+
+    Of a warp's 32 lanes four stand side by side, eight inputs each, and eight below each other, as
+    the compiler deals them out: so eight rows follow each other, then other inputs of the same.
+    """
+    index = tl.arange(0, ROWS * CHUNKS)[:, None]
+    row = index // (8 * CHUNKS) * 8 + index % 8
+    return row, index // 8 % CHUNKS * 32 + tl.arange(0, 32)[None, :]
+
+
+@triton.jit
+def _as_lanes_multiply(tile, ROWS: tl.constexpr, CHUNKS: tl.constexpr):
+    """The tile as `[CHUNKS, ROWS, 32]`, with inputs in an order in which no lane needs another's.
+
+    Of 16 inputs a tensor core takes those at 2i, 2i + 1, 2i + 8 and 2i + 9 from lane i. Here these
+    four, and those of the next 16, are the eight that lane i has loaded.
+    """
+    tile = tl.reshape(tile, [ROWS // 8, CHUNKS, 8, 4, 2, 2, 2])
+    return tl.reshape(tl.permute(tile, [1, 0, 2, 4, 5, 3, 6]), [CHUNKS, ROWS, 32])
+
+
+def register_linear_torch(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    is_gated: bool = False,
+    tile: LinearTile | None = None,
+    pdl: int = 0,
+) -> torch.Tensor:
+    """The specification of `register_linear`."""
+    output = F.linear(hidden, weight, bias)
+    return silu_mul_torch(output) if is_gated else output
