@@ -85,7 +85,9 @@ def measured(num_rows: int, is_int8: bool) -> tuple[float, ...]:
         weights: list[torch.Tensor | Int8Weight] = []
         for _ in range(max(2, num_rotations(out_size * in_size * (2 - is_int8)))):
             if is_int8:
-                weights.append(Int8Weight.zeros(out_size, in_size, "cuda"))
+                weight = Int8Weight.zeros(out_size, in_size, "cuda")
+                weight.words.random_(-(2**31), 2**31 - 1)  # zeros would take less power
+                weights.append(weight)
             else:
                 weights.append(torch.randn(out_size, in_size, device="cuda").bfloat16())
         launches = [partial(linear, hidden, each) for each in weights]

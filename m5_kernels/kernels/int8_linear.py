@@ -7,8 +7,8 @@ A row's scale is the same for all of its products, so it waits until they are ad
 The integers are read as bytes, half of what bf16 takes, and become bf16 or fp32 in registers, which
 hold each of them exactly. Reading is so quick then that instructions count: some seven a weight is
 all that an H200 has time for. With one or two rows, a program multiplies in registers, as in
-`skinny_linear`, four weights of a word at a time. With more, tensor cores do: many rows on Hopper
-in `hopper_int8`, others here, where inputs are first sorted as the bytes of the words are.
+`skinny_linear`, four weights of a word at a time. With more, tensor cores do: on Hopper in
+`hopper_int8`, on others here, where inputs are first sorted as the bytes of the words are.
 
     integers                  hidden, transposed
       |== COLUMNS rows ==|      | ROWS tokens |       a program: COLUMNS x ROWS sums in fp32, DEPTH
@@ -42,14 +42,6 @@ def max_int8_tokens(in_size: int) -> int:
     return 4 if in_size <= 3072 else 2
 
 
-def max_sorted_tokens(out_size: int) -> int:
-    """Tokens up to which, on Hopper, sorting them is worth while.
-
-    `hopper_int8` makes no more of a few than of 64, and needs many outputs to be shared out.
-    """
-    return 64 if out_size <= 4096 else 32
-
-
 def int8_linear(
     hidden: torch.Tensor,
     weight: Int8Weight,
@@ -60,7 +52,7 @@ def int8_linear(
     """`hidden @ (scale * integers).T + bias`, accumulated in fp32.
 
     hidden: `[num_tokens, in_size]`, rows contiguous; bias: `[out_size]` or None. Returns
-    `[num_tokens, out_size]`. tile: for one of the kernels of this file. pdl: as in `skinny_linear`.
+    `[num_tokens, out_size]`. tile: for one of the kernels of this file. pdl: as in `linear`.
     """
     num_tokens, in_size = hidden.shape
     if not num_tokens or not runs_triton(hidden):
@@ -68,10 +60,12 @@ def int8_linear(
     out_size = len(weight)
     if tile is None and num_tokens <= max_int8_tokens(in_size):
         tile = skinny_int8_tile()
-    elif tile is None and num_tokens > max_sorted_tokens(out_size) and _runs_on_hopper(hidden):
+    elif tile is None and _runs_on_hopper(hidden, out_size):
         from .hopper_int8 import hopper_int8  # Gluon: NVIDIA's GPUs alone
 
-        return hopper_int8(hidden, weight, bias, hopper_int8_tile(num_tokens, out_size))
+        return hopper_int8(
+            hidden, weight, bias, hopper_int8_tile(num_tokens, out_size, in_size), pdl
+        )
     tile = tile or int8_tile(num_tokens, hidden.element_size())
     output = hidden.new_empty(num_tokens, out_size)
     if isinstance(tile, LinearTile):
@@ -106,9 +100,9 @@ def int8_linear(
     return output
 
 
-def _runs_on_hopper(hidden: torch.Tensor) -> bool:
-    """Whether `hopper_int8` knows this GPU, type and place: its copy engine reads 16 bytes."""
-    is_aligned = not (hidden.data_ptr() % 16 or hidden.stride(0) % 8)
+def _runs_on_hopper(hidden: torch.Tensor, out_size: int) -> bool:
+    """Whether `hopper_int8` knows this GPU, type and place: its copy engine moves 16 bytes."""
+    is_aligned = not (hidden.data_ptr() % 16 or hidden.stride(0) % 8 or out_size % 8)
     return hidden.dtype == torch.bfloat16 and is_aligned and _is_hopper(hidden.device)
 
 
@@ -141,15 +135,20 @@ def _skinny_int8_kernel(
     if HAS_BIAS:
         offsets = tl.load(bias + last).to(tl.float32)
     w = _load_words(rows, 0, word, IN_SIZE, DEPTH)
+    following = w
+    if IN_SIZE > DEPTH:
+        following = _load_words(rows, DEPTH, word, IN_SIZE, DEPTH)
     if PDL:
-        wait_for_previous()  # the first part of the weight is on its way by now
+        wait_for_previous()  # the first two parts of the weight are on their way by now
     # One sum a row, and none of all rows at once: the compiler would order that by their number.
     first = tl.zeros([COLUMNS, DEPTH // 4], dtype=tl.float32)
     second = tl.zeros([COLUMNS, DEPTH // 4], dtype=tl.float32)
     third = tl.zeros([COLUMNS, DEPTH // 4], dtype=tl.float32)
     fourth = tl.zeros([COLUMNS, DEPTH // 4], dtype=tl.float32)
     for start in tl.static_range(0, IN_SIZE, DEPTH):
-        if start > 0:
+        if start == DEPTH:
+            w = following
+        elif start > DEPTH:
             w = _load_words(rows, start, word, IN_SIZE, DEPTH)
         w0, w1, w2, w3 = _as_fp32(w)
         first = _add_products(first, hidden, w0, w1, w2, w3, start, word, IN_SIZE, DEPTH)

@@ -26,6 +26,9 @@ LARGEST = 127
 """Of the integers. -128 is left out: a weight and its negative are equally far from theirs."""
 GROUP = 64
 """Columns that share 16 words."""
+NUM_ARRIVALS = 132
+"""Halves of tiles that several programs make parts of: of each part there is one for every two
+multiprocessors."""
 ROWS_AT_ONCE = 4096
 """Rows of a matrix that are rounded together: in fp32 they take four times what they become."""
 
@@ -39,13 +42,16 @@ class Int8Weight:
     scale: torch.Tensor
     """fp32 `[out_size]`."""
     in_size: int
+    arrivals: torch.Tensor
+    """int32 `[NUM_ARRIVALS]`, zero between launches: parts of a product that are done, by tile."""
 
     @classmethod
     def zeros(cls, out_size: int, in_size: int, device: torch.device | str) -> Int8Weight:
         """Room for a matrix."""
         num_words = ceil_div(in_size, GROUP) * GROUP // 4
         words = torch.zeros(out_size, num_words, dtype=torch.int32, device=device)
-        return cls(words, torch.ones(out_size, device=device), in_size)
+        arrivals = torch.zeros(NUM_ARRIVALS, dtype=torch.int32, device=device)
+        return cls(words, torch.ones(out_size, device=device), in_size, arrivals)
 
     def round_from(self, weight: torch.Tensor, columns: slice = slice(None)) -> None:
         """Fill with `columns` of a matrix, each weight rounded to the nearest of its row's steps.
@@ -78,12 +84,12 @@ class Int8Weight:
         return len(self.words)
 
     def __getitem__(self, rows: slice) -> Int8Weight:
-        return Int8Weight(self.words[rows], self.scale[rows], self.in_size)
+        return Int8Weight(self.words[rows], self.scale[rows], self.in_size, self.arrivals)
 
     def split(self, sizes: list[int]) -> list[Int8Weight]:
         """Parts of so many rows each, which share its memory."""
         pairs = zip(self.words.split(sizes), self.scale.split(sizes), strict=True)
-        return [Int8Weight(*pair, self.in_size) for pair in pairs]
+        return [Int8Weight(*pair, self.in_size, self.arrivals) for pair in pairs]
 
 
 def int8_linear_torch(

@@ -86,6 +86,16 @@ class Int8Tile(NamedTuple):
     num_stages: int
 
 
+class HopperInt8Tile(NamedTuple):
+    """How programs cover a matrix product with a weight in int8, on Hopper."""
+
+    rows: int  # tokens
+    depth: int  # inputs at a time
+    num_stages: int  # of so many inputs, on their way
+    num_parts: int = 1  # of the inputs: programs of the same outputs
+    columns: int = 128  # outputs
+
+
 LONG_ROW = 3072
 """Elements of a row of a weight, above which another product of a few tokens is faster."""
 
@@ -101,6 +111,19 @@ H200_PREFILL = {
     (2, 128): PrefillTile(128, 128, 8, 2),
     (2, 256): PrefillTile(128, 64, 8, 2),
 }
+H200_INT8 = (
+    HopperInt8Tile(256, 64, 4),
+    HopperInt8Tile(128, 128, 4),
+    HopperInt8Tile(64, 256, 3),
+    HopperInt8Tile(32, 256, 4),
+    HopperInt8Tile(16, 256, 5),
+)
+"""The most rows first: few rows are multiplied as long as the weight is read."""
+NUM_SMS = 132
+"""Of an H200. Programs that share a tile run at once there."""
+ENOUGH_PROGRAMS = 96
+SHORTEST_PART = 768
+"""Inputs that are worth adding up somewhere else."""
 SCRATCH_BYTES = 2048
 """Of shared memory: what reductions over a tile need beside it, at most."""
 MAX_REGISTERS = 192
@@ -229,12 +252,18 @@ def int8_tile(num_tokens: int, element_size: int) -> Int8Tile:
     return Int8Tile(32, 32, 256, 4, 4) if num_tokens <= 64 else Int8Tile(64, 64, 128, 4, 3)
 
 
-def hopper_int8_tile(num_tokens: int, out_size: int) -> Int8Tile:
-    """The tile of `hopper_int8`: the largest of which there are enough for all multiprocessors."""
-    if num_tokens <= 64:
-        return Int8Tile(64, 64, 64, 4, 4)
-    if num_tokens > 128 and ceil_div(out_size, 128) * ceil_div(num_tokens, 256) >= 96:
-        return Int8Tile(128, 256, 64, 8, 5)
-    if num_tokens <= 128 and out_size >= 96 * 128:
-        return Int8Tile(128, 128, 64, 8, 4)
-    return Int8Tile(64, 128, 64, 4, 5)
+def hopper_int8_tile(num_tokens: int, out_size: int, in_size: int) -> HopperInt8Tile:
+    """The tile of `hopper_int8`: the largest of which there are enough for all multiprocessors.
+
+    Its inputs are cut into parts where that gives more of them something to do.
+    """
+    fitting = [tile for tile in H200_INT8 if tile.rows < 2 * num_tokens] or H200_INT8[-1:]
+    for tile in fitting:
+        num_tiles = ceil_div(out_size, tile.columns) * ceil_div(num_tokens, tile.rows)
+        most = min(NUM_SMS // num_tiles, in_size // SHORTEST_PART)
+        if tile.rows > 128:  # so many sums leave no registers to add parts in
+            most = 1
+        num_parts = 4 if most >= 4 else 2 if most >= 2 else 1
+        if tile.rows <= 64 or num_parts * num_tiles >= ENOUGH_PROGRAMS:
+            break
+    return tile._replace(num_parts=num_parts)

@@ -16,7 +16,7 @@ from engine_helpers import assert_empty, greedy, hf_generate, make_engine, rando
 from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.decoder.parallel import Shard
-from m5_kernels.kernels.int8_weight import Int8Weight
+from m5_kernels.kernels.int8_weight import NUM_ARRIVALS, Int8Weight
 from m5_kernels.kernels.tiles import hopper_int8_tile
 from milestone_llm.models.tiny_models import build_tiny_model
 
@@ -190,12 +190,19 @@ def test_other_values_are_refused_with_the_choices() -> None:
         m4_prefix_chunked.LLMEngine("tiny-llama", quantization="int8")
 
 
-@pytest.mark.parametrize("num_tokens", [33, 65, 129, 256, 1024, 8192])
+@pytest.mark.parametrize("num_tokens", [3, 17, 33, 65, 129, 256, 1024, 8192])
 @pytest.mark.parametrize("out_size", [1024, 4096, 24576, 151936])
+@pytest.mark.parametrize("in_size", [64, 1024, 4096, 12288])
 def test_tiles_for_hopper_fit_and_give_multiprocessors_something_to_do(
-    num_tokens: int, out_size: int
+    num_tokens: int, out_size: int, in_size: int
 ) -> None:
-    tile = hopper_int8_tile(num_tokens, out_size)
-    assert tile.num_stages * (2 * tile.rows + tile.columns) * tile.depth < 227 * 1024
-    num_programs = -(-out_size // tile.columns) * -(-num_tokens // tile.rows)
-    assert num_programs >= 96 or (tile.columns, tile.rows) in ((64, 64), (64, 128))
+    tile = hopper_int8_tile(num_tokens, out_size, in_size)
+    ring = tile.num_stages * (2 * tile.rows + tile.columns) * tile.depth
+    assert ring + 2 * tile.columns * tile.rows < 227 * 1024
+    num_tiles = -(-out_size // tile.columns) * -(-num_tokens // tile.rows)
+    num_programs = num_tiles * tile.num_parts
+    assert num_programs >= 96 or tile.rows <= 64
+    assert num_programs > 66 or tile.num_parts == 4 or in_size <= 2048 * tile.num_parts
+    assert tile.num_parts == 1 or 2 * num_tiles <= NUM_ARRIVALS
+    assert tile.num_parts == 1 or in_size >= tile.num_parts * tile.depth
+    assert tile.rows < 2 * num_tokens or tile.rows == 16
