@@ -14,11 +14,14 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
+from typing import TYPE_CHECKING
 
-from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.serving.async_engine import ApiRequest, AsyncEngine
 from milestone_llm.serving.command import serve_command
 from milestone_llm.serving.engine_client import EngineCoreOutputs
+
+if TYPE_CHECKING:
+    from milestone_llm.frontend.engine import BaseEngine
 
 PIPE, LOOP, TEXT, SOCKET = (
     "step's end -> message in HTTP's process (pickled, pipe)",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -23,6 +24,12 @@ from milestone_llm.frontend.outputs import RequestOutput
 from .engine_client import EngineClient, EngineCoreOutputs, EngineRequest
 from .errors import ApiError
 from .metrics import Metrics
+from .shared_counts import Count
+
+MAX_MESSAGES = 64
+"""Steps whose tokens may wait for HTTP's thread."""
+LOOK_SECONDS = 0.1
+"""How often it is looked whether HTTP still runs, while they do."""
 
 
 class ApiRequest:
@@ -86,7 +93,7 @@ class ApiRequest:
     def note_sent(self) -> None:
         """All that there was of a stream is in the client's socket."""
         if self._waits_since is not None:
-            self._engine.metrics.delivery.observe(time.perf_counter() - self._waits_since)
+            self._engine.metrics.counts.delivery.observe(time.perf_counter() - self._waits_since)
             self._waits_since = None
 
     def fail(self, error: ApiError) -> None:
@@ -123,15 +130,12 @@ class AsyncEngine:
         self._open: dict[ApiRequest, None] = {}
         self._known: dict[str, tuple[ApiRequest, Request]] = {}
         """By the id of a completion."""
-        self._num_choices = 0
         self._output_processor = OutputProcessor(copy.deepcopy(client.info.tokenizer))
         self._messages: deque[EngineCoreOutputs] = deque()
         """From the engine, and not looked at."""
-
-    @property
-    def num_open(self) -> int:
-        """How many API requests wait for an answer, or for more of it."""
-        return len(self._open)
+        self._is_to_take = False
+        """Whether HTTP's thread has been told of some of them."""
+        self._has_taken = threading.Event()
 
     # -- requests come and go ----------------------------------------------------------------
 
@@ -147,9 +151,10 @@ class AsyncEngine:
         if num_choices > self.max_choices:
             text = f"{num_choices} completions are asked for, and the server takes at most "
             raise ApiError(400, f"{text}{self.max_choices} at a time")
-        if self._num_choices + num_choices > self.max_choices:
-            self.metrics.refused["max_queued"] += 1
-            text = f"{self._num_choices} completions are running or waiting; the server takes "
+        num_inside = self.metrics.counts.total(Count.COMPLETIONS)
+        if num_inside + num_choices > self.max_choices:
+            self.metrics.counts.add(Count.REFUSED, 1)
+            text = f"{num_inside} completions are running or waiting; the server takes "
             text += f"{self.max_choices} at a time. Try again later."
             code, headers = "rate_limit_exceeded", {"Retry-After": "1"}
             raise ApiError(429, text, code=code, headers=headers)
@@ -163,8 +168,12 @@ class AsyncEngine:
         self.check_room(num_choices)
         request = ApiRequest(self, num_choices)
         self._open[request] = None
-        self._num_choices += num_choices
+        self._count(num_choices, 1)
         return request
+
+    def _count(self, num_choices: int, num_requests: int) -> None:
+        self.metrics.counts.add(Count.COMPLETIONS, num_choices)
+        self.metrics.counts.add(Count.REQUESTS, num_requests)
 
     def add(self, owner: ApiRequest, requests: Sequence[EngineRequest]) -> list[RequestState]:
         """Pass the requests of an API request to the engine, and follow them."""
@@ -180,7 +189,7 @@ class AsyncEngine:
         if request not in self._open:
             return
         del self._open[request]
-        self._num_choices -= request.num_choices
+        self._count(-request.num_choices, -1)
         for state in request.states:
             for completion in state.completions:
                 del self._known[completion.request.request_id]
@@ -194,17 +203,27 @@ class AsyncEngine:
         """Take what a step brought. Called in the thread of `EngineClient.run`.
 
         While HTTP's thread is busy, messages wait for it, and it takes them all at once: then, an
-        event has the tokens of several steps.
+        event has the tokens of several steps. When `MAX_MESSAGES` wait, so do this thread and the
+        engine behind it: what waits is never more than that.
         """
         self._messages.append(message)
-        with contextlib.suppress(RuntimeError):  # HTTP has ended
-            self.event_loop.call_soon_threadsafe(self._take_messages)
+        if not self._is_to_take:  # once, or others would not have their turn in between
+            self._is_to_take = True
+            with contextlib.suppress(RuntimeError):  # HTTP has ended
+                self.event_loop.call_soon_threadsafe(self._take_messages)
+        is_https = asyncio._get_running_loop() is self.event_loop  # with `--replicas`
+        while len(self._messages) >= MAX_MESSAGES and self.event_loop.is_running() and not is_https:
+            self._has_taken.wait(LOOK_SECONDS)
+            self._has_taken.clear()
 
     def _take_messages(self) -> None:
+        self._is_to_take = False  # before it is looked how many there are: no message is forgotten
         waited_since: dict[ApiRequest, float] = {}
         outputs: list[EngineCoreOutput] = []
-        for _ in range(len(self._messages)):  # more may come as fast as they are taken
-            message = self._messages.popleft()
+        num_messages = len(self._messages)  # more may come as fast as they are taken
+        messages = [self._messages.popleft() for _ in range(num_messages)]
+        self._has_taken.set()
+        for message in messages:
             self._note_facts(message)
             for output in message.outputs():
                 owner, request = self._known.get(output.request_id, (None, None))

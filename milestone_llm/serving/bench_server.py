@@ -23,10 +23,10 @@ class RunningServer:
     pid: int
 
     def cpu_seconds(self) -> tuple[float, float]:
-        """CPU time so far: of HTTP's process, and of those with engines."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        engines = [child for child in map(int, children) if not _is_resource_tracker(child)]
-        return _cpu_seconds(self.pid), sum(map(_cpu_seconds, engines))
+        """CPU time so far: of HTTP's processes, and of those with engines."""
+        children = set(Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split())
+        engines = set(filter(_has_torch, children))
+        return _cpu_seconds({str(self.pid), *children} - engines), _cpu_seconds(engines)
 
 
 @contextmanager
@@ -61,11 +61,11 @@ def door_of(milestone: str, step_ms: float | None = None, token_ms: float = 0.0)
     return ["milestone_llm.serving.timed", milestone, *times]
 
 
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def _cpu_seconds(pids: set[str]) -> float:
+    stats = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids)
+    return sum(int(fields[11]) + int(fields[12]) for fields in stats) / os.sysconf("SC_CLK_TCK")
 
 
-def _is_resource_tracker(pid: int) -> bool:
-    """Whether a process is the one that multiprocessing starts beside those it is asked for."""
-    return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+def _has_torch(pid: str) -> bool:
+    """Whether a process has an engine: those of HTTP load no torch."""
+    return b"libtorch" in Path(f"/proc/{pid}/maps").read_bytes()

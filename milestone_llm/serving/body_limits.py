@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from .errors import ApiError
+from .shared_counts import Count, HttpCounts
 
 FREE_BYTES = 2**16
 """Of each body, not counted with those of others: whoever asks for little is always heard."""
@@ -17,7 +18,7 @@ LINGER_SECONDS = 1.0
 """For how long the rest of a body is taken from a client that has its answer already."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class BodyLimits:
     """What may lie in memory of the requests that are being read or answered."""
 
@@ -25,8 +26,8 @@ class BodyLimits:
     """Of one request."""
     max_total_bytes: int
     """Of all, but for the first `FREE_BYTES` of each."""
-    num_bytes: int = 0
-    """As much as there is of these now."""
+    counts: HttpCounts
+    """Have as much as there is of these now."""
 
     def check(self, num_bytes: int) -> None:
         """Refuse a body of so many bytes.
@@ -60,12 +61,13 @@ class RequestBody:
         self._num_bytes += len(message.get("body", b""))
         self._limits.check(self._num_bytes)
         more = max(0, self._num_bytes - FREE_BYTES) - self._num_counted
-        if more and self._limits.num_bytes + more > self._limits.max_total_bytes:
-            text = f"the bodies of all requests have {self._limits.num_bytes} bytes and may have "
+        num_bytes = self._limits.counts.total(Count.BODY_BYTES)
+        if more and num_bytes + more > self._limits.max_total_bytes:
+            text = f"the bodies of all requests have {num_bytes} bytes and may have "
             text += f"{self._limits.max_total_bytes} at a time. Try again later."
             raise ApiError(503, text, headers={"Retry-After": "1", "Connection": "close"})
         self._num_counted += more
-        self._limits.num_bytes += more
+        self._limits.counts.add(Count.BODY_BYTES, more)
         return message
 
     async def send(self, message: Message) -> None:
@@ -88,4 +90,4 @@ class RequestBody:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._limits.num_bytes -= self._num_counted
+        self._limits.counts.add(Count.BODY_BYTES, -self._num_counted)

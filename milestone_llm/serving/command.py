@@ -13,9 +13,11 @@ import inspect
 import itertools
 import os
 import resource
+import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from milestone_llm.core.errors import InputError
@@ -35,10 +37,14 @@ from milestone_llm.lab.cli import (
 from .engine_client import EngineClient, EngineDeadError
 from .engine_process import EngineProcess
 from .engine_spec import EngineSpec
+from .http_process import HttpProcess
+from .shared_counts import SharedCounts
 
 BACKLOG = 2048
 """Clients that may connect while the model is loaded; they wait for it."""
 MAX_CONNECTIONS = 1024
+MAX_HTTP_PROCESSES, CORES_OF_ONE = 2, 4
+"""Processes for HTTP beside a GPU, unless a number is given, and cores for each of them."""
 RESERVED_FILES = 128
 """Descriptors that are not for connections: traces, pipes, libraries, those about to be closed."""
 
@@ -123,6 +129,9 @@ def serve_parser(
     about = "show steps as they happen at /; every client with a key sees all steps there"
     add("--page", action=argparse.BooleanOptionalAction, default=True, help=about)
     add_options(parser, "threads")
+    about = f"for HTTP: text, JSON and events; by default one for {CORES_OF_ONE} cores beside a "
+    about += f"GPU, at most {MAX_HTTP_PROCESSES}, and one without"
+    add("--http-processes", type=positive, metavar="N", help=about)
     about = "no line of figures every ten seconds in which something ran"
     add("--disable-log-stats", action="store_true", help=about)
     about = "so many engines behind a router, on Ray Serve"
@@ -170,8 +179,13 @@ def _field_docstrings(config: type[Any]) -> dict[str, str]:
 
 def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
-        max_connections = _max_connections(args.max_connections)
+        args.max_connections = _max_connections(args.max_connections)
+        shared = SharedCounts(_num_http_processes(args))
         listener = stack.enter_context(_listen(args.host, args.port))  # before a model is loaded
+        others = [
+            stack.enter_context(HttpProcess(number, args, listener, shared))
+            for number in range(1, shared.num_processes)
+        ]
         engine: EngineClient
         if args.replicas or args.ray_address or args.autoscaling:
             engine = stack.enter_context(_replicas(spec, args))
@@ -181,27 +195,17 @@ def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
 
             engine = EngineLoop(spec.build())
         else:
-            process = engine = stack.enter_context(EngineProcess(spec))
+            pipes = [each.engines_end for each in others]
+            process = engine = stack.enter_context(EngineProcess(spec, shared, pipes))
             importlib.import_module(".server", __package__)  # while the engine loads its model
             process.wait_until_ready()
-        from .connection import ConnectionLimits
-        from .middleware import is_loopback
-        from .server import Limits, Server
+        from .limits import Limits
+        from .server import Server
         from .stats_log import StatsLog
 
         freeze_garbage()
+        limits = Limits.of(args, listener)
         host, port = listener.getsockname()[:2]
-        limits = Limits(
-            ConnectionLimits(max_connections, *args.request_seconds),
-            api_keys=args.api_key,
-            allowed_hosts=args.allowed_hosts,
-            takes_any_host=bool(args.api_key) or not is_loopback(host),
-            max_queued=args.max_queued,
-            max_body_bytes=args.max_body_bytes,
-            max_bodies_bytes=args.max_bodies_bytes,
-            drain_seconds=args.drain_seconds,
-            has_page=args.page and not args.replicas,
-        )
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
         def on_ready() -> None:
@@ -209,15 +213,38 @@ def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
             console.print(f"{spec.milestone} serves {info.model_name} at {url}", soft_wrap=True)
             limits_of = f"{info.max_num_seqs} requests a step, {info.max_model_len:,} tokens each"
             console.print(f"At most {limits_of}.", soft_wrap=True)
+            if others:
+                console.print(f"HTTP has {shared.num_processes} processes.", soft_wrap=True)
             if limits.has_page:
                 console.print(f"Watch its steps at {url}/", soft_wrap=True)
             sys.stdout.flush()
 
         write = functools.partial(log_console.print, style="dim", soft_wrap=True)
         stats_log = None if args.disable_log_stats else StatsLog(write)
-        http = Server(engine, limits, not args.debug, stats_log)
-        is_alive = http.run(listener, on_ready)
-    return 0 if is_alive else 1
+        signals = [signal.SIGTERM, *([] if args.debug else [signal.SIGINT])]
+        server = Server(engine, limits, shared.of(0), signals, stats_log, others)
+        for other in others:
+            other.wait_until_ready()
+        is_whole = server.run(listener, on_ready)
+    return 0 if is_whole else 1
+
+
+def _num_http_processes(args: argparse.Namespace) -> int:
+    """How many processes HTTP has.
+
+    Raises:
+        InputError: more than one are asked for, and the engine has none of its own.
+    """
+    is_alone = args.debug or args.replicas
+    if is_alone and (args.http_processes or 1) > 1:
+        raise InputError(
+            "--http-processes is for an engine with a process of its own: not for "
+            "--debug or --replicas"
+        )
+    if args.http_processes is not None or is_alone:
+        return args.http_processes or 1
+    has_gpu = args.device in (None, "cuda") and any(Path("/dev").glob("nvidia[0-9]*"))
+    return max(1, min(MAX_HTTP_PROCESSES, (os.cpu_count() or 1) // CORES_OF_ONE)) if has_gpu else 1
 
 
 def _replicas(spec: EngineSpec, args: argparse.Namespace) -> Replicas:

@@ -11,6 +11,7 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from .errors import ApiError
+from .shared_counts import Count, HttpCounts
 
 WRITE_SECONDS = 60.0
 """For how long a client may leave unread what it was sent; then its connection is closed."""
@@ -48,9 +49,11 @@ class HttpConnection(HttpToolsProtocol):
     connection ends with that answer.
     """
 
-    def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, limits: ConnectionLimits, counts: HttpCounts, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
-        self._limits = limits
+        self._limits, self._counts = limits, counts
         self._part = Part.NOTHING
         self._num_pending_bytes = 0
         """Received since the parser last passed something on."""
@@ -60,11 +63,12 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count whatever the kernel does not take as unread. Where all places are taken, the client
-        that should have asked first makes room.
+        of this process that should have asked first makes room.
         """
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)
-        if len(self.connections) > self._limits.max_connections:
+        self._counts.add(Count.CONNECTIONS, 1)
+        if self._counts.total(Count.CONNECTIONS) > self._limits.max_connections:
             text = f"all {self._limits.max_connections} connections are in use"
             error = ApiError(503, text, headers={"Retry-After": "1"})
             others = (cast(HttpConnection, each) for each in self.connections)
@@ -77,6 +81,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It has gone."""
+        self._counts.add(Count.CONNECTIONS, -1)
         self._stop_asking()
         self._stop_waiting()
         super().connection_lost(exc)

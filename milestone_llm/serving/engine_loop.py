@@ -2,7 +2,8 @@
 
     others' threads                                the engine's thread, the main one of its process
     add_requests, abort, report  -- orders --->    between two steps
-    deliver(EngineCoreOutputs)   <-- tokens ---    once a step, for all requests together
+    deliver(EngineCoreOutputs)   <-- tokens ---    once a step, for all requests of one of HTTP's
+                                                   processes together
 
 Only the engine's thread touches the core, so that no thread waits for a lock while it steps. And
 only that thread speaks: whatever leaves the loop leaves it there. Text and stop strings are made
@@ -50,12 +51,13 @@ class CompletionState:
     """A completion that the core has not finished.
 
     Args:
-        arrival_time: when the client asked.
+        new: what was asked for.
     """
 
-    def __init__(self, request: Request, arrival_time: float) -> None:
+    def __init__(self, request: Request, new: EngineRequest) -> None:
         self.request = request
-        self.arrival_time = arrival_time
+        self.arrival_time = new.arrival_time
+        self.sender = new.sender
         self.num_sent = 0
         """Tokens that have left the loop."""
         self.last_time = 0.0
@@ -84,6 +86,8 @@ class EngineLoop(OrderingClient):
             engine.tokenizer,
         )
         self.problem: str | None = None
+        self.watching: set[int] = set()
+        """Which of HTTP's processes get the records of steps."""
         self._engine, self._core = engine, engine.core
         self._metrics = EngineMetrics()
         self._deliver: Deliver
@@ -129,8 +133,10 @@ class EngineLoop(OrderingClient):
             self._try(partial(self._stop, completion_id))
         for request in orders.requests.values():
             self._try(partial(self._add, request))
-        if orders.is_watched is not None:
-            self._watch(orders.is_watched)
+        for sender, is_watching in orders.watching.items():
+            self._watch(sender, is_watching)
+        for sender in orders.gone:
+            self._drop(sender)
         if orders.wants_report:
             self._try(self._report)
 
@@ -163,14 +169,23 @@ class EngineLoop(OrderingClient):
         stats = {**self._engine.stats(), "waiting_preempted": preempted}
         self._on_report([EngineReport(stats, self._metrics)])
 
-    def _watch(self, is_watched: bool) -> None:
+    def _watch(self, sender: int, is_watching: bool) -> None:
+        self.watching -= {sender}
+        self.watching |= {sender} if is_watching else set()
         watchers = self._core.watchers
-        if self._page_tracer is not None:
+        if self._page_tracer is not None and not self.watching:
             watchers.remove(self._page_tracer)
             self._page_tracer = None
-        if is_watched:
+        elif self._page_tracer is None and self.watching:
             self._page_tracer = Tracer([self._on_step], keeps_records=False)
             watchers.append(self._page_tracer)
+
+    def _drop(self, sender: int) -> None:
+        """One of HTTP's processes has ended, and with it all of its clients."""
+        self._watch(sender, False)
+        theirs = (each.request for each in self._completions.values() if each.sender == sender)
+        for request_id in dict.fromkeys((each.leader or each).request_id for each in theirs):
+            self._try(partial(self._abort, request_id))
 
     def _add(self, new: EngineRequest) -> None:
         name, refusal = new.request_id, None
@@ -181,7 +196,7 @@ class EngineLoop(OrderingClient):
             self._core.add_request(request)
             self._requests[name] = request
             for each in request.completions:
-                self._completions[each.request_id] = CompletionState(each, new.arrival_time)
+                self._completions[each.request_id] = CompletionState(each, new)
         except InputError as error:
             refusal = Refusal(str(error), 400)
         except Exception as error:
@@ -189,7 +204,7 @@ class EngineLoop(OrderingClient):
             raise
         finally:
             if refusal is not None:
-                self._deliver(EngineCoreOutputs(refusals={name: refusal}))
+                self._deliver(EngineCoreOutputs(sender=new.sender, refusals={name: refusal}))
 
     def _abort(self, request_id: str) -> None:
         if (request := self._requests.get(request_id)) is None:
@@ -226,10 +241,12 @@ class EngineLoop(OrderingClient):
 
     def _take(self, outputs: Sequence[EngineCoreOutput]) -> None:
         """Send what the core has brought, and count it."""
-        message = EngineCoreOutputs()
-        now, num_tokens, gaps = message.time, 0, Counter[float]()
+        messages: dict[int, EngineCoreOutputs] = {}
+        now, num_tokens, gaps = time.perf_counter(), 0, Counter[float]()
         for output in outputs:
             state, num_new = self._completions[output.request_id], len(output.new_token_ids)
+            if (message := messages.get(state.sender)) is None:
+                message = messages[state.sender] = EngineCoreOutputs(now, state.sender)
             message.add(output)
             if num_new > 1:
                 gaps[0.0] += num_new - 1
@@ -247,7 +264,7 @@ class EngineLoop(OrderingClient):
             if output.finish_reason is not None:
                 self._note_end(output.request_id, output.finish_reason)
         self._metrics.note_tokens(num_tokens, gaps)
-        if outputs:
+        for message in messages.values():
             self._deliver(message)
 
     def _note_end(self, completion_id: str, reason: str) -> None:

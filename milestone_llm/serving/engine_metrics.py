@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSequence
 
 from milestone_llm.core.request import Request
 
@@ -33,25 +33,39 @@ class Histogram:
 
     Args:
         bounds: ascending.
+        cells: where it counts; the last cell is the sum of the values.
     """
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
+    def __init__(
+        self,
+        bounds: tuple[float, ...],
+        cells: MutableSequence[float] | memoryview[float] | None = None,
+    ) -> None:
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
+        self._cells = [0.0] * self.num_cells(bounds) if cells is None else cells
+
+    @staticmethod
+    def num_cells(bounds: tuple[float, ...]) -> int:
+        """How many it needs: one for each bound, for larger values, and for the sum."""
+        return len(bounds) + 2
+
+    @property
+    def sum(self) -> float:
+        """Of all values."""
+        return self._cells[-1]
 
     def observe(self, value: float, times: int = 1) -> None:
         """Count a value that has come so many times."""
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.sum += times * value
+        self._cells[bisect_left(self.bounds, value)] += times
+        self._cells[-1] += times * value
 
     def buckets(self) -> list[tuple[str, float]]:
         """Bounds and the counts up to them, as Prometheus wants them."""
         names = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
-        totals, total = [], 0
-        for count in list(self.counts):
+        totals, total = [], 0.0
+        for count in self._cells[:-1]:
             total += count
-            totals.append(float(total))
+            totals.append(total)
         return list(zip(names, totals, strict=True))
 
 

@@ -13,6 +13,7 @@ from milestone_llm.lab.trace.live import LiveTrace, Subscription
 
 from .async_engine import AsyncEngine
 from .errors import ApiError
+from .shared_counts import Count
 from .threads import started_threads
 
 URL = "/trace"
@@ -53,10 +54,12 @@ class LivePage:
         Raises:
             ApiError: there are too many.
         """
-        if self._live.num_readers >= MAX_READERS:
+        counts = self._engine.metrics.counts
+        if counts.total(Count.PAGES) >= MAX_READERS:
             raise ApiError(429, f"{MAX_READERS} pages are watching already; close one of them")
         if self._live.num_readers == 0:
             self._engine.client.watch(self._live)
+        counts.add(Count.PAGES, 1)
         return self._live.subscribe()
 
     async def lines(self, reader: Subscription) -> AsyncIterator[str]:
@@ -69,6 +72,7 @@ class LivePage:
                     yield line + "\n"
         finally:
             reader.close()
+            self._engine.metrics.counts.add(Count.PAGES, -1)
             if self._live.num_readers == 0:
                 self._engine.client.watch(None)
                 self._live.clear()

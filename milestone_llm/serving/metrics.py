@@ -6,7 +6,6 @@ bounds of histograms are our own.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -16,26 +15,27 @@ from prometheus_client.registry import Collector
 
 from .engine_client import EngineReport
 from .engine_metrics import HISTOGRAMS, EngineMetrics, Histogram
+from .shared_counts import Count, HttpCounts, SharedCounts
 
 PREFIX = "milestone_llm:"
 OURS_ALONE = {
     *("step_time_seconds", "step_batch_size", "admission_rejections"),
     "token_delivery_seconds",
 }
-DELIVERY_SECONDS = (2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 Labels = Mapping[str, str]
 
 
 class Metrics(Collector):
-    """What engines count, and what is counted in front of them."""
+    """What engines count, and what is counted in front of them.
 
-    def __init__(self, model_name: str) -> None:
+    Args:
+        counts: of HTTP; None if it has this process alone.
+    """
+
+    def __init__(self, model_name: str, counts: HttpCounts | None = None) -> None:
         self._labels = {"model_name": model_name}
-        self.refused: Counter[str] = Counter()
-        """Requests that were not taken in, by reason."""
-        self.delivery = Histogram(DELIVERY_SECONDS)
-        """From the end of a step to a stream's socket, of each event."""
+        self.counts = counts or SharedCounts().of(0)
         self._reports = [EngineReport({}, EngineMetrics())]
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -60,9 +60,12 @@ class Metrics(Collector):
                     known.samples += family.samples
         yield from families.values()
         what = "refused requests"
-        yield _by_label("admission_rejections", "reason", what, self.refused, self._labels)
+        refused = self.counts.total(Count.REFUSED)
+        by_reason = {"max_queued": refused} if refused else {}
+        yield _by_label("admission_rejections", "reason", what, by_reason, self._labels)
         what = "from a step's end until its tokens are in a stream's socket"
-        yield _histogram("token_delivery_seconds", what, self.delivery, self._labels)
+        delivery = self.counts.all_deliveries()
+        yield _histogram("token_delivery_seconds", what, delivery, self._labels)
 
 
 SPECULATION = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from milestone_llm.lab.trace.records import StepRecord
 
@@ -26,8 +26,10 @@ class Orders:
     """Ids of completions that a stop string has ended."""
     requests: dict[str, EngineRequest] = field(default_factory=dict)
     wants_report: bool = False
-    is_watched: bool | None = None
-    """Whether anybody wants the records of steps; None: that has not changed."""
+    watching: dict[int, bool] = field(default_factory=dict)
+    """Which of HTTP's processes want the records of steps from now on, or no more."""
+    gone: set[int] = field(default_factory=set)
+    """Those that have ended: whatever they asked for is aborted."""
     is_last: bool = False
     """Whether the engine is to stop."""
 
@@ -39,9 +41,9 @@ class Orders:
         self.requests |= later.requests
         self.stops |= later.stops
         self.wants_report |= later.wants_report
+        self.watching |= later.watching
+        self.gone |= later.gone
         self.is_last |= later.is_last
-        if later.is_watched is not None:
-            self.is_watched = later.is_watched
 
 
 class OrderQueue:
@@ -71,17 +73,23 @@ class OrderQueue:
 
 
 class OrderingClient:
-    """The calls of an `EngineClient` as orders, and whoever waits for what the engine says."""
+    """The calls of an `EngineClient` as orders, and whoever waits for what the engine says.
 
-    def __init__(self) -> None:
+    Args:
+        sender: which of HTTP's processes this is.
+    """
+
+    def __init__(self, sender: int = 0) -> None:
         self.orders = OrderQueue()
+        self._sender = sender
         self._sink: StepSink | None = None
         self._askers: list[Future[list[EngineReport]]] = []
         self._asking = threading.Lock()
 
     def add_requests(self, requests: list[EngineRequest]) -> None:
         """Queue requests. If the engine refuses one, it says so."""
-        self.orders.put(Orders(requests={each.request_id: each for each in requests}))
+        ours = (replace(each, sender=self._sender) for each in requests)
+        self.orders.put(Orders(requests={each.request_id: each for each in ours}))
 
     def abort(self, request_id: str) -> None:
         """End a request, wherever it is; before the next step it has no memory any more."""
@@ -102,7 +110,7 @@ class OrderingClient:
     def watch(self, sink: StepSink | None) -> None:
         """Give each step's record to `sink`, in the thread of `run`; None: to nobody any more."""
         self._sink = sink
-        self.orders.put(Orders(is_watched=sink is not None))
+        self.orders.put(Orders(watching={self._sender: sink is not None}))
 
     def stop(self) -> None:
         """Let `run` return after the step under way."""

@@ -2,6 +2,8 @@
 
 That is the reader of what the engine's process sends, or the engine itself (`--debug`): then a
 `breakpoint()` in it stops in a usable pdb while HTTP goes on. Signals arrive in the main thread.
+
+HTTP may have several processes, with a `Server` each. The first says to the others when to end.
 """
 
 from __future__ import annotations
@@ -15,20 +17,22 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 
 from .app import build_app
 from .async_engine import AsyncEngine
 from .body_limits import BodyLimits
-from .connection import ConnectionLimits, HttpConnection
+from .connection import HttpConnection
 from .engine_client import EngineClient, EngineDeadError
+from .limits import Limits
 from .metrics import Metrics
 from .middleware import AdmissionMiddleware, AllowedHosts, ApiKeys
+from .processes import STOP_SECONDS
 from .service import Service
+from .shared_counts import Count, HttpCounts
 from .stats_log import StatsLog
 from .threads import started_thread
 
@@ -47,54 +51,54 @@ SWITCH_SECONDS = 0.0005
 """For how long the main thread waits for HTTP's, at most, when it has something."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What the server lets in, and how it ends."""
+class OtherProcess(Protocol):
+    """One more process of HTTP, as the first sees it."""
 
-    connections: ConnectionLimits
-    api_keys: Sequence[str] = ()
-    allowed_hosts: Sequence[str] = ()
-    """Names of the server that a client may use, beside those of this machine's loopback."""
-    takes_any_host: bool = False
-    """If none is given."""
-    max_queued: int = 256
-    """Completions that may wait beyond the rows of a step."""
-    max_body_bytes: int = 8 * 2**20
-    max_bodies_bytes: int = 128 * 2**20
-    """Of all requests together."""
-    drain_seconds: float = 30.0
-    """For how long requests under way may go on after SIGTERM."""
-    has_page: bool = True
-    """Whether the explorer page is at `/`: every client with a key sees all steps there."""
+    def end(self, reason: str, drain_seconds: float, linger_seconds: float) -> None:
+        """Tell it to end, as this one does."""
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until it has ended, but not longer than this."""
+
+    def ending(self) -> str:
+        """How it has ended."""
 
 
 class Server:
     """Serves an engine over HTTP until a signal ends it.
 
     Args:
-        handles_ctrl_c: whether Ctrl-C ends the server as SIGTERM does; else Python's own way.
+        counts: of this process.
+        signals: those that end the server; for the others Python's own way is left.
         stats_log: what tells of the engine's figures every ten seconds, if there is to be any.
+        others: all further processes of HTTP, in its first one.
     """
 
     def __init__(
         self,
         client: EngineClient,
         limits: Limits,
-        handles_ctrl_c: bool = True,
+        counts: HttpCounts,
+        signals: Sequence[signal.Signals] = (),
         stats_log: StatsLog | None = None,
+        others: Sequence[OtherProcess] = (),
     ) -> None:
         self._client = client
         self._limits = limits
+        self._counts = counts
+        self._signals = signals
         self._stats_log = stats_log
-        self._signals = [signal.SIGTERM, *([signal.SIGINT] if handles_ctrl_c else [])]
+        self._others = others
         info = client.info
         max_choices = info.max_num_seqs + limits.max_queued
-        self._engine = AsyncEngine(client, Metrics(info.model_name), max_choices)
+        self._engine = AsyncEngine(client, Metrics(info.model_name, counts), max_choices)
         app = build_app(Service(self._engine, limits.has_page))
         keys = ApiKeys(limits.api_keys)
         hosts = AllowedHosts(limits.allowed_hosts, limits.takes_any_host)
-        bodies = BodyLimits(limits.max_body_bytes, limits.max_bodies_bytes)
-        connection: Any = functools.partial(HttpConnection, limits=limits.connections)
+        bodies = BodyLimits(limits.max_body_bytes, limits.max_bodies_bytes, counts)
+        connection: Any = functools.partial(
+            HttpConnection, limits=limits.connections, counts=counts
+        )
         self._http = uvicorn.Server(
             uvicorn.Config(
                 AdmissionMiddleware(app, self._engine, keys, hosts, bodies),
@@ -108,6 +112,8 @@ class Server:
             )
         )
         self._has_started = threading.Event()
+        self._is_ending = threading.Event()
+        self._has_lost_one = False
         self._ending: asyncio.Task[None] | None = None
 
     def run(self, listener: socket.socket, on_ready: Callable[[], None]) -> bool:
@@ -117,8 +123,10 @@ class Server:
             on_ready: called when the first request may come.
 
         Returns:
-            False if the engine died.
+            False if the engine died, or another process of HTTP.
         """
+        for other in self._others:
+            started_thread(functools.partial(self._look_after, other), "other", daemon=True)
         http = started_thread(functools.partial(self._run_http, listener), "http")
         try:
             self._has_started.wait()
@@ -128,20 +136,30 @@ class Server:
                 self._client.run(self._engine.deliver)
         except EngineDeadError as error:
             log.error("%s", error)
-            self._end(str(error), 0.0, DEATH_SECONDS)
+            self.end(str(error), 0.0, DEATH_SECONDS)
             return False
         except BaseException:
-            self._end("it was interrupted", 0.0)
+            self.end("it was interrupted", 0.0)
             raise
         finally:
             http.join()
-        return True
+        return not self._has_lost_one
+
+    def _look_after(self, other: OtherProcess) -> None:
+        other.wait()
+        if not self._is_ending.is_set():
+            self._has_lost_one = True
+            reason = f"a process of HTTP {other.ending()}"
+            log.error("The server ends: %s", reason)
+            self.end(reason, self._limits.drain_seconds)
 
     def _run_http(self, listener: socket.socket) -> None:
         try:
             asyncio.run(self._serve_http(listener))
         finally:
             self._has_started.set()
+            for other in self._others:  # their clients still need the engine
+                other.wait(self._limits.drain_seconds + STOP_SECONDS)
             self._client.stop()
 
     async def _serve_http(self, listener: socket.socket) -> None:
@@ -169,7 +187,7 @@ class Server:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if num_open := self._engine.num_open:
+        if num_open := self._counts.total(Count.REQUESTS):
             again = "; Ctrl-C again ends them at once" * (number == signal.SIGINT)
             log.warning(
                 "%s: requests under way (%d) may finish within %g s%s",
@@ -182,10 +200,15 @@ class Server:
             signal.signal(
                 signal.SIGINT, signal.default_int_handler
             )  # a second Ctrl-C is in earnest
-        self._end("the server is draining", self._limits.drain_seconds)
+        self.end("the server is draining", self._limits.drain_seconds)
 
-    def _end(self, reason: str, drain_seconds: float, linger_seconds: float = 0.0) -> None:
-        """Let no more requests in, let those inside finish for a while, then end HTTP."""
+    def end(self, reason: str, drain_seconds: float, linger_seconds: float = 0.0) -> None:
+        """Let no more requests in, let those inside finish for a while, then end HTTP: here, and in
+        the other processes.
+        """
+        self._is_ending.set()
+        for other in self._others:
+            other.end(reason, drain_seconds, linger_seconds)
 
         async def end() -> None:
             self._engine.close(reason)

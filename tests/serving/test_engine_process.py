@@ -12,10 +12,11 @@ import pytest
 
 from m3_paged import SamplingParams
 from milestone_llm.core.errors import InputError
-from milestone_llm.serving import engine_process
+from milestone_llm.serving import engine_process, processes
 from milestone_llm.serving.engine_client import EngineRequest
 from milestone_llm.serving.engine_loop import EngineLoop
 from milestone_llm.serving.orders import Orders
+from milestone_llm.serving.shared_counts import SharedCounts
 from serving_helpers import PATIENCE, byte_tokenizer, messages_of
 
 
@@ -49,7 +50,7 @@ def test_ctrl_c_leaves_a_process_alone_that_is_only_starting(ctrl_c):
         run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
         return run.stdout == b"True\n"
 
-    with engine_process._ctrl_c_ignored():
+    with processes.ctrl_c_ignored():
         assert child_ignores()
     assert child_ignores() == (ctrl_c is signal.SIG_IGN), "as it is in this process"
 
@@ -58,21 +59,31 @@ class FakeProcess:
     """An engine's process that stands still."""
 
     def __init__(self, **options):
-        self.sentinel, self._end = multiprocessing.Pipe(duplex=False)
-        self.is_killed = threading.Event()
-        self.start = lambda: None
-        self.kill = self.is_killed.set
+        self.is_killed = False
+
+    def start(self):
+        pass
+
+    def join(self, seconds=None):
+        assert self.is_killed or seconds == processes.STOP_SECONDS
+
+    def kill(self):
+        self.is_killed = True
 
 
 @pytest.fixture
 def spawning(monkeypatch):
-    """`CONTEXT` of `engine_process`, without processes."""
-    fake = SimpleNamespace(
-        Pipe=multiprocessing.Pipe, Value=multiprocessing.Value, Process=FakeProcess
-    )
-    monkeypatch.setattr(engine_process, "CONTEXT", fake)
-    monkeypatch.setattr(engine_process, "STOP_SECONDS", 0.01)
+    """`CONTEXT` of `processes`, without processes."""
+    fake = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=FakeProcess)
+    monkeypatch.setattr(processes, "CONTEXT", fake)
+    monkeypatch.setattr(processes, "STOP_SECONDS", 0.01)
     return fake
+
+
+@pytest.fixture
+def shared():
+    """Memory for one process of HTTP."""
+    return SharedCounts()
 
 
 def fail(*args):
@@ -83,25 +94,26 @@ def no_thread(self):
     raise RuntimeError("can't start new thread")
 
 
-def test_the_end_needs_no_new_thread(spawning, monkeypatch):
-    engine = engine_process.EngineProcess(None)
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
-    engine.stop()
-    assert engine._process.is_killed.wait(PATIENCE)
+def test_the_end_needs_no_new_thread(shared, spawning, monkeypatch):
+    with engine_process.EngineProcess(None, shared) as engine:
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
+        engine.stop()
+        engine.run(None)  # returns, for the connection has ended
+    assert engine._process.is_killed
 
 
-def test_no_thread_for_the_engine_is_one_line(spawning, monkeypatch):
+def test_no_thread_for_the_engine_is_one_line(shared, spawning, monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     with pytest.raises(InputError, match=r"a thread \(orders\): can't .*ulimit -u"):
-        engine_process.EngineProcess(None)
+        engine_process.EngineProcess(None, shared)
 
 
-def test_no_process_for_the_engine_is_one_line(spawning, monkeypatch):
+def test_no_process_for_the_engine_is_one_line(shared, spawning, monkeypatch):
     monkeypatch.setattr(
         spawning, "Process", lambda **options: SimpleNamespace(start=fail, kill=None)
     )
     with pytest.raises(InputError, match=r"a process \(engine\): Resource .*ulimit -u"):
-        engine_process.EngineProcess(None)
+        engine_process.EngineProcess(None, shared)
 
 
 def test_prompt_logprobs_travel_once(oracle):
@@ -135,19 +147,19 @@ def test_all_that_the_engine_says_is_said_in_its_own_thread(oracle):
     def ask():
         params = SamplingParams(max_tokens=30, ignore_eos=True)
         request = EngineRequest("r", [3, 4, 5], params)
-        outer.send(Orders(requests={"r": request}, is_watched=True))
+        outer.send(Orders(requests={"r": request}, watching={0: True}))
         for _ in range(20):
             outer.send(Orders(wants_report=True))
         missing = set(kinds)
         while missing and outer.poll(PATIENCE):
             missing.discard(outer.recv()[0])
-        outer.send(Orders(is_watched=False, is_last=True))
+        outer.send(Orders(watching={0: False}, is_last=True))
         while outer.poll(PATIENCE) and outer.recv() is not None:
             pass
 
     asker = threading.Thread(target=ask)
     asker.start()
-    engine_process._run_loop(EngineLoop(oracle), Pipe(inner))
+    engine_process._run_loop(EngineLoop(oracle), [Pipe(inner)])
     inner.send(None)
     asker.join()
     assert {kind for kind, _ in speakers} == kinds

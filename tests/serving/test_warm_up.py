@@ -40,13 +40,16 @@ def test_no_graph_is_left_to_capture():
 
 @pytest.mark.gpu
 def test_no_kernel_is_left_to_compile(monkeypatch):
-    """To compile one stops all requests for a second."""
+    """To compile one stops all requests for a second, to load one for a fifth of that."""
     triton = pytest.importorskip("triton")
     engine = m5_kernels.LLMEngine("tiny-llama", max_num_seqs=40, dtype="bfloat16")
     engine.warm_up()
     compiled = []
     hook = lambda *, repr, **others: compiled.append(repr)  # noqa: E731
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", hook)
+    loaded, run = [], triton.compiler.CompiledKernel.run.fget
+    note = lambda kernel: (kernel.module or loaded.append(kernel.name), run(kernel))[1]  # noqa: E731
+    monkeypatch.setattr(triton.compiler.CompiledKernel, "run", property(note))
     draw = random.Random(0)
     for _ in range(150):  # requests come while others decode
         for _ in range(draw.choice([0, 0, 1, 2, 12])):
@@ -62,4 +65,4 @@ def test_no_kernel_is_left_to_compile(monkeypatch):
             )
             engine.add_request(prompt, params)
         engine.step()
-    assert compiled == []
+    assert compiled == loaded == []

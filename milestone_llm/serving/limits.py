@@ -1,0 +1,47 @@
+"""What a server lets in, as its command line says."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .connection import ConnectionLimits
+from .middleware import is_loopback
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the server lets in, and how it ends."""
+
+    connections: ConnectionLimits
+    api_keys: Sequence[str] = ()
+    allowed_hosts: Sequence[str] = ()
+    """Names of the server that a client may use, beside those of this machine's loopback."""
+    takes_any_host: bool = False
+    """If none is given."""
+    max_queued: int = 256
+    """Completions that may wait beyond the rows of a step."""
+    max_body_bytes: int = 8 * 2**20
+    max_bodies_bytes: int = 128 * 2**20
+    """Of all requests together."""
+    drain_seconds: float = 30.0
+    """For how long requests under way may go on after SIGTERM."""
+    has_page: bool = True
+    """Whether the explorer page is at `/`: every client with a key sees all steps there."""
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, listener: socket.socket) -> Limits:
+        """Those that a command line asks for."""
+        return cls(
+            ConnectionLimits(args.max_connections, *args.request_seconds),
+            api_keys=args.api_key,
+            allowed_hosts=args.allowed_hosts,
+            takes_any_host=bool(args.api_key) or not is_loopback(listener.getsockname()[0]),
+            max_queued=args.max_queued,
+            max_body_bytes=args.max_body_bytes,
+            max_bodies_bytes=args.max_bodies_bytes,
+            drain_seconds=args.drain_seconds,
+            has_page=args.page and not args.replicas,
+        )
