@@ -60,7 +60,8 @@ def check_the_server_is_busy(kind, server):
     _, time = overload(kind, server)
     assert time <= 1.1, (
         f"{server} server: all are served after {time:.3f} times the time that the work takes, "
-        "at most 1.1 is wanted. The server was idle while clients waited for their time to come back."
+        "at most 1.1 is wanted. The server was idle while clients waited for their time to come "
+        "back."
     )
 
 

@@ -404,9 +404,9 @@ def test_a_place_without_a_token_ends_the_request_behind_what_was_accepted():
 
 def test_as_many_rows_guess_as_leave_arithmetic_idle_unless_a_number_is_given():
     config = m4_prefix_chunked.EngineConfig(max_num_seqs=100)
-    assert config.on_device("cuda", ("max_num_seqs",)).num_rows_that_guess == 32
+    assert config.on_device("cuda", ("max_num_seqs",)).num_rows_that_guess == 64
     seven = dataclasses.replace(config, num_speculative_tokens=7)
-    assert seven.on_device("cuda", ("max_num_seqs",)).num_rows_that_guess == 16
+    assert seven.on_device("cuda", ("max_num_seqs",)).num_rows_that_guess == 32
     assert config.on_device("cpu", ()).num_rows_that_guess == 4
     given = dataclasses.replace(config, speculation_max_num_seqs=60)
     assert given.on_device("cpu", ()).num_rows_that_guess == 60
