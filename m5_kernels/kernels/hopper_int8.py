@@ -179,7 +179,7 @@ def _multiply(
         stage = number % STAGES
         inputs, words = stage * GROUPS, (2 * stage + half) * GROUPS
         mbarrier.wait(full.index(stage), number // STAGES & 1)
-        used = ()
+        used: gl.tuple = ()
         for group in gl.static_range(GROUPS):
             integers = _integers(w.index(words + group).load(gl.DotOperandLayout(0, SUMS, 2)))
             for i in gl.static_range(4):
