@@ -179,14 +179,14 @@ def _multiply(
         stage = number % STAGES
         inputs, words = stage * GROUPS, (2 * stage + half) * GROUPS
         mbarrier.wait(full.index(stage), number // STAGES & 1)
-        used = ()  # registers in which something is going on until the wait
+        used: gl.tuple = ()
         for group in gl.static_range(GROUPS):
             integers = _integers(w.index(words + group).load(gl.DotOperandLayout(0, SUMS, 2)))
             for i in gl.static_range(4):
                 rows = x.index(inputs + group).slice(16 * i, 16, dim=1).permute((1, 0))
                 sums = warpgroup_mma(integers[i], rows, sums, is_async=True)
             used += integers
-        used += (sums,)  # type: ignore[assignment]
+        used += (sums,)  # registers in which something is going on until the wait
         sums = warpgroup_mma_wait(0, deps=used)[4 * GROUPS]
         mbarrier.arrive(empty.index(stage), count=1)
     output_boxes, scale, bias, parts, arrivals, out_size = store
