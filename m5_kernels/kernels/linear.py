@@ -3,7 +3,7 @@
 A step of few rows is nothing but reading weights, and there ours are faster than the library:
 
     weight                     rows     kernel
-    small, of 16 bits          1..16    register_linear: all of it on its way at once
+    small, of 16 bits          1..16    register_linear: all of it on its way at once (on Hopper)
     of 8 bits                  any      int8_linear
     else, of 16 bits           1..16    dot_linear: tensor cores, by shared memory
     else, rows up to 3,072     1..4     skinny_linear: multiplied as it comes, no tensor cores
@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .backend import runs_triton
+from .backend import runs_triton, supports_pdl
 from .dot_linear import dot_is_faster, dot_linear
 from .int8_linear import int8_linear
 from .int8_weight import Int8Weight, int8_linear_torch
@@ -56,8 +56,13 @@ def linear(
 
 
 def takes_registers(num_tokens: int, weight: torch.Tensor | Int8Weight) -> bool:
-    """Whether the product of so many tokens goes to `register_linear`."""
-    if isinstance(weight, Int8Weight) or weight.element_size() != 2 or not runs_triton(weight):
+    """Whether the product of so many tokens goes to `register_linear`.
+
+    It gains by what it asks for before it waits, so not without programmatic dependent launch.
+    """
+    if isinstance(weight, Int8Weight) or weight.element_size() != 2:
+        return False
+    if not supports_pdl(weight.device):
         return False
     return 1 <= num_tokens <= MAX_TOKENS and fits_registers(weight)
 
