@@ -86,6 +86,10 @@ class StepGraphs:
             tuple[StepShape, Needs], tuple[torch.cuda.CUDAGraph, torch.Tensor] | None
         ] = {}
         """None: memory did not hold it, of this rank or of another."""
+        self._captured: list[torch.cuda.CUDAGraph] = []
+        """Those of `_graphs`, and others that are never replayed. With the first that goes, PyTorch
+        lets go of what the library needs for all that were captured on its stream (its issue
+        193402)."""
         self._has_warned = False
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
@@ -182,8 +186,11 @@ class StepGraphs:
             except BaseException:
                 with contextlib.suppress(RuntimeError):  # it knows less about the cause
                     graph.capture_end()
+                if self._captured:
+                    self._captured.append(graph)
                 raise
             graph.capture_end()
+        self._captured.append(graph)
         here.wait_stream(self._stream)
         self._pool = self._pool or graph.pool()
         return graph, tokens

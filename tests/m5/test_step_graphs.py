@@ -193,6 +193,7 @@ def test_graphs_take_no_memory_from_steps_without_one(caplog):
     engine.reset_prefix_cache()
     graphs = engine.runner.graphs
     graphs._graphs.clear()
+    graphs._captured.clear()
     graphs._pool = None
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
