@@ -206,5 +206,5 @@ class Service:
         tokens = self.decode_token, self.spell_token
         bodies = ResponseBodies(request, request_id, self.model, is_chat, prompts, *tokens)
         bodies.wants_usage = body.wants_usage_event
-        bodies.drops_output = body.max_tokens == 0
+        bodies.drops_output = not is_chat and body.max_tokens == 0
         return ApiResponse(request, bodies, bool(body.stream), self._tokenizing)

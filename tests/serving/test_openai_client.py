@@ -183,6 +183,17 @@ def test_a_prompt_can_be_scored_without_output(m4):
     assert answer.usage.completion_tokens == 0
 
 
+def test_of_two_limits_of_a_chat_the_newer_one_counts(m4):
+    answer = m4.client().chat.completions.create(
+        model=m4.model,
+        messages=[{"role": "user", "content": "a"}],
+        max_completion_tokens=5,
+        max_tokens=0,
+        extra_body={"ignore_eos": True},
+    )
+    assert answer.usage.completion_tokens == 5
+
+
 def test_what_the_cache_saved_is_told(m4):
     create = m4.client().completions.create
     prompt = "This is said twice, the second time from memory."
