@@ -26,7 +26,7 @@ from .decoder.attention import AttentionMetadata
 from .decoder.decoder import FusedDecoder
 from .device_state import DeviceState, StepPlace
 from .kernels.backend import compiling
-from .kernels.flash_decode import DecodeWorkspace
+from .kernels.decode_parts import DecodeWorkspace
 from .kernels.guesses import accept, propose
 from .kernels.prefill_tiles import prefill_tiles, runs_on_hopper
 from .kernels.step_metadata import StepMetadata, append_sampled, expand_step
@@ -67,30 +67,19 @@ class FusedRunner:
             num_guess_rows = config.num_rows_that_guess * (1 + config.num_speculative_tokens)
         num_places = max(config.max_num_seqs, num_guess_rows)
         self.state = DeviceState(
-            config.max_num_seqs,
-            max_model_len,
-            cache.block_size,
-            shape.vocab_size,
-            device,
+            config.max_num_seqs, max_model_len, cache.block_size, shape.vocab_size, device,
             num_places,
-        )
+        )  # fmt: skip
         self.sampler = Sampler(self.state)
         most = min(config.max_num_batched_tokens, config.max_num_seqs * max_model_len)
         num_tokens = max(most, num_places)
         self.metadata = StepMetadata.allocate(num_tokens, num_places, self.state.max_blocks, device)
-        self.workspace = (
-            DecodeWorkspace.allocate(
-                num_places,
-                shape.num_q_heads,
-                shape.num_kv_heads,
-                shape.head_dim,
-                decoder.embedding.dtype,
-                device,
-                has_guesses=num_guess_rows > 0,
-            )
-            if device.type == "cuda"
-            else None
-        )
+        self.workspace: DecodeWorkspace | None = None
+        if device.type == "cuda":
+            self.workspace = DecodeWorkspace.allocate(
+                num_places, shape.num_q_heads, shape.num_kv_heads, shape.head_dim,
+                decoder.embedding.dtype, device, has_guesses=num_guess_rows > 0,
+            )  # fmt: skip
         self.rows: dict[str, tuple[int, Request]] = {}
         """Row of device state of each running request."""
         self.free_rows = list(range(config.max_num_seqs))[::-1]

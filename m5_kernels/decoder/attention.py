@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from m5_kernels.kernels.flash_decode import DecodeWorkspace, flash_decode
+from m5_kernels.kernels.decode_parts import DecodeWorkspace
+from m5_kernels.kernels.flash_decode import flash_decode
 from m5_kernels.kernels.paged_prefill import paged_prefill
 
 MANY_PLACES = 64

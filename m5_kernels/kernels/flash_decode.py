@@ -27,73 +27,13 @@ Paper: Dao et al., Flash-Decoding (2023); equal shares: Osama et al., Stream-K (
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from .backend import (
-    launch_options,
-    next_power_of_2,
-    num_multiprocessors,
-    runs_triton,
-    tl,
-    triton,
-    wait_for_previous,
-)
+from .backend import launch_options, next_power_of_2, runs_triton, tl, triton, wait_for_previous
+from .decode_parts import FLOOR, MIN_ROWS, DecodeWorkspace, merge_parts
 from .paged_prefill import paged_prefill_torch
-from .tiles import DecodeTile, decode_tile
 
 LOG2_E = 1.4426950408889634
-MIN_ROWS = 16
-"""Rows of the smallest matrix product."""
-FLOOR = tl.constexpr(-1e30)
-"""Below every score: the maximum of nothing, as a difference of infinities would be no number."""
-
-
-@dataclass(frozen=True)
-class DecodeWorkspace:
-    """Data that the programs of one launch exchange. Kernels on one stream can share it.
-
-    partial_output: fp32 `[2 * num_programs, num_rows, head_dim_pad]`, num_rows being those of a
-    query head, or with guesses of several places; partial_lse: fp32 `[2 * num_programs, num_rows]`,
-    in log2; arrivals: int32 `[max_num_seqs * num_kv_heads]`, zero between launches.
-    """
-
-    partial_output: torch.Tensor
-    partial_lse: torch.Tensor
-    arrivals: torch.Tensor
-    programs_per_head: int
-    tile: DecodeTile
-
-    @classmethod
-    def allocate(
-        cls,
-        max_num_seqs: int,
-        num_q_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        tile: DecodeTile | None = None,
-        has_guesses: bool = False,
-    ) -> DecodeWorkspace:
-        """Room for any step of up to `max_num_seqs` sequences; 10 MiB at most."""
-        device = torch.device(device)
-        head_dim_pad = next_power_of_2(head_dim)
-        tile = tile or decode_tile(head_dim_pad, dtype, device)
-        slots = num_multiprocessors(device) * tile.programs_per_sm
-        programs_per_head = max(1, slots // num_kv_heads)
-        num_partials = 2 * programs_per_head * num_kv_heads
-        num_rows = next_power_of_2(num_q_heads // num_kv_heads)
-        if has_guesses:
-            num_rows = max(num_rows, MIN_ROWS)
-        return cls(
-            partial_output=torch.empty(num_partials, num_rows, head_dim_pad, device=device),
-            partial_lse=torch.empty(num_partials, num_rows, device=device),
-            arrivals=torch.zeros(max_num_seqs * num_kv_heads, dtype=torch.int32, device=device),
-            programs_per_head=programs_per_head,
-            tile=tile,
-        )
 
 
 def flash_decode(
@@ -130,9 +70,8 @@ def flash_decode(
     _, block_size, num_kv_heads, _ = key_cache.shape
     if key_cache.stride() != value_cache.stride():
         raise ValueError(f"strides differ: {key_cache.stride()}, {value_cache.stride()}")
-    output = (
-        torch.empty_like(query, memory_format=torch.contiguous_format) if output is None else output
-    )
+    if output is None:
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
     if workspace is None:
         workspace = DecodeWorkspace.allocate(
             num_seqs, num_q_heads, num_kv_heads, head_dim, key_cache.dtype, query.device,
@@ -149,9 +88,7 @@ def flash_decode(
         num_seqs,
         (head_dim**-0.5 if scale is None else scale) * LOG2_E,
         window or 0,
-        query.stride(0), query.stride(1),
-        key_cache.stride(0), key_cache.stride(1), key_cache.stride(2),
-        block_table.stride(0),
+        query.stride(0), query.stride(1), *key_cache.stride()[:3], block_table.stride(0),
         output.stride(0), output.stride(1),
         NUM_SEQS_PAD=max(16, next_power_of_2(num_seqs)),  # a kernel less for each small number
         NUM_KV_HEADS=num_kv_heads,
@@ -178,9 +115,7 @@ def _flash_decode_kernel(
     query, key_cache, value_cache, block_table, context_lens, output,
     partial_output, partial_lse, arrivals, offsets,
     num_seqs, score_scale, window,
-    query_stride, query_head_stride,
-    block_stride, slot_stride, head_stride,
-    table_stride,
+    query_stride, query_head_stride, block_stride, slot_stride, head_stride, table_stride,
     output_stride, output_head_stride,
     NUM_SEQS_PAD: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -330,7 +265,7 @@ def _flash_decode_kernel(
             arrival = arrivals + seq_id * NUM_KV_HEADS + kv_head
             if tl.atomic_add(arrival, 1, sem="acq_rel") == last_worker - first_worker:
                 first_slot = (first_worker * total // num_workers != seq_start).to(tl.int32)
-                _merge_partials(
+                merge_parts(
                     partial_output, partial_lse, first_worker, last_worker, first_slot, kv_head,
                     output + seq_id * output_stride, output_stride, output_head_stride,
                     next_seq - seq_id,
@@ -339,55 +274,6 @@ def _flash_decode_kernel(
                 tl.store(arrival, 0)  # as the next launch expects it
         seq_start = seq_end
         seq_id = next_seq
-
-
-@triton.jit
-def _merge_partials(
-    partial_output, partial_lse, first_worker, last_worker, first_slot, kv_head,
-    output, output_stride, output_head_stride,
-    num_places,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUP_POW2: tl.constexpr,
-    PLACES: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEAD_DIM_PAD: tl.constexpr,
-):  # fmt: skip
-    """Weigh the partial sums of one sequence and KV head by their log-sum-exp, in program order."""
-    # Many parts are loaded together: one after another, each would cost a trip to the L2 cache.
-    ROWS: tl.constexpr = PLACES * GROUP_POW2
-    PARTS: tl.constexpr = 32 // ROWS if ROWS < 16 else 2
-    rows = tl.arange(0, ROWS)
-    dims = tl.arange(0, HEAD_DIM_PAD)
-    accumulator = tl.zeros([ROWS, HEAD_DIM_PAD], dtype=tl.float32)
-    row_max = tl.full([ROWS], FLOOR, dtype=tl.float32)
-    row_sum = tl.zeros([ROWS], dtype=tl.float32)
-    is_row = (rows % GROUP_POW2 < GROUP) & (rows // GROUP_POW2 < num_places)
-    row_mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
-    for base in range(first_worker, last_worker + 1, PARTS):
-        workers = base + tl.arange(0, PARTS)
-        slots = 2 * (workers * NUM_KV_HEADS + kv_head)
-        slots += tl.where(workers == first_worker, first_slot, 0)
-        partial_rows = slots[:, None] * ROWS + rows[None, :]
-        mask = (workers <= last_worker)[:, None] & is_row[None, :]
-        # .cg: from the L2 cache, where the other programs' stores are.
-        lse = tl.load(partial_lse + partial_rows, mask, other=-float("inf"), cache_modifier=".cg")
-        parts = tl.load(
-            partial_output + partial_rows[:, :, None] * HEAD_DIM_PAD + dims[None, None, :],
-            mask[:, :, None] & row_mask[None, :, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        new_max = tl.maximum(row_max, tl.max(lse, 0))
-        rescale = tl.exp2(row_max - new_max)
-        weights = tl.exp2(lse - new_max[None, :])
-        row_sum = row_sum * rescale + tl.sum(weights, 0)
-        accumulator = accumulator * rescale[:, None] + tl.sum(parts * weights[:, :, None], 0)
-        row_max = new_max
-    result = accumulator / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
-    pointers = output + (rows // GROUP_POW2)[:, None] * output_stride
-    pointers += (kv_head * GROUP + rows % GROUP_POW2)[:, None] * output_head_stride + dims[None, :]
-    tl.store(pointers, result.to(output.dtype.element_ty), mask=row_mask)
 
 
 def flash_decode_torch(

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from m5_kernels.kernels.flash_decode import DecodeWorkspace, flash_decode, flash_decode_torch
+from m5_kernels.kernels.decode_parts import DecodeWorkspace
+from m5_kernels.kernels.flash_decode import flash_decode, flash_decode_torch
 from m5_kernels.kernels.paged_prefill import paged_prefill, paged_prefill_torch
 from m5_kernels.kernels.prefill_tiles import prefill_tiles
 from m5_kernels.kernels.tiles import DecodeTile, PrefillTile
@@ -47,8 +48,7 @@ class Shape(NamedTuple):
         """GB/s of KV read for a decode shape, TFLOP/s (causal) for a prefill shape."""
         if self.query_len == 1:
             return self.kv_bytes(head_dim) / microseconds / 1e3
-        seen = self.context_len - self.query_len / 2  # causal: by a token of the chunk, on average
-        pairs = self.num_seqs * self.query_len * seen
+        pairs = self.num_seqs * self.query_len * (self.context_len - self.query_len / 2)
         return pairs * NUM_Q_HEADS * head_dim * 4 / microseconds / 1e6
 
 

@@ -17,7 +17,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from milestone_llm.core.errors import InputError
@@ -37,14 +36,12 @@ from milestone_llm.lab.cli import (
 from .engine_client import EngineClient, EngineDeadError
 from .engine_process import EngineProcess
 from .engine_spec import EngineSpec
-from .http_process import HttpProcess
+from .http_process import CORES_OF_ONE, MAX_PROCESSES, HttpProcess, num_http_processes
 from .shared_counts import SharedCounts
 
 BACKLOG = 2048
 """Clients that may connect while the model is loaded; they wait for it."""
 MAX_CONNECTIONS = 1024
-MAX_HTTP_PROCESSES, CORES_OF_ONE = 2, 4
-"""Processes for HTTP beside a GPU, unless a number is given, and cores for each of them."""
 RESERVED_FILES = 128
 """Descriptors that are not for connections: traces, pipes, libraries, those about to be closed."""
 
@@ -130,7 +127,7 @@ def serve_parser(
     add("--page", action=argparse.BooleanOptionalAction, default=True, help=about)
     add_options(parser, "threads")
     about = f"for HTTP: text, JSON and events; by default one for {CORES_OF_ONE} cores beside a "
-    about += f"GPU, at most {MAX_HTTP_PROCESSES}, and one without"
+    about += f"GPU, at most {MAX_PROCESSES}, and one without"
     add("--http-processes", type=positive, metavar="N", help=about)
     about = "no line of figures every ten seconds in which something ran"
     add("--disable-log-stats", action="store_true", help=about)
@@ -180,7 +177,7 @@ def _field_docstrings(config: type[Any]) -> dict[str, str]:
 def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         args.max_connections = _max_connections(args.max_connections)
-        shared = SharedCounts(_num_http_processes(args))
+        shared = SharedCounts(num_http_processes(args))
         listener = stack.enter_context(_listen(args.host, args.port))  # before a model is loaded
         others = [
             stack.enter_context(HttpProcess(number, args, listener, shared))
@@ -227,24 +224,6 @@ def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
             other.wait_until_ready()
         is_whole = server.run(listener, on_ready)
     return 0 if is_whole else 1
-
-
-def _num_http_processes(args: argparse.Namespace) -> int:
-    """How many processes HTTP has.
-
-    Raises:
-        InputError: more than one are asked for, and the engine has none of its own.
-    """
-    is_alone = args.debug or args.replicas
-    if is_alone and (args.http_processes or 1) > 1:
-        raise InputError(
-            "--http-processes is for an engine with a process of its own: not for "
-            "--debug or --replicas"
-        )
-    if args.http_processes is not None or is_alone:
-        return args.http_processes or 1
-    has_gpu = args.device in (None, "cuda") and any(Path("/dev").glob("nvidia[0-9]*"))
-    return max(1, min(MAX_HTTP_PROCESSES, (os.cpu_count() or 1) // CORES_OF_ONE)) if has_gpu else 1
 
 
 def _replicas(spec: EngineSpec, args: argparse.Namespace) -> Replicas:

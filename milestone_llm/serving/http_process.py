@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing.connection
+import os
 import socket
 import threading
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.garbage import freeze_garbage
@@ -23,6 +25,27 @@ from . import processes
 from .engine_client import EngineDeadError
 from .engine_process import EngineConnection
 from .shared_counts import SharedCounts
+
+MAX_PROCESSES, CORES_OF_ONE = 2, 4
+"""Processes for HTTP beside a GPU, unless a number is given, and cores for each of them."""
+
+
+def num_http_processes(args: argparse.Namespace) -> int:
+    """How many processes HTTP has.
+
+    Raises:
+        InputError: more than one are asked for, and the engine has none of its own.
+    """
+    is_alone = args.debug or args.replicas
+    if is_alone and (args.http_processes or 1) > 1:
+        raise InputError(
+            "--http-processes is for an engine with a process of its own: not for "
+            "--debug or --replicas"
+        )
+    if args.http_processes is not None or is_alone:
+        return args.http_processes or 1
+    has_gpu = args.device in (None, "cuda") and any(Path("/dev").glob("nvidia[0-9]*"))
+    return max(1, min(MAX_PROCESSES, (os.cpu_count() or 1) // CORES_OF_ONE)) if has_gpu else 1
 
 
 class HttpProcess:

@@ -21,7 +21,7 @@ from engine_helpers import make_engine, tiny_model
 from m5_kernels import kernels
 from m5_kernels.compiled_shapes import shapes_of_all_kernels
 from m5_kernels.kernels.backend import compiling
-from m5_kernels.kernels.flash_decode import DecodeWorkspace
+from m5_kernels.kernels.decode_parts import DecodeWorkspace
 from m5_kernels.sampler import Needs
 from m5_kernels.step_graphs import MAX_CHUNKS, MAX_TOKENS, StepGraphs, StepShape
 

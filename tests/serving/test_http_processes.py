@@ -17,7 +17,7 @@ import pytest
 from m3_paged import SamplingParams
 from m4_prefix_chunked import EngineConfig
 from milestone_llm.core.errors import InputError
-from milestone_llm.serving import command, processes
+from milestone_llm.serving import http_process, processes
 from milestone_llm.serving.async_engine import MAX_MESSAGES, AsyncEngine
 from milestone_llm.serving.command import serve_parser
 from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineRequest
@@ -273,8 +273,8 @@ def num_processes(*options, cores=16, has_gpu=True, monkeypatch=None):
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     devices = ["nvidia0"] if has_gpu else []
     fake = lambda folder: SimpleNamespace(glob=lambda pattern: devices)  # noqa: E731
-    monkeypatch.setattr(command, "Path", fake)
-    return command._num_http_processes(args)
+    monkeypatch.setattr(http_process, "Path", fake)
+    return http_process.num_http_processes(args)
 
 
 def test_there_are_as_many_as_cores_allow_beside_a_gpu(monkeypatch):

@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from m5_kernels.kernels.flash_decode import DecodeWorkspace, flash_decode, flash_decode_torch
+from m5_kernels.kernels.decode_parts import DecodeWorkspace
+from m5_kernels.kernels.flash_decode import flash_decode, flash_decode_torch
 from m5_kernels.kernels.tiles import DecodeTile
 from m5_kernels.tools.measure import PagedBatch, relative_error
 
