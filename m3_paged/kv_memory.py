@@ -130,7 +130,7 @@ def _free_tokens_after_profiling(
     """
     most = min(config.max_num_batched_tokens, config.max_num_seqs * max_model_len)
     _check_kv_memory(model, config, -(-most // config.block_size))
-    gc.collect()  # engines that nobody uses any more, whose parts know each other
+    gc.collect()  # what nobody has any more, and a circle keeps
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

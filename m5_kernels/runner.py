@@ -8,7 +8,6 @@ of which the host wants more than tokens, is launched kernel by kernel.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import torch
@@ -22,23 +21,14 @@ from milestone_llm.core.sampling import sample as sample_on_host
 
 from .compiled_shapes import shapes_of_all_kernels
 from .config import EngineConfig
-from .decoder.attention import AttentionMetadata
 from .decoder.decoder import FusedDecoder
-from .device_state import DeviceState, StepPlace
+from .device_state import StepPlace
+from .device_step import DeviceStep, last_of_rows
 from .kernels.backend import compiling
-from .kernels.decode_parts import DecodeWorkspace
-from .kernels.guesses import accept, propose
-from .kernels.prefill_tiles import prefill_tiles, runs_on_hopper
-from .kernels.step_metadata import StepMetadata, append_sampled, expand_step
+from .kernels.step_metadata import append_sampled
 from .proposer import UNKNOWN
-from .sampler import Needs, Sampler
-from .step_graphs import (
-    MAX_TOKENS,
-    StepGraphs,
-    StepShape,
-    is_chunk,
-    lack_of_memory_suppressed,
-)
+from .sampler import Needs
+from .step_graphs import StepGraphs, StepShape, is_chunk, lack_of_memory_suppressed
 from .to_host import PromptLogprobs, fetch, prompt_logprobs_of
 
 
@@ -57,39 +47,19 @@ class FusedRunner:
         max_model_len: int,
         smallest: Callable[[int], int] | None = None,
     ) -> None:
-        device = decoder.embedding.device
-        shape = decoder.config
         self.decoder = decoder
         self.cache = cache
-        self.kv_caches = list(zip(cache.keys, cache.values, strict=True))
-        num_guess_rows = 0  # of a step with guesses: a request has a row for each
-        if config.speculation:
-            num_guess_rows = config.num_rows_that_guess * (1 + config.num_speculative_tokens)
-        num_places = max(config.max_num_seqs, num_guess_rows)
-        self.state = DeviceState(
-            config.max_num_seqs, max_model_len, cache.block_size, shape.vocab_size, device,
-            num_places,
-        )  # fmt: skip
-        self.sampler = Sampler(self.state)
-        most = min(config.max_num_batched_tokens, config.max_num_seqs * max_model_len)
-        num_tokens = max(most, num_places)
-        self.metadata = StepMetadata.allocate(num_tokens, num_places, self.state.max_blocks, device)
-        self.workspace: DecodeWorkspace | None = None
-        if device.type == "cuda":
-            self.workspace = DecodeWorkspace.allocate(
-                num_places, shape.num_q_heads, shape.num_kv_heads, shape.head_dim,
-                decoder.embedding.dtype, device, has_guesses=num_guess_rows > 0,
-            )  # fmt: skip
+        self.device_step = step = DeviceStep(decoder, cache, config, max_model_len)
+        self.state, self.sampler = step.state, step.sampler
         self.rows: dict[str, tuple[int, Request]] = {}
         """Row of device state of each running request."""
         self.free_rows = list(range(config.max_num_seqs))[::-1]
         self._num_blocks_sent: dict[str, int] = {}
-        has_graphs = device.type == "cuda" and not config.enforce_eager
-        self.graphs = (
-            StepGraphs(self.state.step_rows, num_tokens, self._compute, num_guess_rows, smallest)
-            if has_graphs
-            else None
-        )
+        self.graphs: StepGraphs | None = None
+        if cache.device.type == "cuda" and not config.enforce_eager:
+            self.graphs = StepGraphs(
+                self.state.step_rows, step.max_tokens, step.compute, step.max_guess_rows, smallest
+            )
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -117,13 +87,13 @@ class FusedRunner:
         needs = Needs.of(request for request in requests if request is not None)
         of_prompts: PromptLogprobs = []
         if any(row.prompt_positions for row in rows):
-            hidden, metadata = self._hidden(shape)
+            hidden, metadata = self.device_step.hidden(shape)
             of_prompts = prompt_logprobs_of(rows, hidden, self.decoder)
-            tokens = self._sample(hidden, metadata, shape, needs)
+            tokens = self.device_step.sample(hidden, metadata, shape, needs)
         elif self.graphs is not None and (bucket := self.graphs.bucket_for(shape)) is not None:
             tokens = self.graphs.replay(bucket, needs)
         else:
-            tokens = self._compute(shape, needs)
+            tokens = self.device_step.compute(shape, needs)
         return LaunchedStep(self._fetch(requests, tokens, of_prompts))
 
     @torch.inference_mode()
@@ -135,15 +105,13 @@ class FusedRunner:
         if self.cache.device.type != "cuda":
             return
         max_guess_rows = max(self.graphs.guess_rows, default=0) if self.graphs else 0
-        part, layers = copy.copy(self), self.decoder.layers_of_each_kind
-        part.decoder = self.decoder.of_layers(layers)
-        part.kv_caches = [self.kv_caches[layer] for layer in layers]
+        part = self.device_step.of_layers(self.decoder.layers_of_each_kind)
         with torch.cuda.device_of(self.decoder.embedding), compiling():
             for shape, needs in shapes_of_all_kernels(
-                self.state.num_rows, len(self.metadata.input_ids), max_guess_rows
+                self.state.num_rows, self.device_step.max_tokens, max_guess_rows
             ):
                 with lack_of_memory_suppressed(is_alone=self.decoder.shard.size == 1):
-                    part._compute(shape, needs)
+                    part.compute(shape, needs)
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
@@ -207,78 +175,17 @@ class FusedRunner:
         first = StepPlace(index, num_certain, int(row.samples), num_wanted=num_wanted)
         return [first, *(StepPlace(index, 1, 1, 1 + place) for place in range(len(guesses)))]
 
-    # -- the work itself -----------------------------------------------------------------------
-
-    def _compute(self, shape: StepShape, needs: Needs) -> torch.Tensor:
-        """A token for each row, int32 `[num_rows]`, of use where the row samples. Capturable."""
-        hidden, metadata = self._hidden(shape)
-        return self._sample(hidden, metadata, shape, needs)
-
-    def _hidden(self, shape: StepShape) -> tuple[torch.Tensor, StepMetadata]:
-        """Hidden states of all new tokens, `[num_tokens, hidden_size]`."""
-        state, metadata = self.state, self.metadata.part(shape.num_tokens, shape.num_rows)
-        step_rows, new_tokens, _ = state.step(shape.num_rows)
-        offsets = None
-        if shape.has_guesses:
-            offsets = state.step_offsets[: shape.num_rows]
-            propose(state.rows, step_rows, state.step_wanted[: shape.num_rows])
-        expand_step(state.rows, step_rows, new_tokens, metadata, offsets)
-        attention = AttentionMetadata(
-            metadata.positions,
-            metadata.slot_mapping,
-            metadata.block_table,
-            metadata.context_lens,
-            metadata.query_start_loc,
-            metadata.decode_lens,
-            metadata.first_chunk,
-            shape.num_decodes,
-            shape.num_chunks,
-            self.workspace,
-            self._chunk_tiles(shape, metadata),
-            offsets,
-        )
-        return self.decoder.forward(metadata.input_ids, attention, self.kv_caches), metadata
-
-    def _chunk_tiles(self, shape: StepShape, metadata: StepMetadata) -> torch.Tensor | None:
-        """For the kernel for Hopper, in steps that are too large for a graph; else None.
-
-        In small ones, few programs would have work, and `paged_prefill` makes more of them.
-        """
-        keys = self.kv_caches[0][0]
-        head_dim, block_size = self.decoder.config.head_dim, self.cache.block_size
-        if shape.num_tokens <= MAX_TOKENS or not shape.num_chunks:
-            return None
-        if not runs_on_hopper(keys.device, keys.dtype, head_dim, block_size):
-            return None
-        return prefill_tiles(
-            metadata.context_lens, metadata.query_start_loc, metadata.first_chunk,
-            shape.num_tokens, shape.num_chunks,
-        )  # fmt: skip
-
-    def _sample(
-        self, hidden: torch.Tensor, metadata: StepMetadata, shape: StepShape, needs: Needs
-    ) -> torch.Tensor:
-        """Sample behind each row's last new token, and append that to the rows that sample."""
-        state = self.state
-        step_rows, new_tokens, samples = state.step(shape.num_rows)
-        logits = self.decoder.logits(_last_of_rows(hidden, metadata, shape))
-        tokens = self.sampler.sample(logits, step_rows, metadata.output_positions, needs)
-        if shape.has_guesses:
-            offsets = state.step_offsets[: shape.num_rows]
-            step_rows, tokens = accept(state.rows, step_rows, offsets, tokens)
-            new_tokens = new_tokens + offsets
-        append_sampled(state.rows, step_rows, new_tokens, samples, tokens)
-        return tokens
+    # -- what comes back -----------------------------------------------------------------------
 
     def _sample_on_host(
         self, rows: list[ScheduledRequest], shape: StepShape
     ) -> dict[str, SampledToken]:
         """A step in which completions begin, several tokens from a row: the sampler of M1."""
-        hidden, metadata = self._hidden(shape)
+        hidden, metadata = self.device_step.hidden(shape)
         of_prompts = prompt_logprobs_of(rows, hidden, self.decoder)
         places = [place for place, row in enumerate(rows) for _ in row.sampling_requests]
         requests = [request for row in rows for request in row.sampling_requests]
-        logits = self.decoder.logits(_last_of_rows(hidden, metadata, shape)[places])
+        logits = self.decoder.logits(last_of_rows(hidden, metadata, shape)[places])
         sampled = sample_on_host(logits, requests)
         ids = [sampled[row.request.request_id].token_id if row.samples else -1 for row in rows]
         tokens = torch.tensor(ids, dtype=torch.int32).to(hidden.device)
@@ -291,8 +198,3 @@ class FusedRunner:
         self, requests: list[Request | None], tokens: torch.Tensor, of_prompts: PromptLogprobs
     ) -> Callable[[], dict[str, SampledToken]]:
         return fetch(requests, tokens, of_prompts, self.sampler, self.decoder.config.vocab_size)
-
-
-def _last_of_rows(hidden: torch.Tensor, metadata: StepMetadata, shape: StepShape) -> torch.Tensor:
-    """The hidden state of each row's last new token, `[num_rows, hidden_size]`."""
-    return hidden[metadata.query_start_loc[1:] - 1] if shape.num_chunks else hidden

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from milestone_llm.core.plan import ScheduledRequest
+from milestone_llm.frontend.garbage import nothing_collected
 
 from .sampler import Needs
 
@@ -179,8 +180,10 @@ class StepGraphs:
         # not `torch.cuda.graph`, which waits for the device and gives all spare memory back.
         self._stream = self._stream or torch.cuda.Stream(self.step_rows.device)
         self._stream.wait_stream(here)
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(*([self._pool] if self._pool else []))
+        # The collector rests: should it find an engine that nobody has any more, the end of that
+        # one's graphs would break this capture. Other threads may do what they like.
+        with torch.cuda.stream(self._stream), nothing_collected():
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
                 tokens = self.compute(bucket, needs)
             except BaseException:

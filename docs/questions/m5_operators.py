@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import m4_prefix_chunked
 import m5_kernels
 from m1_single import SamplingParams
-from m5_kernels import runner, sampler
+from m5_kernels import device_step, sampler
 from m5_kernels.decoder import attention, decoder
 from m5_kernels.kernels import linear
 
@@ -55,7 +55,11 @@ class Calls:
         names = ("rms_norm", "add_rms_norm", "rope_kv_write", "linear")
         places = [(decoder, name) for name in names]
         places += [(linear, "silu_mul"), (attention, "flash_decode")]
-        places += [(runner, "expand_step"), (sampler, "sample"), (runner, "append_sampled")]
+        places += [
+            (device_step, "expand_step"),
+            (sampler, "sample"),
+            (device_step, "append_sampled"),
+        ]
         self.patches = [patch.object(*place, self.counted(*place)) for place in places]
         for each in self.patches:
             each.start()

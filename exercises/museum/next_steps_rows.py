@@ -6,7 +6,7 @@ import torch
 
 from .exhibit import Arrival, Exhibit, greedy
 from .invariants import equal_prompts_agree
-from .slow_device import SlowRunner, SlowState
+from .slow_device import SlowRunner, SlowState, SlowStep
 
 PROMPT = [23, 42, 17]
 
@@ -24,9 +24,13 @@ class OneBuffer(SlowState):
 
 EXHIBIT = Exhibit(
     milestone="m5_kernels",
-    place="m5_kernels.runner.DeviceState",
+    place="m5_kernels.device_step.DeviceState",
     broken=OneBuffer,
-    both={"m5_kernels.engine.FusedRunner": SlowRunner, "m5_kernels.runner.DeviceState": SlowState},
+    both={
+        "m5_kernels.engine.FusedRunner": SlowRunner,
+        "m5_kernels.runner.DeviceStep": SlowStep,
+        "m5_kernels.device_step.DeviceState": SlowState,
+    },
     traffic=[
         Arrival(0, "a", PROMPT, greedy(3)),
         Arrival(4, "b", PROMPT, greedy(3)),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from m5_kernels.device_state import DeviceState
+from m5_kernels.device_step import DeviceStep
 from m5_kernels.runner import FusedRunner
 from m5_kernels.sampler import Needs
 from m5_kernels.step_graphs import StepShape
@@ -48,18 +49,25 @@ class SlowState(DeviceState):
         return torch.empty(2, size, dtype=torch.int64)
 
 
-class SlowRunner(FusedRunner):
-    """M5's runner. Steps of many tokens are done when somebody waits for them, others at once."""
+class SlowStep(DeviceStep):
+    """Steps of many tokens are done when somebody waits for them, others at once."""
 
     state: SlowState
 
-    def _compute(self, shape: StepShape, needs: Needs) -> Any:
+    def compute(self, shape: StepShape, needs: Needs) -> Any:
+        """A list that the tokens come into."""
         tokens: list[torch.Tensor] = []
-        compute = super()._compute
+        compute = super().compute
         self.state.queue.append(lambda: tokens.append(compute(shape, needs)))
         while self.state.queue and shape.num_tokens <= MANY_TOKENS:
             self.state.queue.popleft()()
         return tokens
+
+
+class SlowRunner(FusedRunner):
+    """M5's runner over such steps."""
+
+    state: SlowState
 
     def _fetch(self, requests: Sequence[Request | None], tokens: Any, of_prompts: Any) -> Any:
         fetch = super()._fetch

@@ -59,24 +59,25 @@ class BaseEngine:
         self.max_model_len = max_model_len
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
         self.eos_token_ids = stop_token_ids(self.model)
+        # No part knows the engine: its memory is free when nobody has it any more.
         self.core = core
+        self.output_processor = processor = OutputProcessor(self.tokenizer, core.note_end)
+        self._step_queue = queue = OutputQueue()
+        """Outputs of requests that `add_request` brought."""
         self.input_processor = InputProcessor(
             self.tokenizer,
             self.vocab_size,
             max_model_len,
             self.eos_token_ids,
             config.seed,
-            self.is_taken,
+            lambda request_id: processor.is_known(request_id) or request_id in queue,
             core.scheduler.validate,
             getattr(config, "aging_seconds", None),  # from M2 on
         )
-        self.output_processor = OutputProcessor(self.tokenizer, core.note_end)
-        self._step_queue = OutputQueue()
-        """Outputs of requests that `add_request` brought."""
         self._readers: list[OutputQueue] = []
         """Those of calls of `generate` and `stream` that are under way."""
         self._intake = Exclusive()
-        self._exclusive = Exclusive(self._restart)
+        self._exclusive = Exclusive(partial(_restart, core, processor))
 
     @property
     def scheduler(self) -> BaseScheduler:
@@ -229,7 +230,7 @@ class BaseEngine:
 
     def is_taken(self, request_id: str) -> bool:
         """Whether an id belongs to a request, or completion, that is unfinished or undelivered."""
-        return self.output_processor.is_known(request_id) or request_id in self._step_queue
+        return self.input_processor.is_taken(request_id)
 
     # -- one thread at a time ----------------------------------------------------------------
 
@@ -269,14 +270,6 @@ class BaseEngine:
                 self._abort(request_id)
             self._readers.remove(queue)
 
-    def _restart(self) -> None:
-        """After whatever was raised: go on with the requests as they are."""
-        states = list(self.output_processor.states.values())
-        self.core.restart([each for state in states for each in state.request.completions])
-        for request in self.output_processor.catch_up():
-            self.core.finish_request(request, "stop")
-        self.core.close_steps()
-
     # -- before and after --------------------------------------------------------------------
 
     def warm_up(self) -> None:
@@ -293,3 +286,12 @@ class BaseEngine:
     def stats(self) -> dict[str, Any]:
         """Counts since the engine was built, and the state of queues and KV memory now."""
         return engine_stats(self.core, kv_bytes_per_token(self.model))
+
+
+def _restart(core: GuardedCore, output_processor: OutputProcessor) -> None:
+    """After whatever was raised: go on with the requests as they are."""
+    states = list(output_processor.states.values())
+    core.restart([each for state in states for each in state.request.completions])
+    for request in output_processor.catch_up():
+        core.finish_request(request, "stop")
+    core.close_steps()

@@ -68,22 +68,24 @@ def value_known(value: Any) -> Any:
 def test_no_step_launches_a_kernel_that_was_not_compiled(launched, speculation):
     fields: dict[str, Any] = {"max_num_seqs": 150, "max_num_batched_tokens": MAX_TOKENS + 200}
     engine = make_engine(m5_kernels, tiny_model(), speculation=speculation, **fields)
-    runner, shape = engine.runner, engine.decoder.config
-    runner.workspace = DecodeWorkspace.allocate(
-        runner.state.num_places, shape.num_q_heads, shape.num_kv_heads, shape.head_dim,
+    device_step, shape = engine.runner.device_step, engine.decoder.config
+    device_step.workspace = DecodeWorkspace.allocate(
+        device_step.state.num_places, shape.num_q_heads, shape.num_kv_heads, shape.head_dim,
         torch.float32, torch.device("cpu"), has_guesses=bool(speculation),
     )  # fmt: skip
-    num_tokens = len(runner.metadata.input_ids)
+    num_tokens = device_step.max_tokens
     num_guess_rows = 120 if speculation else 0
     for step, needs in shapes_of_all_kernels(150, num_tokens, num_guess_rows):
-        runner._compute(step, needs)
+        device_step.compute(step, needs)
     compiled = set(launched)
-    graphs = StepGraphs(runner.state.step_rows, num_tokens, runner._compute, num_guess_rows)
+    graphs = StepGraphs(
+        device_step.state.step_rows, num_tokens, device_step.compute, num_guess_rows
+    )
     larger = [StepShape(num_tokens, n, n - chunks, chunks) for n in (33, 150) for chunks in (1, 20)]
     exact = [StepShape(n, n, n, 0) for n in (3, 7)]  # with prompt_logprobs there is no bucket
     for step in [*graphs.buckets[::7], *graphs.buckets[-8:], *larger, *exact]:
         for needs in NEEDS if step.num_tokens <= 16 else NEEDS[:1]:
-            runner._compute(step, needs)
+            device_step.compute(step, needs)
     assert launched == compiled
     assert any(step.num_chunks == MAX_CHUNKS for step in graphs.buckets)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
-import weakref
 from typing import Any
 
 import pytest
@@ -256,12 +254,3 @@ def test_a_preempted_request_keeps_the_token_that_was_under_way() -> None:
     outputs = engine.generate([PROMPT] * 3, greedy(40))
     assert engine.stats()["preemptions"] > 0
     assert [output.token_ids for output in outputs] == [alone(40)] * 3
-
-
-def test_an_engine_that_nobody_holds_any_more_is_collected() -> None:
-    engine = make_engine()
-    engine.generate([PROMPT], greedy(3))
-    seen = weakref.ref(engine)
-    del engine
-    gc.collect()
-    assert seen() is None

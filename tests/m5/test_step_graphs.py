@@ -5,6 +5,7 @@ Here a graph is computed anew at each replay, so that its padding is tested with
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterator
 from dataclasses import fields
@@ -31,9 +32,9 @@ class RecomputedGraphs(StepGraphs):
     """
 
     def __init__(self, runner: Any, capacity: int = 1000) -> None:
-        state, max_tokens = runner.state, len(runner.metadata.input_ids)
-        super().__init__(state.step_rows, max_tokens, runner._compute, state.num_places)
-        self.metadata, self.capacity = runner.metadata, capacity
+        state, step = runner.state, runner.device_step
+        super().__init__(state.step_rows, step.max_tokens, step.compute, state.num_places)
+        self.metadata, self.capacity = step.metadata, capacity
         self.tried: list[tuple[StepShape, Needs]] = []
         self.replayed: list[StepShape] = []
 
@@ -209,6 +210,27 @@ def test_graphs_take_no_memory_from_steps_without_one(caplog):
         assert [output.token_ids for output in engine.generate(prompts, params)] == wanted
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.gpu
+def test_graphs_that_become_garbage_break_no_capture():
+    """A circle keeps an engine, and the collector would meet it while the next one captures."""
+
+    def engine() -> Any:
+        return m5_kernels.LLMEngine("tiny-llama", max_num_seqs=2, kv_cache_tokens=256)
+
+    prompts, params = random_prompts([5, 9]), SamplingParams(temperature=0, max_tokens=4)
+    garbage: list[Any] = [engine()]
+    wanted = [output.token_ids for output in garbage[0].generate(prompts, params)]
+    garbage.append(garbage)
+    thresholds = gc.get_threshold()
+    following = engine()
+    del garbage
+    gc.set_threshold(1, 1, 1)
+    try:
+        assert [output.token_ids for output in following.generate(prompts, params)] == wanted
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def graphs_for(max_num_seqs: int, max_tokens: int, max_guess_rows: int = 0) -> StepGraphs:
