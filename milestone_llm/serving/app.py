@@ -60,7 +60,7 @@ def build_app(service: Service) -> FastAPI:
             if body.echo:
                 body.check_prompt_logprobs(sum(map(len, token_ids)))
                 texts = [
-                    prompt if isinstance(prompt, str) else await service.decode(prompt)
+                    prompt if isinstance(prompt, str) else await service.decode(prompt, "prompt")
                     for prompt in prompts
                 ]
                 echoed = [text for text in texts for _ in range(n)]
@@ -121,7 +121,7 @@ def build_app(service: Service) -> FastAPI:
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Json:
         service.check_model(body.model)
-        return {"prompt": await service.decode(body.tokens)}
+        return {"prompt": await service.decode(body.tokens, "tokens")}
 
     if (page := service.page) is not None:
 

@@ -137,8 +137,11 @@ class Service:
         text += f"room for at most {self.max_model_len - 1} and one token of output"
         return ApiError(400, text, param=param, code="context_length_exceeded")
 
-    async def decode(self, token_ids: Sequence[int]) -> str:
+    async def decode(self, token_ids: Sequence[int], param: str) -> str:
         """Text of token ids.
+
+        Args:
+            param: the field of the request that has them.
 
         Raises:
             ApiError: there is no tokenizer, or no such token.
@@ -146,12 +149,12 @@ class Service:
         if self._tokenizer is None:
             raise ApiError(400, "this model has no tokenizer: there is no text")
         if len(token_ids) > self.max_model_len:
-            error = f"tokens holds {len(token_ids)} tokens, and a text of this model at most "
-            raise ApiError(400, f"{error}{self.max_model_len}", param="tokens")
+            error = f"{param} holds {len(token_ids)} tokens, and a text of this model at most "
+            raise ApiError(400, f"{error}{self.max_model_len}", param=param)
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < len(self._tokenizer):
             ends = f"got {min(token_ids)} to {max(token_ids)}"
             error = f"token ids are 0 to {len(self._tokenizer) - 1}, {ends}"
-            raise ApiError(400, error, param="tokens")
+            raise ApiError(400, error, param=param)
         run = asyncio.get_running_loop().run_in_executor
         text: str = await run(self._tokenizing, self._tokenizer.decode, token_ids)
         return text

@@ -50,6 +50,7 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url":
         (COMPLETIONS, {"prompt": "a", "stream_options": {}}, "stream=true", "stream_options"),
         (COMPLETIONS, {"prompt": "a", "suffix": "b"}, "suffix is not supported", "suffix"),
         (COMPLETIONS, {"prompt": "a", "best_of": 2}, "best_of is not supported", "best_of"),
+        (COMPLETIONS, {"prompt": [10**6], "echo": True}, "token ids", "prompt"),
         (CHATS, {"messages": []}, "messages", "messages"),
         (CHATS, {"messages": HELLO, "tools": [{}]}, "tools is not supported", "tools"),
         (CHATS, {"messages": HELLO, "logit_bias": {"5": 1}}, "logit_bias", "logit_bias"),
