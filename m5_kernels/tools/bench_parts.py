@@ -28,29 +28,36 @@ FIELDS: dict[str, dict[str, Any]] = {
     "eight-bits": {"quantization": None},
 }
 """What `--without` can switch off by a field of the configuration."""
-KERNELS: dict[str, tuple[Any, str, Any]] = {
-    "add-norm": (decoder, "add_rms_norm", add_rms_norm_torch),
-    "rope-kv": (decoder, "rope_kv_write", rope_file.rope_kv_write_torch),
-    "silu-mul": (linear_file, "silu_mul", silu_mul_torch),
-    "skinny-linear": (decoder, "linear", linear_file.linear_torch),  # the library's products
-    "pdl": (decoder, "supports_pdl", lambda device: False),  # programmatic dependent launch
+_WRITERS = rope_file.write_kv_torch, rope_file.write_kv
+
+
+def _write_kv(key: torch.Tensor, *others: torch.Tensor) -> None:
+    """The twin, but where it would ask the GPU something, which no graph can hold."""
+    _WRITERS[key.is_cuda](key, *others)
+
+
+KERNELS: dict[str, list[tuple[Any, str, Any]]] = {
+    "add-norm": [(decoder, "add_rms_norm", add_rms_norm_torch)],
+    "rope-kv": [
+        (decoder, "rope_kv_write", rope_file.rope_kv_write_torch),
+        (rope_file, "write_kv_torch", _write_kv),
+    ],
+    "silu-mul": [(linear_file, "silu_mul", silu_mul_torch)],
+    "skinny-linear": [(decoder, "linear", linear_file.linear_torch)],  # the library's products
+    "pdl": [  # programmatic dependent launch, and the products that need it
+        (module, "supports_pdl", lambda device: False) for module in (decoder, linear_file)
+    ],
 }
-"""What it can switch off in the decoder: a name in a module, and what takes its place."""
+"""What it can switch off in the decoder: names in modules, and what takes their places."""
 
 
 @contextlib.contextmanager
 def switched_off(names: Iterable[str], engine: object = None) -> Iterator[None]:
     """While it lasts, the decoder of every engine does without these kernels."""
-    on_cpu, on_gpu = rope_file.write_kv_torch, rope_file.write_kv
-
-    def write_kv(key: torch.Tensor, *others: torch.Tensor) -> None:
-        (on_gpu if key.is_cuda else on_cpu)(key, *others)  # no graph can hold the twin
-
     with contextlib.ExitStack() as stack:
         for name in names:
-            stack.enter_context(patch.object(*KERNELS[name]))
-            if name == "rope-kv":
-                stack.enter_context(patch.object(rope_file, "write_kv_torch", write_kv))
+            for place in KERNELS[name]:
+                stack.enter_context(patch.object(*place))
         yield
 
 

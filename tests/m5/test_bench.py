@@ -60,11 +60,12 @@ def test_eight_bits_are_measured_beside_the_weights_as_they_were(bench: Any) -> 
 
 
 def test_switched_off_kernels_come_back() -> None:
-    before = [getattr(place, name) for place, name, _ in KERNELS.values()]
+    places = [(module, name) for parts in KERNELS.values() for module, name, _ in parts]
+    before = [getattr(*place) for place in places]
     with switched_off(KERNELS):
-        inside = [getattr(place, name) for place, name, _ in KERNELS.values()]
+        inside = [getattr(*place) for place in places]
     assert not any(a is b for a, b in zip(before, inside, strict=True))
-    assert [getattr(place, name) for place, name, _ in KERNELS.values()] == before
+    assert [getattr(*place) for place in places] == before
 
 
 def test_a_single_request_is_100_tokens_in_and_512_out(
