@@ -45,7 +45,7 @@ threads: NVIDIA/Megatron-LM#4158 (merged), vllm-project/vllm#15297 (merged),
     walk="""
 return exercises/museum/crafted_prompt.py::hash_block, when list(token_ids) == [23, 42, 18, 57]
 The first block of b, which nobody has sent before.
-p int.from_bytes(__return__)  # its name
+p int.from_bytes(__return__, "big")  # its name
 p hash_block(parent, [23, 42, 17, 88]) == __return__  # a's first block has it, too
 Try `p hash_block(parent, [23, 42, 18, 58]) == __return__`, which is c's.
 """,

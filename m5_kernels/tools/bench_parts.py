@@ -8,8 +8,6 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-import torch
-
 import m4_prefix_chunked
 from m5_kernels.decoder import decoder
 from m5_kernels.engine import LLMEngine
@@ -28,25 +26,18 @@ FIELDS: dict[str, dict[str, Any]] = {
     "eight-bits": {"quantization": None},
 }
 """What `--without` can switch off by a field of the configuration."""
-_WRITERS = rope_file.write_kv_torch, rope_file.write_kv
-
-
-def _write_kv(key: torch.Tensor, *others: torch.Tensor) -> None:
-    """The twin, but where it would ask the GPU something, which no graph can hold."""
-    _WRITERS[key.is_cuda](key, *others)
-
-
+WRITERS = rope_file.write_kv_torch, rope_file.write_kv
 KERNELS: dict[str, list[tuple[Any, str, Any]]] = {
     "add-norm": [(decoder, "add_rms_norm", add_rms_norm_torch)],
     "rope-kv": [
         (decoder, "rope_kv_write", rope_file.rope_kv_write_torch),
-        (rope_file, "write_kv_torch", _write_kv),
+        # But on a GPU: no graph can hold the twin.
+        (rope_file, "write_kv_torch", lambda key, *others: WRITERS[key.is_cuda](key, *others)),
     ],
     "silu-mul": [(linear_file, "silu_mul", silu_mul_torch)],
     "skinny-linear": [(decoder, "linear", linear_file.linear_torch)],  # the library's products
-    "pdl": [  # programmatic dependent launch, and the products that need it
-        (module, "supports_pdl", lambda device: False) for module in (decoder, linear_file)
-    ],
+    # Programmatic dependent launch, and the products that need it.
+    "pdl": [(place, "supports_pdl", lambda device: False) for place in (decoder, linear_file)],
 }
 """What it can switch off in the decoder: names in modules, and what takes their places."""
 
