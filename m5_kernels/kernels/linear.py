@@ -8,6 +8,7 @@ A step of few rows is nothing but reading weights, and there ours are faster tha
     else, of 16 bits           1..16    dot_linear: tensor cores, by shared memory
     else, rows up to 3,072     1..4     skinny_linear: multiplied as it comes, no tensor cores
     else                       1        skinny_linear
+    any                        others   the library's
 
 Each adds up all of its rows alike. So a token's products have the same bits alone and beside
 guesses, where the number of rows does not decide between two kernels. With rows of more than 3,072
@@ -43,15 +44,18 @@ def linear(
     pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
     """
     num_tokens, in_size = hidden.shape
-    is_half = hidden.element_size() == 2 and runs_triton(hidden)
+    has_kernels, most = runs_triton(hidden), max_tokens(in_size)
+    is_half = hidden.element_size() == 2
     if isinstance(weight, Int8Weight):
         output = int8_linear(hidden, weight, bias, pdl=bool(pdl))
     elif takes_registers(num_tokens, weight):
         return register_linear(hidden, weight, bias, is_gated, pdl=pdl)
-    elif is_half and dot_is_faster(num_tokens, len(weight), in_size, max_tokens(in_size)):
+    elif has_kernels and is_half and dot_is_faster(num_tokens, len(weight), in_size, most):
         output = dot_linear(hidden, weight, bias, pdl=pdl)
+    elif has_kernels and 1 <= num_tokens <= most:
+        return skinny_linear(hidden, weight, bias, is_gated, pdl=pdl)
     else:
-        output = skinny_linear(hidden, weight, bias, pdl=pdl)
+        output = F.linear(hidden, weight, bias)
     return silu_mul(output, pdl) if is_gated else output
 
 

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from .backend import ceil_div, launch_options, runs_triton, tl, triton, wait_for_previous
-from .silu_mul import silu_mul_torch
+from .silu_mul import gated, silu_mul_torch
 from .tiles import LinearTile, register_tile
 
 MAX_TOKENS = 16
@@ -120,9 +120,7 @@ def _register_linear_kernel(
     result = result.to(output.dtype.element_ty)
     if IS_GATED:
         gate, up = tl.split(tl.permute(tl.reshape(result, [2, OUTPUTS, TOKENS]), [1, 2, 0]))
-        values = gate.to(tl.float32)
-        activation = (values * tl.sigmoid(values)).to(gate.dtype)  # rounded as silu_mul does it
-        result = (activation.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+        result = gated(gate, up)
     columns = first + tl.arange(0, OUTPUTS)[:, None]
     tokens = tl.arange(0, TOKENS)[None, :]
     mask = (columns < size) & (tokens < num_tokens)

@@ -52,10 +52,15 @@ def _silu_mul_kernel(gate_up, output, stride, size, BLOCK: tl.constexpr, PDL: tl
     mask = columns < size
     gate = tl.load(gate_up + token * stride + columns, mask=mask, other=0.0)
     up = tl.load(gate_up + token * stride + size + columns, mask=mask, other=0.0)
+    tl.store(output + token * size + columns, gated(gate, up), mask=mask)
+
+
+@triton.jit
+def gated(gate, up):
+    """`silu(gate) * up`, also for products that have both in registers."""
     values = gate.to(tl.float32)
     activation = (values * tl.sigmoid(values)).to(gate.dtype)
-    result = activation.to(tl.float32) * up.to(tl.float32)
-    tl.store(output + token * size + columns, result.to(gate.dtype), mask=mask)
+    return (activation.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
 
 
 def silu_mul_torch(gate_up: torch.Tensor, pdl: int = 0) -> torch.Tensor:

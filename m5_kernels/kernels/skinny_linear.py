@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from .backend import ceil_div, launch_options, runs_triton, tl, triton, wait_for_previous
+from .silu_mul import gated, silu_mul_torch
 from .tiles import LONG_ROW, LinearTile, linear_tile
 
 
@@ -34,6 +35,7 @@ def skinny_linear(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
+    is_gated: bool = False,
     tile: LinearTile | None = None,
     pdl: int = 0,
 ) -> torch.Tensor:
@@ -41,22 +43,24 @@ def skinny_linear(
 
     hidden: `[num_tokens, in_size]`, rows contiguous; weight: `[out_size, in_size]`, contiguous;
     bias: `[out_size]` or None. Returns `[num_tokens, out_size]`.
+    is_gated: the first half of the outputs is a gate: returns silu(gate) * up, half as many.
     pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
     """
     num_tokens, in_size = hidden.shape
-    out_size = len(weight)
+    size = len(weight) // 2 if is_gated else len(weight)
     if not runs_triton(hidden) or not 1 <= num_tokens <= max_tokens(in_size):
-        return skinny_linear_torch(hidden, weight, bias)
+        return skinny_linear_torch(hidden, weight, bias, is_gated)
     tile = tile or linear_tile(in_size)
-    output = hidden.new_empty(num_tokens, out_size)
-    _skinny_linear_kernel[(ceil_div(out_size, tile.columns),)](
+    output = hidden.new_empty(num_tokens, size)
+    _skinny_linear_kernel[(ceil_div(size, tile.columns // 2 if is_gated else tile.columns),)](
         hidden, weight, bias, output,
-        out_size, hidden.stride(0),
+        size, hidden.stride(0),
         NUM_TOKENS=num_tokens,
         IN_SIZE=in_size,
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         HAS_BIAS=bias is not None,
+        IS_GATED=is_gated,
         PDL=pdl,
         num_warps=tile.num_warps,
         **launch_options(pdl),
@@ -67,21 +71,24 @@ def skinny_linear(
 @triton.jit
 def _skinny_linear_kernel(
     hidden, weight, bias, output,
-    out_size, hidden_stride,
+    size, hidden_stride,
     NUM_TOKENS: tl.constexpr,
     IN_SIZE: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    IS_GATED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    OUTPUTS: tl.constexpr = COLUMNS // 2 if IS_GATED else COLUMNS
+    column = tl.arange(0, COLUMNS)
+    outputs = tl.minimum(tl.program_id(0) * OUTPUTS + column % OUTPUTS, size - 1)
+    columns = column // OUTPUTS * size + outputs
     depth = tl.arange(0, DEPTH)
-    mask = columns < out_size
-    rows = weight + tl.minimum(columns, out_size - 1).to(tl.int64)[:, None] * IN_SIZE
+    rows = weight + columns.to(tl.int64)[:, None] * IN_SIZE
     biases = tl.zeros([COLUMNS], dtype=tl.float32)
     if HAS_BIAS:
-        biases = tl.load(bias + columns, mask=mask, other=0.0).to(tl.float32)
+        biases = tl.load(bias + columns).to(tl.float32)
     w = _load_part(rows, 0, depth, IN_SIZE, DEPTH)
     wait_for_previous(PDL)  # the first part of the weight is on its way by now
     # One sum a row, and none of all rows at once: the compiler would order that by their number.
@@ -99,19 +106,23 @@ def _skinny_linear_kernel(
             third += w * _load_part(hidden + 2 * hidden_stride, start, depth, IN_SIZE, DEPTH)
         if NUM_TOKENS > 3:
             fourth += w * _load_part(hidden + 3 * hidden_stride, start, depth, IN_SIZE, DEPTH)
-    pointers = output + columns
-    _store_row(pointers, first, biases, mask)
+    _store_row(output, size, first, biases, IS_GATED)
     if NUM_TOKENS > 1:
-        _store_row(pointers + out_size, second, biases, mask)
+        _store_row(output + size, size, second, biases, IS_GATED)
     if NUM_TOKENS > 2:
-        _store_row(pointers + 2 * out_size, third, biases, mask)
+        _store_row(output + 2 * size, size, third, biases, IS_GATED)
     if NUM_TOKENS > 3:
-        _store_row(pointers + 3 * out_size, fourth, biases, mask)
+        _store_row(output + 3 * size, size, fourth, biases, IS_GATED)
 
 
 @triton.jit
-def _store_row(pointers, products, biases, mask):
-    tl.store(pointers, (tl.sum(products, 1) + biases).to(pointers.dtype.element_ty), mask=mask)
+def _store_row(row, size, products, biases, IS_GATED: tl.constexpr):
+    results = (tl.sum(products, 1) + biases).to(row.dtype.element_ty)
+    if IS_GATED:
+        gate, up = tl.split(tl.trans(tl.reshape(results, [2, products.shape[0] // 2])))
+        results = gated(gate, up)
+    columns = tl.program_id(0) * results.shape[0] + tl.arange(0, results.shape[0])
+    tl.store(row + columns, results, mask=columns < size)
 
 
 @triton.jit
@@ -129,8 +140,10 @@ def skinny_linear_torch(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
+    is_gated: bool = False,
     tile: LinearTile | None = None,
     pdl: int = 0,
 ) -> torch.Tensor:
     """The specification of `skinny_linear`."""
-    return F.linear(hidden, weight, bias)
+    output = F.linear(hidden, weight, bias)
+    return silu_mul_torch(output) if is_gated else output

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from m5_kernels.kernels.backend import runs_triton
+from m5_kernels.kernels.silu_mul import silu_mul
 from m5_kernels.kernels.skinny_linear import skinny_linear, skinny_linear_torch
 from m5_kernels.kernels.tiles import LinearTile
 from m5_kernels.tools.measure import relative_error
@@ -25,7 +26,7 @@ def test_equals_the_library(
     hidden = torch.randn(num_tokens, in_size, dtype=dtype, device=device)
     weight = torch.randn(out_size, in_size, dtype=dtype, device=device)
     for bias in (None, torch.randn(out_size, dtype=dtype, device=device)):
-        output = skinny_linear(hidden, weight, bias, LinearTile(4, 64, 2))
+        output = skinny_linear(hidden, weight, bias, tile=LinearTile(4, 64, 2))
         expected = skinny_linear_torch(
             hidden.double(), weight.double(), None if bias is None else bias.double()
         )
@@ -50,3 +51,15 @@ def test_a_row_gets_the_same_bits_in_any_company(dtype: torch.dtype, device: str
     for num_tokens in (2, 3, 4):
         together = skinny_linear(hidden[:num_tokens], weight, tile=tile)
         assert torch.equal(together, alone[:num_tokens])
+
+
+@pytest.mark.parametrize("dtype", list(MAX_ERROR), ids=str)
+@pytest.mark.parametrize(("num_tokens", "size"), [(1, 8), (3, 5), (4, 1)])
+def test_with_a_gate_it_has_the_bits_of_silu_mul(
+    num_tokens: int, size: int, dtype: torch.dtype, device: str
+) -> None:
+    hidden = torch.randn(num_tokens, 70, dtype=dtype, device=device)
+    weight = torch.randn(2 * size, 70, dtype=dtype, device=device)
+    bias, tile = torch.randn(2 * size, dtype=dtype, device=device), LinearTile(4, 64, 2)
+    together = skinny_linear(hidden, weight, bias, is_gated=True, tile=tile)
+    assert torch.equal(together, silu_mul(skinny_linear(hidden, weight, bias, tile=tile)))
