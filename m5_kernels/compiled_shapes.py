@@ -30,6 +30,9 @@ def shapes_of_all_kernels(
     for n in (1, 16, 17):
         if n <= max_num_seqs and max(n, 64) <= max_tokens:
             yield StepShape(max(n, 64), n, n, n), Needs()
+    for n in (128, 192, 256):  # products of up to as many tokens differ in their tiles
+        if n - 64 < max_tokens:
+            yield StepShape(min(n, max_tokens), 1, 1, 1), Needs()
     for n in (1, 2, 16):
         for needs in (Needs(filters=True), Needs(penalties=True), Needs(True, True)):
             if n <= max_num_seqs:

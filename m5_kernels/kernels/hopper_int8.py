@@ -59,9 +59,9 @@ def hopper_int8(
     assert 2 * num_shared <= len(weight.arrivals)
     parts_shape = (num_shared, tile.num_parts, tile.columns, tile.rows)
     _hopper_int8_kernel[(num_tiles, tile.num_parts)](
-        _boxes(hidden, [tile.rows, tile.depth], INPUTS.value),
-        _boxes(weight.words, [HALF.value, tile.depth // 4], WORDS.value),
-        _boxes(output, [tile.rows, HALF.value], INPUTS.value),
+        boxes(hidden, [tile.rows, tile.depth], INPUTS.value),
+        boxes(weight.words, [HALF.value, tile.depth // 4], WORDS.value),
+        boxes(output, [tile.rows, HALF.value], INPUTS.value),
         weight.scale, bias,
         hidden.new_empty(parts_shape, dtype=torch.float32), weight.arrivals,
         out_size, num_down, ceil_div(in_size, tile.depth),
@@ -76,7 +76,7 @@ def hopper_int8(
     return output
 
 
-def _boxes(matrix: torch.Tensor, box: list[int], layout: gl.NVMMASharedLayout) -> TensorDescriptor:
+def boxes(matrix: torch.Tensor, box: list[int], layout: gl.NVMMASharedLayout) -> TensorDescriptor:
     """How the copy engine takes boxes from a matrix, or brings them. Outside of it are zeros."""
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), box, layout)
 

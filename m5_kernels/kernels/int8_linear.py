@@ -17,14 +17,13 @@ all that an H200 has time for. With one or two rows, a program multiplies in reg
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from .backend import (
     HAS_TRITON,
     INTERPRETED,
     ceil_div,
+    fits_copy_engine,
     launch_options,
     runs_triton,
     tl,
@@ -60,7 +59,7 @@ def int8_linear(
     out_size = len(weight)
     if tile is None and num_tokens <= max_int8_tokens(in_size):
         tile = skinny_int8_tile()
-    elif tile is None and _runs_on_hopper(hidden, out_size):
+    elif tile is None and fits_copy_engine(hidden, out_size):
         from .hopper_int8 import hopper_int8  # Gluon: NVIDIA's GPUs alone
 
         return hopper_int8(
@@ -98,21 +97,6 @@ def int8_linear(
         **launch_options(pdl),
     )  # fmt: skip
     return output
-
-
-def _runs_on_hopper(hidden: torch.Tensor, out_size: int) -> bool:
-    """Whether `hopper_int8` knows this GPU, type and place: its copy engine moves 16 bytes."""
-    is_aligned = not (hidden.data_ptr() % 16 or hidden.stride(0) % 8 or out_size % 8)
-    return hidden.dtype == torch.bfloat16 and is_aligned and _is_hopper(hidden.device)
-
-
-@functools.cache
-def _is_hopper(device: torch.device) -> bool:
-    return (
-        device.type == "cuda"
-        and torch.version.hip is None
-        and torch.cuda.get_device_capability(device) == (9, 0)
-    )
 
 
 @triton.jit

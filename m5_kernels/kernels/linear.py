@@ -4,6 +4,7 @@ A step of few rows is nothing but reading weights, and there ours are faster tha
 
     weight                     rows     kernel
     small, of 16 bits          1..16    register_linear: all of it on its way at once (on Hopper)
+    small, in bf16             17..256  hopper_linear: on its way early (on Hopper)
     of 8 bits                  any      int8_linear
     else, of 16 bits           1..16    dot_linear: tensor cores, by shared memory
     else, rows up to 3,072     1..4     skinny_linear: multiplied as it comes, no tensor cores
@@ -20,13 +21,16 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .backend import runs_triton, supports_pdl
+from .backend import fits_copy_engine, runs_triton, supports_pdl
 from .dot_linear import dot_is_faster, dot_linear
 from .int8_linear import int8_linear
 from .int8_weight import Int8Weight, int8_linear_torch
 from .register_linear import MAX_TOKENS, fits_registers, register_linear
 from .silu_mul import silu_mul, silu_mul_torch
 from .skinny_linear import max_tokens, skinny_linear
+
+MAX_HOPPER_TOKENS = 256
+"""Up to which the library's products take longer than `hopper_linear`, measured on an H200."""
 
 
 def linear(
@@ -50,6 +54,10 @@ def linear(
         output = int8_linear(hidden, weight, bias, pdl=bool(pdl))
     elif takes_registers(num_tokens, weight):
         return register_linear(hidden, weight, bias, is_gated, pdl=pdl)
+    elif takes_hopper(hidden, weight, is_gated):
+        from .hopper_linear import hopper_linear  # Gluon: NVIDIA's GPUs alone
+
+        return hopper_linear(hidden, weight, bias, is_gated, pdl=pdl)
     elif has_kernels and is_half and dot_is_faster(num_tokens, len(weight), in_size, most):
         output = dot_linear(hidden, weight, bias, pdl=pdl)
     elif has_kernels and 1 <= num_tokens <= most:
@@ -69,6 +77,17 @@ def takes_registers(num_tokens: int, weight: torch.Tensor | Int8Weight) -> bool:
     if not supports_pdl(weight.device):
         return False
     return 1 <= num_tokens <= MAX_TOKENS and fits_registers(weight)
+
+
+def takes_hopper(
+    hidden: torch.Tensor, weight: torch.Tensor | Int8Weight, is_gated: bool = False
+) -> bool:
+    """Whether the product goes to `hopper_linear`: larger weights the library reads as fast."""
+    if isinstance(weight, Int8Weight) or not fits_registers(weight):
+        return False
+    out_size, in_size = weight.shape
+    has_few_rows = MAX_TOKENS < len(hidden) <= MAX_HOPPER_TOKENS
+    return has_few_rows and fits_copy_engine(hidden, in_size, out_size // (1 + is_gated))
 
 
 def linear_torch(

@@ -15,6 +15,8 @@ import functools
 
 import torch
 
+from .backend import is_hopper
+
 QUERIES = 128
 """Query tokens of a tile."""
 
@@ -57,9 +59,7 @@ def runs_on_hopper(
 ) -> bool:
     """Whether `hopper_prefill` knows this GPU and these shapes. Elsewhere `paged_prefill` runs."""
     return (
-        device.type == "cuda"
-        and torch.version.hip is None
-        and torch.cuda.get_device_capability(device) == (9, 0)
+        is_hopper(device)
         and dtype in (torch.bfloat16, torch.float16)
         and head_dim in (64, 128)
         and block_size in (16, 32, 64, 128)

@@ -86,6 +86,14 @@ class Int8Tile(NamedTuple):
     num_stages: int
 
 
+class HopperTile(NamedTuple):
+    """How a program covers a matrix product of 64 rows with a weight of two bytes, on Hopper."""
+
+    columns: int  # outputs; with a gate, as many of gate and up each
+    depth: int  # inputs at a time
+    num_stages: int  # of so many inputs, on their way
+
+
 class HopperInt8Tile(NamedTuple):
     """How programs cover a matrix product with a weight in int8, on Hopper."""
 
@@ -124,6 +132,8 @@ NUM_SMS = 132
 ENOUGH_PROGRAMS = 96
 SHORTEST_PART = 768
 """Inputs that are worth adding up somewhere else."""
+RING_BYTES = 192 * 1024
+"""Of a multiprocessor's shared memory: what the copy engine fills; the rest is for results."""
 SCRATCH_BYTES = 2048
 """Of shared memory: what reductions over a tile need beside it, at most."""
 MAX_REGISTERS = 192
@@ -252,6 +262,25 @@ def int8_tile(num_tokens: int, element_size: int) -> Int8Tile:
     if num_tokens <= 16:
         return Int8Tile(32, 16, 256, 2, 4)
     return Int8Tile(32, 32, 256, 4, 4) if num_tokens <= 64 else Int8Tile(64, 64, 128, 4, 3)
+
+
+def hopper_tile(num_tokens: int, size: int, is_gated: bool) -> HopperTile:
+    """The tile of `hopper_linear`: the narrowest that all run at once, with what fits on its way.
+
+    size: outputs, with a gate half of them.
+    """
+
+    def num_programs(columns: int) -> int:
+        return ceil_div(num_tokens, 64) * ceil_div(size, columns)
+
+    widths = (32, 64) if is_gated else (32, 64, 128)
+    columns = next((each for each in widths if num_programs(each) <= NUM_SMS), widths[-1])
+    width = 2 * columns if is_gated else columns
+    depth = 128 if width <= 64 else 64
+    num_stages = RING_BYTES // (2 * (64 + width) * depth)
+    if num_programs(columns) > NUM_SMS:  # two of them on a multiprocessor
+        num_stages //= 2
+    return HopperTile(columns, depth, num_stages)
 
 
 def hopper_int8_tile(num_tokens: int, out_size: int, in_size: int) -> HopperInt8Tile:

@@ -9,6 +9,7 @@ directly: `TRITON_INTERPRET=1 pytest tests/m5/kernels/test_rms_norm.py`.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -26,3 +27,16 @@ def device() -> str:
     print(f"torch.manual_seed({seed})")
     torch.manual_seed(seed)
     return "cuda" if HAS_GPU else "cpu"
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel does not write is no number."""
+
+    new_empty = torch.Tensor.new_empty
+
+    def poisoned_empty(tensor: torch.Tensor, *shape: int, **options: Any) -> torch.Tensor:
+        made = new_empty(tensor, *shape, **options)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned_empty)

@@ -17,6 +17,7 @@ from m5_kernels.tools.measure import relative_error
 if HAS_TRITON:
     from m5_kernels.kernels.hopper_int8 import hopper_int8
 
+pytestmark = pytest.mark.usefixtures("poisoned")
 MAX_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 DTYPES = [
     torch.float32,
@@ -31,19 +32,6 @@ def random_weight(out_size: int, in_size: int, device: str) -> tuple[Int8Weight,
     weight = Int8Weight.zeros(out_size, in_size, device)
     weight.round_from(torch.randn(out_size, in_size))
     return weight, weight.integers.double() * weight.scale.double()[:, None]
-
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel does not write is no number."""
-
-    new_empty = torch.Tensor.new_empty
-
-    def poisoned_empty(tensor: torch.Tensor, *shape: int, **options: Any) -> torch.Tensor:
-        made = new_empty(tensor, *shape, **options)
-        return made.fill_(torch.nan) if made.is_floating_point() else made
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned_empty)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

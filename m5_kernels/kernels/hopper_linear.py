@@ -1,0 +1,188 @@
+"""Products of 17 to 256 rows with small weights, on Hopper: a weight is asked for before its turn.
+
+With so few rows a product is a chain of load, multiply and store, and half of its time is waiting:
+for the launch, then for the first of the weight. But no kernel of a step writes a weight. So a warp
+of its own, which does nothing but copy, asks for it while the kernel before still computes:
+
+    copying warp    weight of steps 0, 1, 2 ...  | waits |  rows of steps 0, 1, 2 ...
+    four warps                                              products of step 0, of step 1, ...
+
+What is on its way at once decides, not the size of a tile: programs of 64 rows take turns with
+nobody, though each reads all of its weight. Step after step is added up in the order of the inputs,
+so a row has the same bits whatever the tile and the number of rows. Gate and up are multiplied by
+the same program, which makes SiLU * mul of them.
+"""
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .backend import ceil_div, launch_options, wait_for_previous
+from .hopper_int8 import INPUTS, all_threads, boxes
+from .tiles import HopperTile, hopper_tile
+
+ROWS = gl.constexpr(64)
+"""Of a tile: the fewest that the tensor cores of four warps multiply."""
+NARROW = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2))
+"""Of 32 outputs."""
+NUM_REGISTERS = 128
+"""Of a thread: half of what there are, as the kernel before still has its own."""
+
+
+def hopper_linear(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    is_gated: bool = False,
+    tile: HopperTile | None = None,
+    pdl: int = 0,
+) -> torch.Tensor:
+    """`hidden @ weight.T + bias` in bf16, accumulated in fp32.
+
+    hidden: `[num_tokens, in_size]`; weight: `[out_size, in_size]`, contiguous; bias: `[out_size]`
+    or None. Returns `[num_tokens, out_size]`. All of their rows begin at multiples of 16 bytes.
+    is_gated: the first half of the outputs is a gate: returns silu(gate) * up, half as many.
+    pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
+    """
+    num_tokens, in_size = hidden.shape
+    size = len(weight) // 2 if is_gated else len(weight)
+    tile = tile or hopper_tile(num_tokens, size, is_gated)
+    output = hidden.new_empty(num_tokens, size)
+    layout = (INPUTS if tile.columns > 32 else NARROW).value
+    num_down = ceil_div(num_tokens, ROWS.value)
+    _hopper_linear_kernel[(num_down * ceil_div(size, tile.columns),)](
+        boxes(hidden, [ROWS.value, tile.depth], INPUTS.value),
+        boxes(weight, [tile.columns, tile.depth], INPUTS.value),
+        boxes(output, [ROWS.value, tile.columns], layout),
+        bias, size, num_down, ceil_div(in_size, tile.depth),
+        COLUMNS=tile.columns,
+        DEPTH=tile.depth,
+        STAGES=tile.num_stages,
+        OUTPUTS=layout,
+        HAS_BIAS=bias is not None,
+        IS_GATED=is_gated,
+        PDL=pdl,
+        num_warps=4,
+        maxnreg=NUM_REGISTERS,
+        **launch_options(pdl),
+    )  # fmt: skip
+    return output
+
+
+@gluon.jit(do_not_specialize=["num_down", "num_steps"])
+def _hopper_linear_kernel(
+    hidden_boxes, weight_boxes, output_boxes, bias, size, num_down, num_steps,
+    COLUMNS: gl.constexpr,
+    DEPTH: gl.constexpr,
+    STAGES: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    IS_GATED: gl.constexpr,
+    PDL: gl.constexpr,
+    num_warps: gl.constexpr,
+):  # fmt: skip
+    PARTS: gl.constexpr = 1 + IS_GATED  # of the weight, of which the second is as far as `size`
+    x = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, DEPTH], INPUTS)
+    w = gl.allocate_shared_memory(gl.bfloat16, [STAGES * PARTS, COLUMNS, DEPTH], INPUTS)
+    result = gl.allocate_shared_memory(gl.bfloat16, [ROWS, COLUMNS], OUTPUTS)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=1)
+    fence_async_shared()
+    ring = (x, w, full, empty)
+    # Programs of the same part of the weight run side by side: one of them reads it from memory.
+    corner = (gl.program_id(0) % num_down * ROWS, gl.program_id(0) // num_down * COLUMNS)
+    store = (output_boxes, bias, result, size)
+    gl.warp_specialize([
+        (_multiply, (ring, corner, num_steps, store, COLUMNS, STAGES, HAS_BIAS, PARTS)),
+        (_copy, (hidden_boxes, weight_boxes, size, ring, corner, num_steps, STAGES, PARTS, PDL)),
+    ], worker_num_warps=[1], worker_num_regs=[40])  # fmt: skip
+
+
+@gluon.jit
+def _copy(
+    hidden_boxes, weight_boxes, size, ring, corner, num_steps,
+    STAGES: gl.constexpr,
+    PARTS: gl.constexpr,
+    PDL: gl.constexpr,
+):  # fmt: skip
+    """Let the copy engine fill the ring, a stage as soon as it is multiplied."""
+    x, w, full, empty = ring
+    DEPTH: gl.constexpr = x.shape[2]
+    row, column = corner
+    for early in gl.static_range(STAGES):
+        if early < num_steps:
+            _copy_weight(weight_boxes, size, w, full, column, early, early, DEPTH, PARTS)
+    wait_for_previous(PDL)
+    for step in range(num_steps):
+        stage = step % STAGES
+        if step >= STAGES:
+            mbarrier.wait(empty.index(stage), (step // STAGES & 1) ^ 1)
+            _copy_weight(weight_boxes, size, w, full, column, step, stage, DEPTH, PARTS)
+        place = [row, step * DEPTH]
+        tma.async_copy_global_to_shared(hidden_boxes, place, full.index(stage), x.index(stage))
+
+
+@gluon.jit
+def _copy_weight(
+    weight_boxes, size, w, full, column, step, stage, DEPTH: gl.constexpr, PARTS: gl.constexpr
+):
+    """The weight of a step; its barrier expects the rows, too."""
+    barrier = full.index(stage)
+    mbarrier.expect(barrier, 2 * (ROWS + PARTS * w.shape[1]) * DEPTH)
+    for part in gl.static_range(PARTS):
+        place = [column + part * size, step * DEPTH]
+        tma.async_copy_global_to_shared(weight_boxes, place, barrier, w.index(PARTS * stage + part))
+
+
+@gluon.jit
+def _multiply(
+    ring, corner, num_steps, store,
+    COLUMNS: gl.constexpr,
+    STAGES: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    PARTS: gl.constexpr,
+):  # fmt: skip
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    x, w, full, empty = ring
+    sums = gl.zeros([ROWS, COLUMNS], gl.float32, SUMS)
+    up = gl.zeros([ROWS, COLUMNS], gl.float32, SUMS)
+    for step in range(num_steps):
+        stage = step % STAGES
+        mbarrier.wait(full.index(stage), step // STAGES & 1)
+        rows = x.index(stage)
+        sums = warpgroup_mma(rows, w.index(PARTS * stage).permute((1, 0)), sums, is_async=True)
+        if PARTS == 2:
+            up = warpgroup_mma(rows, w.index(2 * stage + 1).permute((1, 0)), up, is_async=True)
+        # The step before is through; this one is not waited for.
+        sums, up = warpgroup_mma_wait(PARTS, deps=(sums, up))
+        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=step > 0)
+    sums, up = warpgroup_mma_wait(0, deps=(sums, up))
+    row, column = corner
+    output_boxes, bias, result, size = store
+    if HAS_BIAS:
+        columns = column + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, SUMS))
+        columns = gl.minimum(columns, size - 1)
+        sums += gl.load(bias + columns).to(gl.float32)[None, :]
+        if PARTS == 2:
+            up += gl.load(bias + size + columns).to(gl.float32)[None, :]
+    if PARTS == 2:
+        gate = sums.to(gl.bfloat16).to(gl.float32)
+        activation = (gate * (1 / (1 + gl.exp(-gate)))).to(gl.bfloat16)  # rounded as silu_mul does it
+        sums = activation.to(gl.float32) * up.to(gl.bfloat16).to(gl.float32)
+    result.store(sums.to(gl.bfloat16))
+    fence_async_shared()
+    all_threads()
+    tma.async_copy_shared_to_global(output_boxes, [row, column], result)
+    tma.store_wait(0)
