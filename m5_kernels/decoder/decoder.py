@@ -7,7 +7,8 @@ gate and up, and what stands between two matrix products is one kernel:
     add + RMSNorm -> QKV -> QK-norm, RoPE, KV write -> attention -> output
     add + RMSNorm -> gate, up -> SiLU * mul -> down
 
-With few rows and small weights, or one row, SiLU * mul is part of the product before it (`linear`).
+With small weights and a few hundred rows at most, or with one row, SiLU * mul is part of the
+product before it (`linear`).
 
 Weights are plain tensors, filled one by one from a checkpoint's (`weights`). A model with a
 feature that is not computed here is refused by name (`config`).

@@ -179,7 +179,8 @@ def _multiply(
             up += gl.load(bias + size + columns).to(gl.float32)[None, :]
     if PARTS == 2:
         gate = sums.to(gl.bfloat16).to(gl.float32)
-        activation = (gate * (1 / (1 + gl.exp(-gate)))).to(gl.bfloat16)  # rounded as silu_mul does it
+        # Rounded after each of the two, as silu_mul does it.
+        activation = (gate * (1 / (1 + gl.exp(-gate)))).to(gl.bfloat16)
         sums = activation.to(gl.float32) * up.to(gl.bfloat16).to(gl.float32)
     result.store(sums.to(gl.bfloat16))
     fence_async_shared()

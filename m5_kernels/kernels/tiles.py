@@ -273,8 +273,9 @@ def hopper_tile(num_tokens: int, size: int, is_gated: bool) -> HopperTile:
     def num_programs(columns: int) -> int:
         return ceil_div(num_tokens, 64) * ceil_div(size, columns)
 
-    widths = (32, 64) if is_gated else (32, 64, 128)
-    columns = next((each for each in widths if num_programs(each) <= NUM_SMS), widths[-1])
+    most = {32: ENOUGH_PROGRAMS, 64: NUM_SMS}  # each program of 32 outputs reads the rows anew
+    widest = 64 if is_gated else 128
+    columns = next((each for each in most if num_programs(each) <= most[each]), widest)
     width = 2 * columns if is_gated else columns
     depth = 128 if width <= 64 else 64
     num_stages = RING_BYTES // (2 * (64 + width) * depth)
