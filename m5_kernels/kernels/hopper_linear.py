@@ -28,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .backend import ceil_div, launch_options, wait_for_previous
 from .hopper_int8 import INPUTS, all_threads, boxes
+from .silu_mul import gated
 from .tiles import HopperTile, hopper_tile
 
 ROWS = gl.constexpr(64)
@@ -178,10 +179,7 @@ def _multiply(
         if PARTS == 2:
             up += gl.load(bias + size + columns).to(gl.float32)[None, :]
     if PARTS == 2:
-        gate = sums.to(gl.bfloat16).to(gl.float32)
-        # Rounded after each of the two, as silu_mul does it.
-        activation = (gate * (1 / (1 + gl.exp(-gate)))).to(gl.bfloat16)
-        sums = activation.to(gl.float32) * up.to(gl.bfloat16).to(gl.float32)
+        sums = gated(sums.to(gl.bfloat16), up.to(gl.bfloat16))
     result.store(sums.to(gl.bfloat16))
     fence_async_shared()
     all_threads()
