@@ -7,10 +7,10 @@ of its own, which does nothing but copy, asks for it while the kernel before sti
     copying warp    weight of steps 0, 1, 2 ...  | waits |  rows of steps 0, 1, 2 ...
     four warps                                              products of step 0, of step 1, ...
 
-What is on its way at once decides, not the size of a tile: programs of 64 rows take turns with
-nobody, though each reads all of its weight. Step after step is added up in the order of the inputs,
-so a row has the same bits whatever the tile and the number of rows. Gate and up are multiplied by
-the same program, which makes SiLU * mul of them.
+Bytes on their way decide here, more than reads from the L2 cache. So a tile has 64 rows, though
+programs below each other read the same weight: more of them run at once. Each adds up all inputs in
+their order, so a row has the same bits whatever the tile and the number of rows. Gate and up are
+multiplied by the same program, which makes SiLU * mul of them.
 """
 
 from __future__ import annotations
