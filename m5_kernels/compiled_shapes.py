@@ -37,6 +37,6 @@ def shapes_of_all_kernels(
         for needs in (Needs(filters=True), Needs(penalties=True), Needs(True, True)):
             if n <= max_num_seqs:
                 yield StepShape(n, n, n, 0), needs
-    for n in (2, 17, 64, 65, 129, 257):
+    for n in (2, 17, 32, 64, 65, 129, 257):
         if n <= max_guess_rows:
             yield StepShape(n, n, n, 0, has_guesses=True), Needs()

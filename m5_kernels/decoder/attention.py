@@ -10,7 +10,7 @@ from m5_kernels.kernels.decode_parts import DecodeWorkspace
 from m5_kernels.kernels.flash_decode import flash_decode
 from m5_kernels.kernels.paged_prefill import paged_prefill
 
-MANY_PLACES = 64
+MANY_PLACES = 32
 """From so many on, a request's guesses attend together. Fewer requests are cut into more parts, and
 to merge those of several places takes longer than to read the keys and values again."""
 

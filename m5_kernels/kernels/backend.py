@@ -138,11 +138,12 @@ def wait_for_previous(PDL: tl.constexpr = 1):
     writes nothing, and reads only
 
     - what no kernel of a step writes: weights, tables of cosines;
-    - what describes the step: positions, slots, lengths. They were written before torch's kernel
-      for the embedding, which neither starts before those before it end, nor lets others do so.
+    - what describes the step: positions, slots, lengths, blocks. They were written before torch's
+      kernel for the embedding, which neither starts before those before it end, nor lets others do
+      so.
 
-    After this call all earlier kernels are done: the previous one is, and has waited itself. So no
-    program may leave before it.
+    After this call all earlier kernels are done: the previous one is, and has waited itself. For
+    that one program that waits is enough: others that have nothing to do may leave at once.
     """
     if PDL == 2:
         tl.extra.cuda.gdc_launch_dependents()

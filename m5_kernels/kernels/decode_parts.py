@@ -78,38 +78,42 @@ def merge_parts(
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Weigh the partial sums of one sequence and KV head by their log-sum-exp, in program order."""
+    """Weigh the partial sums of a sequence and KV head by their log-sum-exp, in program order.
+
+    One place after another: their parts together would be more than registers hold.
+    """
     # Many parts are loaded together: one after another, each would cost a trip to the L2 cache.
-    ROWS: tl.constexpr = PLACES * GROUP_POW2
-    PARTS: tl.constexpr = 32 // ROWS if ROWS < 16 else 2
-    rows = tl.arange(0, ROWS)
+    PARTS: tl.constexpr = 32 // GROUP_POW2 if GROUP_POW2 < 16 else 2
+    rows = tl.arange(0, GROUP_POW2)
     dims = tl.arange(0, HEAD_DIM_PAD)
-    accumulator = tl.zeros([ROWS, HEAD_DIM_PAD], dtype=tl.float32)
-    row_max = tl.full([ROWS], FLOOR, dtype=tl.float32)
-    row_sum = tl.zeros([ROWS], dtype=tl.float32)
-    is_row = (rows % GROUP_POW2 < GROUP) & (rows // GROUP_POW2 < num_places)
-    row_mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
-    for base in range(first_worker, last_worker + 1, PARTS):
-        workers = base + tl.arange(0, PARTS)
-        slots = 2 * (workers * NUM_KV_HEADS + kv_head)
-        slots += tl.where(workers == first_worker, first_slot, 0)
-        partial_rows = slots[:, None] * ROWS + rows[None, :]
-        mask = (workers <= last_worker)[:, None] & is_row[None, :]
-        # .cg: from the L2 cache, where the other programs' stores are.
-        lse = tl.load(partial_lse + partial_rows, mask, other=-float("inf"), cache_modifier=".cg")
-        parts = tl.load(
-            partial_output + partial_rows[:, :, None] * HEAD_DIM_PAD + dims[None, None, :],
-            mask[:, :, None] & row_mask[None, :, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        new_max = tl.maximum(row_max, tl.max(lse, 0))
-        rescale = tl.exp2(row_max - new_max)
-        weights = tl.exp2(lse - new_max[None, :])
-        row_sum = row_sum * rescale + tl.sum(weights, 0)
-        accumulator = accumulator * rescale[:, None] + tl.sum(parts * weights[:, :, None], 0)
-        row_max = new_max
-    result = accumulator / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
-    pointers = output + (rows // GROUP_POW2)[:, None] * output_stride
-    pointers += (kv_head * GROUP + rows % GROUP_POW2)[:, None] * output_head_stride + dims[None, :]
-    tl.store(pointers, result.to(output.dtype.element_ty), mask=row_mask)
+    row_mask = (rows < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    pointers = output + (kv_head * GROUP + rows)[:, None] * output_head_stride + dims[None, :]
+    for place in range(num_places):
+        accumulator = tl.zeros([GROUP_POW2, HEAD_DIM_PAD], dtype=tl.float32)
+        row_max = tl.full([GROUP_POW2], FLOOR, dtype=tl.float32)
+        row_sum = tl.zeros([GROUP_POW2], dtype=tl.float32)
+        for base in range(first_worker, last_worker + 1, PARTS):
+            workers = base + tl.arange(0, PARTS)
+            slots = 2 * (workers * NUM_KV_HEADS + kv_head)
+            slots += tl.where(workers == first_worker, first_slot, 0)
+            partial_rows = (slots * PLACES + place)[:, None] * GROUP_POW2 + rows[None, :]
+            mask = (workers <= last_worker)[:, None] & (rows < GROUP)[None, :]
+            # .cg: from the L2 cache, where the other programs' stores are.
+            lse = tl.load(
+                partial_lse + partial_rows, mask, other=-float("inf"), cache_modifier=".cg"
+            )
+            parts = tl.load(
+                partial_output + partial_rows[:, :, None] * HEAD_DIM_PAD + dims[None, None, :],
+                mask[:, :, None] & row_mask[None, :, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            new_max = tl.maximum(row_max, tl.max(lse, 0))
+            rescale = tl.exp2(row_max - new_max)
+            weights = tl.exp2(lse - new_max[None, :])
+            row_sum = row_sum * rescale + tl.sum(weights, 0)
+            accumulator = accumulator * rescale[:, None] + tl.sum(parts * weights[:, :, None], 0)
+            row_max = new_max
+        result = accumulator / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
+        target = pointers + place * output_stride
+        tl.store(target, result.to(output.dtype.element_ty), mask=row_mask)

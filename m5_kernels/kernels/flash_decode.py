@@ -155,9 +155,8 @@ def _flash_decode_kernel(
     ends = tl.cumsum(counts, 0)
     total = tl.sum(counts, 0).to(tl.int64)
     num_workers = tl.minimum(num_workers, total)
-    wait_for_previous(PDL)
     if worker >= num_workers:
-        return
+        return  # others wait, and this one would keep its registers until then
     share_start = worker * total // num_workers
     share_end = (worker + 1) * total // num_workers
     seq = tl.sum(((ends <= share_start) & (seq_ids < num_seqs)).to(tl.int32), 0)
@@ -193,14 +192,13 @@ def _flash_decode_kernel(
         seq_end = seq_start + tl.maximum(num_tiles, 1)
         begin = tl.maximum(share_start, seq_start)
         end = tl.minimum(share_end, seq_end)
+        first_worker = ((seq_start + 1) * num_workers - 1) // total
+        last_worker = (seq_end * num_workers - 1) // total
+        # Slot 0 of a program holds the sequence its share begins in, slot 1 the last one.
+        first_slot = (first_worker * total // num_workers != seq_start).to(tl.int32)
 
         row_seq = (seq_id + row_place)[:, None]
         heads = (kv_head * GROUP + rows % GROUP_POW2)[:, None]
-        q = tl.load(
-            query + row_seq * query_stride + heads * query_head_stride + dims[None, :],
-            mask=row_mask,
-            other=0.0,
-        )
         accumulator = tl.zeros([ROWS, HEAD_DIM_PAD], dtype=tl.float32)
         row_max = tl.full([ROWS], FLOOR, dtype=tl.float32)
         row_sum = tl.zeros([ROWS], dtype=tl.float32)
@@ -212,6 +210,12 @@ def _flash_decode_kernel(
         last_token = tl.maximum(context_len - 1, 0).to(tl.uint32)
         tokens = tl.minimum((low * TILE + tile_tokens).to(tl.uint32), last_token)
         blocks = tl.load(table + tokens // BLOCK_SIZE)
+        wait_for_previous(PDL)  # for queries, and the newest keys and values
+        q = tl.load(
+            query + row_seq * query_stride + heads * query_head_stride + dims[None, :],
+            mask=row_mask,
+            other=0.0,
+        )
         for tile in range(low, high):
             if IS_LARGE_CACHE:
                 blocks = blocks.to(tl.int64)
@@ -249,10 +253,9 @@ def _flash_decode_kernel(
         output_pointers = (
             output + row_seq * output_stride + heads * output_head_stride + dims[None, :]
         )
-        if (begin == seq_start) & (end == seq_end):
+        if first_worker == last_worker:
             tl.store(output_pointers, result.to(output.dtype.element_ty), mask=row_mask)
         else:
-            # Slot 0 of a program holds the sequence its share begins in, slot 1 the last one.
             slot = 2 * tl.program_id(0) + (begin != share_start).to(tl.int32)
             partial_rows = slot * (PLACES * GROUP_POW2) + rows
             partials = partial_output + partial_rows[:, None] * HEAD_DIM_PAD + dims[None, :]
@@ -260,11 +263,8 @@ def _flash_decode_kernel(
             tl.store(partial_lse + partial_rows, row_max + tl.log2(row_sum), mask=is_row)
             # Everybody's stores before the count goes up: the last to arrive reads them all.
             tl.debug_barrier()
-            first_worker = ((seq_start + 1) * num_workers - 1) // total
-            last_worker = (seq_end * num_workers - 1) // total
             arrival = arrivals + seq_id * NUM_KV_HEADS + kv_head
             if tl.atomic_add(arrival, 1, sem="acq_rel") == last_worker - first_worker:
-                first_slot = (first_worker * total // num_workers != seq_start).to(tl.int32)
                 merge_parts(
                     partial_output, partial_lse, first_worker, last_worker, first_slot, kv_head,
                     output + seq_id * output_stride, output_stride, output_head_stride,
