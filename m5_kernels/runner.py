@@ -222,7 +222,7 @@ class FusedRunner:
         if shape.has_guesses:
             offsets = state.step_offsets[: shape.num_rows]
             propose(state.rows, step_rows, state.step_wanted[: shape.num_rows])
-        expand_step(state.rows, step_rows, new_tokens, metadata, offsets)
+        expand_step(state.rows, step_rows, new_tokens, metadata, offsets, self.decoder.late)
         attention = AttentionMetadata(
             metadata.positions,
             metadata.slot_mapping,
@@ -262,12 +262,13 @@ class FusedRunner:
         state = self.state
         step_rows, new_tokens, samples = state.step(shape.num_rows)
         logits = self.decoder.logits(_last_of_rows(hidden, metadata, shape))
-        tokens = self.sampler.sample(logits, step_rows, metadata.output_positions, needs)
+        late = self.decoder.late
+        tokens = self.sampler.sample(logits, step_rows, metadata.output_positions, needs, late)
         if shape.has_guesses:
             offsets = state.step_offsets[: shape.num_rows]
             step_rows, tokens = accept(state.rows, step_rows, offsets, tokens)
             new_tokens = new_tokens + offsets
-        append_sampled(state.rows, step_rows, new_tokens, samples, tokens)
+        append_sampled(state.rows, step_rows, new_tokens, samples, tokens, late)
         return tokens
 
     def _sample_on_host(

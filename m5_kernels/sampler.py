@@ -50,7 +50,12 @@ class Sampler:
         self._raw: torch.Tensor | None = None  # last logits: those of a graph are gone with it
 
     def sample(
-        self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, needs: Needs
+        self,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        needs: Needs,
+        pdl: int = 0,
     ) -> torch.Tensor:
         """Choose a token for each place of a step; can be part of a CUDA graph.
 
@@ -62,18 +67,17 @@ class Sampler:
         Returns:
             int32 `[num_places]`; -1 where the logits are not finite.
         """
-        state, index = self.state, rows.clamp(min=0)
+        state = self.state
         if needs.logprobs:
             if self._raw is None:
                 self._raw = logits.new_empty(state.num_places, logits.shape[-1])
             self._raw[: len(logits)] = logits
         if needs.penalties:
-            logits = self._penalised(logits.float(), index, positions)
-        top_k, top_p, min_p = state.top_k, state.top_p, state.min_p
-        if needs.filters:  # else they are not read
-            top_k, top_p, min_p = top_k[index], top_p[index], min_p[index]
-        temperature, seeds = state.temperature[index], state.seeds[index]
-        return sample(logits, temperature, top_k, top_p, min_p, seeds, positions, needs.filters)
+            logits = self._penalised(logits.float(), rows.clamp(min=0), positions)
+        return sample(
+            logits, rows, state.temperature, state.top_k, state.top_p, state.min_p, state.seeds,
+            positions, needs.filters, pdl,
+        )  # fmt: skip
 
     def logprobs(self, places: list[int], tokens: torch.Tensor, num_top: int) -> torch.Tensor:
         """Log-probabilities at some places of the step that was sampled last, by its raw logits.

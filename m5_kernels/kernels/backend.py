@@ -116,8 +116,9 @@ def wait_for_previous(PDL: tl.constexpr = 1):
     writes nothing, and reads only
 
     - what no kernel of a step writes: weights, tables of cosines;
-    - what describes the step: positions, slots, lengths. They were written before torch's kernel
-      for the embedding, which neither starts before those before it end, nor lets others do so.
+    - what describes the step: positions, slots, lengths, parameters of sampling. They were written
+      before the kernel for the embedding, which is LATE, or torch's: it lets no other start before
+      all that was launched before it is done.
 
     After this call all earlier kernels are done: the previous one is, and has waited itself. So no
     program may leave before it.

@@ -22,7 +22,16 @@ from __future__ import annotations
 
 import torch
 
-from .backend import ceil_div, fast_log2, next_power_of_2, runs_triton, tl, triton
+from .backend import (
+    ceil_div,
+    fast_log2,
+    launch_options,
+    next_power_of_2,
+    runs_triton,
+    tl,
+    triton,
+    wait_for_previous,
+)
 
 CHUNK = 4096  # vocabulary ids a program scores
 MIN_TEMPERATURE = 1e-5  # as in engine.sampling: any smaller, and the quotient may overflow
@@ -30,6 +39,7 @@ MIN_TEMPERATURE = 1e-5  # as in engine.sampling: any smaller, and the quotient m
 
 def sample(
     logits: torch.Tensor,
+    rows: torch.Tensor,
     temperature: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
@@ -37,32 +47,37 @@ def sample(
     seeds: torch.Tensor,
     positions: torch.Tensor,
     has_filters: bool = True,
+    pdl: int = 0,
 ) -> torch.Tensor:
-    """Choose a token for each row.
+    """Choose a token for each place of a step.
 
-    logits: `[num_rows, vocab_size]`, rows contiguous, any float type, not changed.
+    logits: `[num_places, vocab_size]`, rows contiguous, any float type, not changed.
+    rows: int32 `[num_places]`, where each finds its parameters; -1 for none: it gets any token.
     temperature: fp32 `[num_rows]`, 0 takes the largest logit; top_k: int32, 0 or -1 keeps all;
     top_p: fp32, 1 keeps all; min_p: fp32, 0 keeps all. Ties with the k-th logit are all kept; of
     ids tied at the edge of top-p the lower ones are.
-    seeds: int64 `[num_rows]`, the bits of uint64 seeds; positions: int32 or int64 `[num_rows]`,
-    index of the output token.
+    seeds: int64 `[num_rows]`, the bits of uint64 seeds.
+    positions: int32 or int64 `[num_places]`, index of the output token.
     has_filters: False promises that no row filters, and saves a launch.
-    Returns int32 `[num_rows]`: of equal scores the lowest id; -1 where a row holds a NaN or an
+    pdl: start before the previous kernels end, which may write the logits, but no parameters.
+    Returns int32 `[num_places]`: of equal scores the lowest id; -1 where logits hold a NaN or an
     infinity, or nothing but -inf.
     """
     if not runs_triton(logits):
-        return sample_torch(logits, temperature, top_k, top_p, min_p, seeds, positions, has_filters)
-    num_rows, vocab_size = logits.shape
+        return sample_torch(
+            logits, rows, temperature, top_k, top_p, min_p, seeds, positions, has_filters
+        )
+    num_places, vocab_size = logits.shape
     num_chunks = ceil_div(vocab_size, CHUNK)
-    tokens = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
-    if num_rows == 0:
+    tokens = torch.empty(num_places, dtype=torch.int32, device=logits.device)
+    if num_places == 0:
         return tokens
-    scores = torch.empty(num_rows, num_chunks, device=logits.device)
-    cutoffs = torch.empty(num_rows, device=logits.device)
-    last_ties = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
+    scores = torch.empty(num_places, num_chunks, device=logits.device)
+    cutoffs = torch.empty(num_places, device=logits.device)
+    last_ties = torch.empty(num_places, dtype=torch.int32, device=logits.device)
     if has_filters:
-        _find_cutoff_kernel[(num_rows,)](
-            logits, temperature, top_k, top_p, min_p, cutoffs, last_ties,
+        _find_cutoff_kernel[(num_places,)](
+            logits, rows, temperature, top_k, top_p, min_p, cutoffs, last_ties,
             vocab_size, logits.stride(0),
             # bf16 numbers, seen as fp32, differ in their upper 16 bits only; fp16 ones in 19.
             LOW_BIT={torch.bfloat16: 16, torch.float16: 13}.get(logits.dtype, 0),
@@ -70,18 +85,20 @@ def sample(
             MIN_TEMPERATURE=MIN_TEMPERATURE,
             num_warps=32 if vocab_size > 4096 else 4,
         )  # fmt: skip
-    arguments = (logits, temperature, seeds, positions, cutoffs, last_ties)
+    arguments = (logits, rows, temperature, seeds, positions, cutoffs, last_ties, scores)
     constants = {
         "CHUNK": CHUNK,
         "HAS_FILTERS": has_filters,
         "MIN_TEMPERATURE": MIN_TEMPERATURE,
+        "PDL": pdl,
         "num_warps": 4,
+        **launch_options(pdl),
     }
-    _score_chunk_kernel[(num_rows, num_chunks)](
-        *arguments, scores, vocab_size, logits.stride(0), **constants
+    _score_chunk_kernel[(num_places, num_chunks)](
+        *arguments, vocab_size, logits.stride(0), **constants
     )
-    _pick_best_kernel[(num_rows,)](
-        *arguments, scores, tokens, vocab_size, logits.stride(0), num_chunks,
+    _pick_best_kernel[(num_places,)](
+        *arguments, tokens, vocab_size, logits.stride(0), num_chunks,
         CHUNKS_PAD=next_power_of_2(num_chunks), **constants,
     )  # fmt: skip
     return tokens
@@ -89,40 +106,50 @@ def sample(
 
 @triton.jit
 def _score_chunk_kernel(
-    logits, temperature, seeds, positions, cutoffs, last_ties, scores,
+    logits, rows, temperature, seeds, positions, cutoffs, last_ties, scores,
     vocab_size, logits_stride,
     CHUNK: tl.constexpr,
     HAS_FILTERS: tl.constexpr,
     MIN_TEMPERATURE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0)
+    place = tl.program_id(0)
     chunk = tl.program_id(1)
+    row = tl.maximum(tl.load(rows + place), 0)
+    heat = tl.load(temperature + row)
+    noise = _rough_noise(heat, tl.load(seeds + row), tl.load(positions + place), chunk, CHUNK)
+    wait_for_previous(PDL)  # noise needs no logits
     raw, rough, _ = _rough_scores(
-        logits, temperature, seeds, positions, cutoffs, last_ties, row, chunk,
+        logits, heat, noise, cutoffs, last_ties, place, chunk,
         vocab_size, logits_stride, CHUNK, HAS_FILTERS, MIN_TEMPERATURE,
     )  # fmt: skip
     # Infinity marks a row that is broken; a score that is kept is always finite.
     is_broken = tl.sum(((raw != raw) | (raw == float("inf"))).to(tl.int32)) > 0
     best = tl.where(is_broken, float("inf"), tl.max(rough))
-    tl.store(scores + row * tl.num_programs(1) + chunk, best)
+    tl.store(scores + place * tl.num_programs(1) + chunk, best)
 
 
 @triton.jit
 def _pick_best_kernel(
-    logits, temperature, seeds, positions, cutoffs, last_ties, scores, tokens,
+    logits, rows, temperature, seeds, positions, cutoffs, last_ties, scores, tokens,
     vocab_size, logits_stride, num_chunks,
     CHUNKS_PAD: tl.constexpr,
     CHUNK: tl.constexpr,
     HAS_FILTERS: tl.constexpr,
     MIN_TEMPERATURE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0)
+    place = tl.program_id(0)
+    row = tl.maximum(tl.load(rows + place), 0)
+    heat = tl.load(temperature + row)
+    seed = tl.load(seeds + row)
+    position = tl.load(positions + place)
     chunks = tl.arange(0, CHUNKS_PAD)
+    wait_for_previous(PDL)
     chunk_scores = tl.load(
-        scores + row * num_chunks + chunks, mask=chunks < num_chunks, other=-float("inf")
+        scores + place * num_chunks + chunks, mask=chunks < num_chunks, other=-float("inf")
     )
     rough_best = tl.max(chunk_scores)
-    heat = tl.load(temperature + row)
     slack = tl.where(heat > 0, 1e-4 + 1e-6 * tl.abs(rough_best), 0.0)
     best_score = -float("inf")
     best_id = -1
@@ -132,7 +159,8 @@ def _pick_best_kernel(
         for _ in range(tl.sum(is_chunk.to(tl.int32))):
             chunk = tl.min(tl.where(is_chunk & (chunks > chunk), chunks, CHUNKS_PAD))
             _, rough, columns = _rough_scores(
-                logits, temperature, seeds, positions, cutoffs, last_ties, row, chunk,
+                logits, heat, _rough_noise(heat, seed, position, chunk, CHUNK),
+                cutoffs, last_ties, place, chunk,
                 vocab_size, logits_stride, CHUNK, HAS_FILTERS, MIN_TEMPERATURE,
             )  # fmt: skip
             is_candidate = rough >= rough_best - slack
@@ -144,45 +172,55 @@ def _pick_best_kernel(
                 token_id = tl.min(
                     tl.where(is_candidate & (columns > token_id), columns, vocab_size)
                 )
-                score = tl.load(logits + row.to(tl.int64) * logits_stride + token_id)
+                score = tl.load(logits + place.to(tl.int64) * logits_stride + token_id)
                 score = score.to(tl.float32)
                 if heat > 0:
-                    noise = _gumbel(tl.load(seeds + row), tl.load(positions + row), token_id)
+                    noise = _gumbel(seed, position, token_id)
                     score = tl.div_rn(score, tl.maximum(heat, MIN_TEMPERATURE)) + noise
                 best_id = tl.where(score > best_score, token_id, best_id)
                 best_score = tl.maximum(score, best_score)
-    tl.store(tokens + row, best_id)
+    tl.store(tokens + place, best_id)
 
 
 @triton.jit
 def _rough_scores(
-    logits, temperature, seeds, positions, cutoffs, last_ties, row, chunk,
+    logits, heat, noise, cutoffs, last_ties, place, chunk,
     vocab_size, logits_stride,
     CHUNK: tl.constexpr,
     HAS_FILTERS: tl.constexpr,
     MIN_TEMPERATURE: tl.constexpr,
 ):  # fmt: skip
     """Logits, scores to about 1e-5 (-inf where not kept) and ids of a chunk: `[CHUNK / 4, 4]`."""
-    # One counter of the generator serves four ids, which are a row of the tile.
-    counters = chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)
-    columns = counters[:, None] * 4 + tl.arange(0, 4)[None, :]
-    pointers = logits + row.to(tl.int64) * logits_stride + columns
+    columns = chunk * CHUNK + _tile(CHUNK)
+    pointers = logits + place.to(tl.int64) * logits_stride + columns
     raw = tl.load(pointers, mask=columns < vocab_size, other=-float("inf")).to(tl.float32)
-    rough = raw
-    heat = tl.load(temperature + row)
+    rough = raw * tl.where(heat > 0, 1.0 / tl.maximum(heat, MIN_TEMPERATURE), 1.0) + noise
+    if HAS_FILTERS:
+        cutoff = tl.load(cutoffs + place)
+        is_tie = (raw == cutoff) & (columns <= tl.load(last_ties + place))
+        rough = tl.where((raw > cutoff) | is_tie, rough, -float("inf"))
+    return raw, rough, columns
+
+
+@triton.jit
+def _tile(CHUNK: tl.constexpr):
+    """The ids of a chunk, `[CHUNK / 4, 4]`: one counter of the generator serves a row of four."""
+    return tl.arange(0, CHUNK // 4)[:, None] * 4 + tl.arange(0, 4)[None, :]
+
+
+@triton.jit
+def _rough_noise(heat, seed, position, chunk, CHUNK: tl.constexpr):
+    """The noise of a chunk's ids to about 1e-5, `[CHUNK / 4, 4]`; zeros for a greedy row."""
+    noise = tl.zeros([CHUNK // 4, 4], dtype=tl.float32)
     if heat > 0:
-        position = tl.load(positions + row).to(tl.int32)
+        counters = chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)
         zeros = tl.zeros_like(counters)
         bits_0, bits_1, bits_2, bits_3 = tl.philox(
-            tl.load(seeds + row), counters, zeros + position, zeros, zeros
+            seed, counters, zeros + position.to(tl.int32), zeros, zeros
         )
-        bits = tl.reshape(tl.join(tl.join(bits_0, bits_2), tl.join(bits_1, bits_3)), columns.shape)
-        rough = raw * (1.0 / tl.maximum(heat, MIN_TEMPERATURE)) + _rough_gumbel(bits)
-        if HAS_FILTERS:
-            cutoff = tl.load(cutoffs + row)
-            is_tie = (raw == cutoff) & (columns <= tl.load(last_ties + row))
-            rough = tl.where((raw > cutoff) | is_tie, rough, -float("inf"))
-    return raw, rough, columns
+        bits = tl.join(tl.join(bits_0, bits_2), tl.join(bits_1, bits_3))
+        noise = _rough_gumbel(tl.reshape(bits, noise.shape))
+    return noise
 
 
 @triton.jit
@@ -211,15 +249,16 @@ def _gumbel(seed, position, token_id):
 
 @triton.jit
 def _find_cutoff_kernel(
-    logits, temperature, top_k, top_p, min_p, cutoffs, last_ties,
+    logits, rows, temperature, top_k, top_p, min_p, cutoffs, last_ties,
     vocab_size, logits_stride,
     LOW_BIT: tl.constexpr,
     BLOCK: tl.constexpr,
     MIN_TEMPERATURE: tl.constexpr,
 ):  # fmt: skip
-    """The smallest kept logit of a row, and the last id kept of those that equal it."""
-    row = tl.program_id(0)
-    row_logits = logits + row.to(tl.int64) * logits_stride
+    """The smallest kept logit of a place, and the last id kept of those that equal it."""
+    place = tl.program_id(0)
+    row = tl.maximum(tl.load(rows + place), 0)
+    row_logits = logits + place.to(tl.int64) * logits_stride
     heat = tl.load(temperature + row)
     k = tl.load(top_k + row)
     p = tl.load(top_p + row)
@@ -253,8 +292,8 @@ def _find_cutoff_kernel(
             lowest = top + tl.log2(floor) / to_log2
             last_tie = tl.where(lowest > cutoff, vocab_size, last_tie)
             cutoff = tl.maximum(cutoff, lowest)
-    tl.store(cutoffs + row, cutoff)
-    tl.store(last_ties + row, last_tie)
+    tl.store(cutoffs + place, cutoff)
+    tl.store(last_ties + place, last_tie)
 
 
 @triton.jit
@@ -332,6 +371,7 @@ def _id_of_tie(row_logits, vocab_size, value, number, BLOCK: tl.constexpr):
 
 def sample_torch(
     logits: torch.Tensor,
+    rows: torch.Tensor,
     temperature: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
@@ -345,13 +385,14 @@ def sample_torch(
     from milestone_llm.core.philox import gumbel_noise
     from milestone_llm.core.sampling import filter_logits
 
+    index = rows.clamp(min=0)
+    temperature, seeds = temperature[index], seeds[index]
     raw = logits.float()
     is_broken = ~(raw.amax(-1).isfinite() & ~raw.isnan().any(-1))
     scaled = raw / temperature.clamp(min=MIN_TEMPERATURE)[:, None]
     if has_filters:
-        scaled = filter_logits(
-            scaled, top_k.cpu().long(), top_p.cpu().double(), min_p.cpu().double()
-        )
+        k, p, floor = (parameter[index].cpu() for parameter in (top_k, top_p, min_p))
+        scaled = filter_logits(scaled, k.long(), p.double(), floor.double())
     is_random = temperature > 0
     tokens = raw.argmax(-1)
     if is_random.any():

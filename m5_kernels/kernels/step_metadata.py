@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .backend import ceil_div, lanes_for, runs_triton, tl, triton
+from .backend import ceil_div, lanes_for, launch_options, runs_triton, tl, triton, wait_for_previous
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,7 @@ def expand_step(
     num_new_tokens: torch.Tensor,
     output: StepMetadata,
     offsets: torch.Tensor | None = None,
+    pdl: int = 0,
 ) -> None:
     """Fill `output` for a step; nothing is read back, so it can be part of a CUDA graph.
 
@@ -135,6 +136,7 @@ def expand_step(
     num_new_tokens: int32 `[num_seqs]`, of each; of padding it is not read.
     offsets: int32 `[num_seqs]`, how far behind the row's computed tokens a sequence begins: 0, or
     which guess it is; one that the row does not have is padding with a token. None: all 0.
+    pdl: let the next kernel start before this one ends, which itself never starts early.
     """
     if not runs_triton(row_ids):
         return expand_step_torch(state, row_ids, num_new_tokens, output, offsets)
@@ -152,6 +154,7 @@ def expand_step(
         BLOCK_SIZE=state.block_size,
         BLOCK=block,
         HAS_OFFSETS=offsets is not None,
+        PDL=pdl,
     )  # fmt: skip
     return None
 
@@ -169,7 +172,9 @@ def _expand_step_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(PDL)
     seqs = tl.arange(0, NUM_SEQS_PAD)
     rows = tl.load(row_ids + seqs, mask=seqs < num_seqs, other=-1)
     num_new = tl.load(num_new_tokens + seqs, mask=rows >= 0, other=0)
@@ -236,12 +241,13 @@ def append_sampled(
     num_new_tokens: torch.Tensor,
     samples: torch.Tensor,
     sampled: torch.Tensor,
+    pdl: int = 0,
 ) -> None:
     """End a step on the device: count the new tokens as computed, append the sampled ones.
 
     row_ids, num_new_tokens: as given to `expand_step`. samples: int32 `[num_seqs]`, 0 for a chunk
     that has not reached the last known token. sampled: int32 `[num_seqs]`; -1 appends nothing. A
-    row that is full stays as it is.
+    row that is full stays as it is. pdl: start before the previous kernel ends.
     """
     if not runs_triton(row_ids):
         return append_sampled_torch(state, row_ids, num_new_tokens, samples, sampled)
@@ -250,6 +256,8 @@ def append_sampled(
         state.token_ids, state.num_computed_tokens, row_ids, num_new_tokens, samples, sampled,
         num_seqs, state.token_ids.stride(0), state.token_ids.shape[1],
         BLOCK=block,
+        PDL=pdl,
+        **launch_options(pdl),
     )  # fmt: skip
     return None
 
@@ -259,7 +267,9 @@ def _append_sampled_kernel(
     token_ids, num_computed_tokens, row_ids, num_new_tokens, samples, sampled,
     num_seqs, token_stride, max_model_len,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(PDL)
     seqs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     rows = tl.load(row_ids + seqs, mask=seqs < num_seqs, other=-1).to(tl.int64)
     mask = rows >= 0
