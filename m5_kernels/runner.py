@@ -39,7 +39,7 @@ from .step_graphs import (
     is_chunk,
     lack_of_memory_suppressed,
 )
-from .to_host import PromptLogprobs, fetch, prompt_logprobs_of
+from .to_host import HostTokens, PromptLogprobs, fetch, prompt_logprobs_of
 
 
 class FusedRunner:
@@ -70,7 +70,7 @@ class FusedRunner:
             config.max_num_seqs, max_model_len, cache.block_size, shape.vocab_size, device,
             num_places,
         )  # fmt: skip
-        self.sampler = Sampler(self.state)
+        self.sampler, self.host_tokens = Sampler(self.state), HostTokens(num_places, device)
         most = min(config.max_num_batched_tokens, config.max_num_seqs * max_model_len)
         num_tokens = max(most, num_places)
         self.metadata = StepMetadata.allocate(num_tokens, num_places, self.state.max_blocks, device)
@@ -144,6 +144,7 @@ class FusedRunner:
             ):
                 with lack_of_memory_suppressed(is_alone=self.decoder.shard.size == 1):
                     part._compute(shape, needs)
+            self._fetch([None], self.metadata.input_ids, [])
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
@@ -291,7 +292,7 @@ class FusedRunner:
     def _fetch(
         self, requests: list[Request | None], tokens: torch.Tensor, of_prompts: PromptLogprobs
     ) -> Callable[[], dict[str, SampledToken]]:
-        return fetch(requests, tokens, of_prompts, self.sampler, self.decoder.config.vocab_size)
+        return fetch(requests, tokens, of_prompts, self.sampler, self.host_tokens)
 
 
 def _last_of_rows(hidden: torch.Tensor, metadata: StepMetadata, shape: StepShape) -> torch.Tensor:

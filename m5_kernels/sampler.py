@@ -84,7 +84,7 @@ class Sampler:
 
         Args:
             tokens: int32 `[num_places]`, what `sample` returned.
-            num_top: how many of the most likely tokens are wanted.
+            num_top: how many of the most likely tokens are wanted; all, if there are not so many.
 
         Returns:
             fp64 `[len(places), 2 + 2 * num_top]`, see `logprob_columns`.
@@ -93,7 +93,8 @@ class Sampler:
         index = torch.tensor(places, pin_memory=tokens.is_cuda)
         index = index.to(tokens.device, non_blocking=True)
         own = tokens[index].clamp(min=0).long()
-        return logprob_columns(self._raw[index].float(), own, num_top)
+        raw = self._raw[index].float()
+        return logprob_columns(raw, own, min(num_top, raw.shape[-1]))
 
     def _penalised(
         self, raw: torch.Tensor, index: torch.Tensor, positions: torch.Tensor

@@ -33,7 +33,8 @@ from .backend import (
     wait_for_previous,
 )
 
-CHUNK = 4096  # vocabulary ids a program scores
+CHUNK = 1024  # vocabulary ids a program scores
+FEW = 16  # places whose programs do not fill a GPU: four warps each, instead of one
 MIN_TEMPERATURE = 1e-5  # as in engine.sampling: any smaller, and the quotient may overflow
 
 
@@ -91,15 +92,15 @@ def sample(
         "HAS_FILTERS": has_filters,
         "MIN_TEMPERATURE": MIN_TEMPERATURE,
         "PDL": pdl,
-        "num_warps": 4,
         **launch_options(pdl),
     }
     _score_chunk_kernel[(num_places, num_chunks)](
-        *arguments, vocab_size, logits.stride(0), **constants
-    )
+        *arguments, vocab_size, logits.stride(0),
+        num_warps=4 if num_places <= FEW else 1, **constants,
+    )  # fmt: skip
     _pick_best_kernel[(num_places,)](
         *arguments, tokens, vocab_size, logits.stride(0), num_chunks,
-        CHUNKS_PAD=next_power_of_2(num_chunks), **constants,
+        CHUNKS_PAD=next_power_of_2(num_chunks), num_warps=4, **constants,
     )  # fmt: skip
     return tokens
 
