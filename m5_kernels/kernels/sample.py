@@ -33,8 +33,8 @@ from .backend import (
     wait_for_previous,
 )
 
-CHUNK = 1024  # vocabulary ids a program scores
-FEW = 16  # places whose programs do not fill a GPU: four warps each, instead of one
+CHUNK = 4096  # vocabulary ids a program scores
+PART = 1024  # of those, for which it leaves a score: so many are scored again
 MIN_TEMPERATURE = 1e-5  # as in engine.sampling: any smaller, and the quotient may overflow
 
 
@@ -70,10 +70,11 @@ def sample(
         )
     num_places, vocab_size = logits.shape
     num_chunks = ceil_div(vocab_size, CHUNK)
+    num_parts = num_chunks * (CHUNK // PART)
     tokens = torch.empty(num_places, dtype=torch.int32, device=logits.device)
     if num_places == 0:
         return tokens
-    scores = torch.empty(num_places, num_chunks, device=logits.device)
+    scores = torch.empty(num_places, num_parts, device=logits.device)
     cutoffs = torch.empty(num_places, device=logits.device)
     last_ties = torch.empty(num_places, dtype=torch.int32, device=logits.device)
     if has_filters:
@@ -88,19 +89,19 @@ def sample(
         )  # fmt: skip
     arguments = (logits, rows, temperature, seeds, positions, cutoffs, last_ties, scores)
     constants = {
-        "CHUNK": CHUNK,
+        "PART": PART,
         "HAS_FILTERS": has_filters,
         "MIN_TEMPERATURE": MIN_TEMPERATURE,
         "PDL": pdl,
+        "num_warps": 4,
         **launch_options(pdl),
     }
     _score_chunk_kernel[(num_places, num_chunks)](
-        *arguments, vocab_size, logits.stride(0),
-        num_warps=4 if num_places <= FEW else 1, **constants,
-    )  # fmt: skip
+        *arguments, vocab_size, logits.stride(0), CHUNK=CHUNK, **constants
+    )
     _pick_best_kernel[(num_places,)](
-        *arguments, tokens, vocab_size, logits.stride(0), num_chunks,
-        CHUNKS_PAD=next_power_of_2(num_chunks), num_warps=4, **constants,
+        *arguments, tokens, vocab_size, logits.stride(0), num_parts,
+        PARTS_PAD=next_power_of_2(num_parts), **constants,
     )  # fmt: skip
     return tokens
 
@@ -110,6 +111,7 @@ def _score_chunk_kernel(
     logits, rows, temperature, seeds, positions, cutoffs, last_ties, scores,
     vocab_size, logits_stride,
     CHUNK: tl.constexpr,
+    PART: tl.constexpr,
     HAS_FILTERS: tl.constexpr,
     MIN_TEMPERATURE: tl.constexpr,
     PDL: tl.constexpr,
@@ -126,16 +128,18 @@ def _score_chunk_kernel(
     )  # fmt: skip
     # Infinity marks a row that is broken; a score that is kept is always finite.
     is_broken = tl.sum(((raw != raw) | (raw == float("inf"))).to(tl.int32)) > 0
-    best = tl.where(is_broken, float("inf"), tl.max(rough))
-    tl.store(scores + place * tl.num_programs(1) + chunk, best)
+    PARTS: tl.constexpr = CHUNK // PART
+    best = tl.max(tl.reshape(tl.max(rough, 1), [PARTS, PART // 4]), 1)
+    best = tl.where(is_broken, float("inf"), best)
+    tl.store(scores + (place * tl.num_programs(1) + chunk) * PARTS + tl.arange(0, PARTS), best)
 
 
 @triton.jit
 def _pick_best_kernel(
     logits, rows, temperature, seeds, positions, cutoffs, last_ties, scores, tokens,
-    vocab_size, logits_stride, num_chunks,
-    CHUNKS_PAD: tl.constexpr,
-    CHUNK: tl.constexpr,
+    vocab_size, logits_stride, num_parts,
+    PARTS_PAD: tl.constexpr,
+    PART: tl.constexpr,
     HAS_FILTERS: tl.constexpr,
     MIN_TEMPERATURE: tl.constexpr,
     PDL: tl.constexpr,
@@ -145,24 +149,24 @@ def _pick_best_kernel(
     heat = tl.load(temperature + row)
     seed = tl.load(seeds + row)
     position = tl.load(positions + place)
-    chunks = tl.arange(0, CHUNKS_PAD)
+    parts = tl.arange(0, PARTS_PAD)
     wait_for_previous(PDL)
-    chunk_scores = tl.load(
-        scores + place * num_chunks + chunks, mask=chunks < num_chunks, other=-float("inf")
+    part_scores = tl.load(
+        scores + place * num_parts + parts, mask=parts < num_parts, other=-float("inf")
     )
-    rough_best = tl.max(chunk_scores)
+    rough_best = tl.max(part_scores)
     slack = tl.where(heat > 0, 1e-4 + 1e-6 * tl.abs(rough_best), 0.0)
     best_score = -float("inf")
     best_id = -1
     if tl.abs(rough_best) < float("inf"):
-        is_chunk = chunk_scores >= rough_best - slack
-        chunk = -1
-        for _ in range(tl.sum(is_chunk.to(tl.int32))):
-            chunk = tl.min(tl.where(is_chunk & (chunks > chunk), chunks, CHUNKS_PAD))
+        is_part = part_scores >= rough_best - slack
+        part = -1
+        for _ in range(tl.sum(is_part.to(tl.int32))):
+            part = tl.min(tl.where(is_part & (parts > part), parts, PARTS_PAD))
             _, rough, columns = _rough_scores(
-                logits, heat, _rough_noise(heat, seed, position, chunk, CHUNK),
-                cutoffs, last_ties, place, chunk,
-                vocab_size, logits_stride, CHUNK, HAS_FILTERS, MIN_TEMPERATURE,
+                logits, heat, _rough_noise(heat, seed, position, part, PART),
+                cutoffs, last_ties, place, part,
+                vocab_size, logits_stride, PART, HAS_FILTERS, MIN_TEMPERATURE,
             )  # fmt: skip
             is_candidate = rough >= rough_best - slack
             # All candidates of a greedy row are equal, and the first of them is the token.
