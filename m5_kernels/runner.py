@@ -57,8 +57,7 @@ class FusedRunner:
         max_model_len: int,
         smallest: Callable[[int], int] | None = None,
     ) -> None:
-        device = decoder.embedding.device
-        shape = decoder.config
+        device, shape = decoder.embedding.device, decoder.config
         self.decoder = decoder
         self.cache = cache
         self.kv_caches = list(zip(cache.keys, cache.values, strict=True))
@@ -70,7 +69,8 @@ class FusedRunner:
             config.max_num_seqs, max_model_len, cache.block_size, shape.vocab_size, device,
             num_places,
         )  # fmt: skip
-        self.sampler, self.host_tokens = Sampler(self.state), HostTokens(num_places, device)
+        self.sampler = Sampler(self.state, decoder.late)
+        self.host_tokens = HostTokens(num_places, device)
         most = min(config.max_num_batched_tokens, config.max_num_seqs * max_model_len)
         num_tokens = max(most, num_places)
         self.metadata = StepMetadata.allocate(num_tokens, num_places, self.state.max_blocks, device)
@@ -223,7 +223,7 @@ class FusedRunner:
         if shape.has_guesses:
             offsets = state.step_offsets[: shape.num_rows]
             propose(state.rows, step_rows, state.step_wanted[: shape.num_rows])
-        expand_step(state.rows, step_rows, new_tokens, metadata, offsets, self.decoder.late)
+        expand_step(state.rows, step_rows, new_tokens, metadata, offsets)
         attention = AttentionMetadata(
             metadata.positions,
             metadata.slot_mapping,
@@ -263,13 +263,12 @@ class FusedRunner:
         state = self.state
         step_rows, new_tokens, samples = state.step(shape.num_rows)
         logits = self.decoder.logits(_last_of_rows(hidden, metadata, shape))
-        late = self.decoder.late
-        tokens = self.sampler.sample(logits, step_rows, metadata.output_positions, needs, late)
+        tokens = self.sampler.sample(logits, step_rows, metadata.output_positions, needs)
         if shape.has_guesses:
             offsets = state.step_offsets[: shape.num_rows]
             step_rows, tokens = accept(state.rows, step_rows, offsets, tokens)
             new_tokens = new_tokens + offsets
-        append_sampled(state.rows, step_rows, new_tokens, samples, tokens, late)
+        append_sampled(state.rows, step_rows, new_tokens, samples, tokens, self.decoder.late)
         return tokens
 
     def _sample_on_host(

@@ -43,19 +43,14 @@ class Needs(NamedTuple):
 
 
 class Sampler:
-    """Samples for rows of `state`."""
+    """Samples for rows of `state`. pdl: as in `kernels.sample`."""
 
-    def __init__(self, state: DeviceState) -> None:
-        self.state = state
+    def __init__(self, state: DeviceState, pdl: int = 0) -> None:
+        self.state, self.pdl = state, pdl
         self._raw: torch.Tensor | None = None  # last logits: those of a graph are gone with it
 
     def sample(
-        self,
-        logits: torch.Tensor,
-        rows: torch.Tensor,
-        positions: torch.Tensor,
-        needs: Needs,
-        pdl: int = 0,
+        self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, needs: Needs
     ) -> torch.Tensor:
         """Choose a token for each place of a step; can be part of a CUDA graph.
 
@@ -76,7 +71,7 @@ class Sampler:
             logits = self._penalised(logits.float(), rows.clamp(min=0), positions)
         return sample(
             logits, rows, state.temperature, state.top_k, state.top_p, state.min_p, state.seeds,
-            positions, needs.filters, pdl,
+            positions, needs.filters, self.pdl,
         )  # fmt: skip
 
     def logprobs(self, places: list[int], tokens: torch.Tensor, num_top: int) -> torch.Tensor:

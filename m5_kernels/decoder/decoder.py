@@ -198,7 +198,7 @@ class FusedDecoder:
         Their keys and values are written into `caches`, one pair a layer.
         """
         c, pdl = self.config, self._pdl(len(input_ids))
-        residual, hidden = self._embed(input_ids)
+        residual, hidden = self._embed(input_ids, pdl)
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
         for layer, window, (key_cache, value_cache), next_norm in zip(
             self.layers, c.windows, caches, next_norms, strict=True
@@ -227,20 +227,20 @@ class FusedDecoder:
         is_short = takes_registers(num_tokens, self.layers[0].gate_up)
         return EARLY if self.late and is_short and self.shard.size == 1 else self.late
 
-    def _embed(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _embed(self, input_ids: torch.Tensor, pdl: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows of the embedding, of which a rank has a part, and their norm."""
         norm = self.layers[0].input_norm
         if self.shard.size == 1:
             residual = self.embedding.new_empty(len(input_ids), self.config.hidden_size)
-            return residual, embed_rms_norm(  # never EARLY: see `wait_for_previous`
-                input_ids, self.embedding, residual, norm, self.config.rms_norm_eps, self.late
+            return residual, embed_rms_norm(
+                input_ids, self.embedding, residual, norm, self.config.rms_norm_eps, pdl
             )
         index = input_ids - self.shard.rank * len(self.embedding)
         is_own = (index >= 0) & (index < len(self.embedding))
         rows = F.embedding(torch.where(is_own, index, 0), self.embedding)
         rows = rows.masked_fill(~is_own[:, None], 0)
         residual = torch.zeros_like(rows)
-        return residual, self._add_norm(rows, residual, norm, 2, self.late)
+        return residual, self._add_norm(rows, residual, norm, 2, pdl)
 
     def _add_norm(
         self,

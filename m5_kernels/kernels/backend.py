@@ -117,8 +117,7 @@ def wait_for_previous(PDL: tl.constexpr = 1):
 
     - what no kernel of a step writes: weights, tables of cosines;
     - what describes the step: positions, slots, lengths, parameters of sampling. They were written
-      before the kernel for the embedding, which is LATE, or torch's: it lets no other start before
-      all that was launched before it is done.
+      before the kernel for the embedding, which does not start before those before it end.
 
     After this call all earlier kernels are done: the previous one is, and has waited itself. So no
     program may leave before it.

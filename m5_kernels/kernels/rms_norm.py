@@ -33,7 +33,7 @@ def embed_rms_norm(
 
     input_ids: int32 `[num_tokens]`; embedding: `[vocab_size, hidden_size]`; weight:
     `[hidden_size]`; residual: `[num_tokens, hidden_size]`, rows contiguous, is written.
-    pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
+    pdl: let the next kernel start before this one ends, which itself never starts early.
     Returns `[num_tokens, hidden_size]`, contiguous.
     """
     if not runs_triton(embedding):
@@ -53,7 +53,7 @@ def add_rms_norm(
     """`residual += hidden`, then the norm of the sum.
 
     hidden, residual: `[num_tokens, hidden_size]`, rows contiguous; residual is changed in place.
-    pdl: as in `embed_rms_norm`.
+    pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
     Returns `[num_tokens, hidden_size]`, contiguous.
     """
     if not runs_triton(hidden):
@@ -76,15 +76,16 @@ def _launch(
     if num_tokens == 0:
         return
     row = next_power_of_2(hidden_size)
+    is_first = input_ids is not None  # of a step: see `wait_for_previous`
     _rms_norm_kernel[(num_tokens,)](
         input_ids, hidden, residual, weight, output,
         hidden.stride(0), residual.stride(0), epsilon,
         HIDDEN_SIZE=hidden_size,
         ROW=row,
-        IS_FIRST=input_ids is not None,
+        IS_FIRST=is_first,
         PDL=pdl,
         num_warps=min(16, max(1, row // 512)),
-        **launch_options(pdl),
+        **launch_options(0 if is_first else pdl),
     )  # fmt: skip
 
 

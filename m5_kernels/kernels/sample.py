@@ -1,9 +1,9 @@
 """Sampling by the Gumbel-max trick: token = argmax(logits / temperature + noise) over kept ids.
 
     logits [num_rows, vocab]   |== chunk ==|== chunk ==|== chunk ==| ...   one program each
-                                     |           |           |
-    rough best score                 *           *           *            then one program per row:
-                                                 |                        the winning chunk again,
+                                  |  |  |     |  |  |     |  |  |
+    rough best score of a part    *  *  *     *  *  *     *  *  *         then one program per row:
+                                                 |                        the winning part again,
                                             token, exactly                and exactly
 
 The noise of an id is a function of (seed, output position, id) alone - Philox4x32-10, the very

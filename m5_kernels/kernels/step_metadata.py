@@ -126,7 +126,6 @@ def expand_step(
     num_new_tokens: torch.Tensor,
     output: StepMetadata,
     offsets: torch.Tensor | None = None,
-    pdl: int = 0,
 ) -> None:
     """Fill `output` for a step; nothing is read back, so it can be part of a CUDA graph.
 
@@ -136,7 +135,6 @@ def expand_step(
     num_new_tokens: int32 `[num_seqs]`, of each; of padding it is not read.
     offsets: int32 `[num_seqs]`, how far behind the row's computed tokens a sequence begins: 0, or
     which guess it is; one that the row does not have is padding with a token. None: all 0.
-    pdl: let the next kernel start before this one ends, which itself never starts early.
     """
     if not runs_triton(row_ids):
         return expand_step_torch(state, row_ids, num_new_tokens, output, offsets)
@@ -154,7 +152,6 @@ def expand_step(
         BLOCK_SIZE=state.block_size,
         BLOCK=block,
         HAS_OFFSETS=offsets is not None,
-        PDL=pdl,
     )  # fmt: skip
     return None
 
@@ -172,9 +169,7 @@ def _expand_step_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
-    PDL: tl.constexpr,
 ):  # fmt: skip
-    wait_for_previous(PDL)
     seqs = tl.arange(0, NUM_SEQS_PAD)
     rows = tl.load(row_ids + seqs, mask=seqs < num_seqs, other=-1)
     num_new = tl.load(num_new_tokens + seqs, mask=rows >= 0, other=0)
