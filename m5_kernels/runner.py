@@ -27,9 +27,10 @@ from .decoder.decoder import FusedDecoder
 from .device_state import DeviceState, StepPlace
 from .kernels.backend import compiling
 from .kernels.decode_parts import DecodeWorkspace
+from .kernels.expand_step import append_sampled, expand_step
 from .kernels.guesses import accept, propose
 from .kernels.prefill_tiles import prefill_tiles, runs_on_hopper
-from .kernels.step_metadata import StepMetadata, append_sampled, expand_step
+from .kernels.step_metadata import StepMetadata
 from .proposer import UNKNOWN
 from .sampler import Needs, Sampler
 from .step_graphs import (

@@ -9,9 +9,7 @@
 The noise of an id is a function of (seed, output position, id) alone - Philox4x32-10, the very
 bits of `engine.philox` - so that no state is kept and every chunk can make its own. A row without
 filters is read once; softmax, cumulative sums and sorting, each a trip over `[num_rows, vocab]`, do
-not happen. For rows with top-k, top-p or min-p a program first finds the smallest logit
-that is kept, by fixing the bits of that number one by one from the top: 16 counting passes for
-bf16 logits, 32 for fp32, all from the L2 cache, and no sort.
+not happen. For rows with top-k, top-p or min-p `find_cutoffs` says first which logits are kept.
 
 Noise is made in fp32 first. Those few ids that could be the best, given the rounding of that, are
 then scored again in fp64 as the specification says: equal tokens on a GPU and a CPU, for the
@@ -32,10 +30,10 @@ from .backend import (
     triton,
     wait_for_previous,
 )
+from .cutoff import MIN_TEMPERATURE, find_cutoffs
 
 CHUNK = 4096  # vocabulary ids a program scores
 PART = 1024  # of those, for which it leaves a score: so many are scored again
-MIN_TEMPERATURE = 1e-5  # as in engine.sampling: any smaller, and the quotient may overflow
 
 
 def sample(
@@ -75,18 +73,9 @@ def sample(
     if num_places == 0:
         return tokens
     scores = torch.empty(num_places, num_parts, device=logits.device)
-    cutoffs = torch.empty(num_places, device=logits.device)
-    last_ties = torch.empty(num_places, dtype=torch.int32, device=logits.device)
+    cutoffs, last_ties = None, None
     if has_filters:
-        _find_cutoff_kernel[(num_places,)](
-            logits, rows, temperature, top_k, top_p, min_p, cutoffs, last_ties,
-            vocab_size, logits.stride(0),
-            # bf16 numbers, seen as fp32, differ in their upper 16 bits only; fp16 ones in 19.
-            LOW_BIT={torch.bfloat16: 16, torch.float16: 13}.get(logits.dtype, 0),
-            BLOCK=min(16384, next_power_of_2(vocab_size)),
-            MIN_TEMPERATURE=MIN_TEMPERATURE,
-            num_warps=32 if vocab_size > 4096 else 4,
-        )  # fmt: skip
+        cutoffs, last_ties = find_cutoffs(logits, rows, temperature, top_k, top_p, min_p)
     arguments = (logits, rows, temperature, seeds, positions, cutoffs, last_ties, scores)
     constants = {
         "PART": PART,
@@ -250,128 +239,6 @@ def _gumbel(seed, position, token_id):
                     tl.where(lane == 2, bits_2, bits_3))  # fmt: skip
     uniform = ((bits >> 9).to(tl.float64) + 0.5) * 1.1920928955078125e-07
     return (-tl.log(-tl.log(uniform))).to(tl.float32)
-
-
-@triton.jit
-def _find_cutoff_kernel(
-    logits, rows, temperature, top_k, top_p, min_p, cutoffs, last_ties,
-    vocab_size, logits_stride,
-    LOW_BIT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    MIN_TEMPERATURE: tl.constexpr,
-):  # fmt: skip
-    """The smallest kept logit of a place, and the last id kept of those that equal it."""
-    place = tl.program_id(0)
-    row = tl.maximum(tl.load(rows + place), 0)
-    row_logits = logits + place.to(tl.int64) * logits_stride
-    heat = tl.load(temperature + row)
-    k = tl.load(top_k + row)
-    p = tl.load(top_p + row)
-    floor = tl.load(min_p + row)
-    has_k = (k >= 1) & (k < vocab_size)
-    cutoff = -float("inf")
-    last_tie = vocab_size
-    if (heat > 0) & (has_k | (p < 1) | (floor > 0)):
-        to_log2 = 1.4426950408889634 / tl.maximum(heat, MIN_TEMPERATURE)
-        largest = tl.full([BLOCK], -float("inf"), dtype=tl.float32)
-        for start in range(0, vocab_size, BLOCK):
-            largest = tl.maximum(largest, _load(row_logits, start, vocab_size, BLOCK))
-        top = tl.max(largest)
-        if has_k:
-            cutoff = _smallest_kept(
-                row_logits, vocab_size, top, to_log2, cutoff, k.to(tl.float32), True, LOW_BIT, BLOCK
-            )
-        if p < 1:
-            k_cutoff = cutoff
-            total = _mass(row_logits, vocab_size, top, to_log2, k_cutoff, False, BLOCK)
-            goal = p * total
-            cutoff = _smallest_kept(
-                row_logits, vocab_size, top, to_log2, k_cutoff, goal, False, LOW_BIT, BLOCK
-            )
-            # Of the ids at the edge, as many as it takes to reach the goal.
-            above = _mass(row_logits, vocab_size, top, to_log2, cutoff, True, BLOCK)
-            each = tl.exp2((cutoff - top) * to_log2)
-            num_ties = tl.maximum(tl.ceil((goal - above) / each), 1.0)
-            last_tie = _id_of_tie(row_logits, vocab_size, cutoff, num_ties, BLOCK)
-        if floor > 0:
-            lowest = top + tl.log2(floor) / to_log2
-            last_tie = tl.where(lowest > cutoff, vocab_size, last_tie)
-            cutoff = tl.maximum(cutoff, lowest)
-    tl.store(cutoffs + place, cutoff)
-    tl.store(last_ties + place, last_tie)
-
-
-@triton.jit
-def _load(row_logits, start, vocab_size, BLOCK: tl.constexpr):
-    columns = start + tl.arange(0, BLOCK)
-    raw = tl.load(row_logits + columns, mask=columns < vocab_size, other=-float("inf"))
-    return raw.to(tl.float32) + 0.0  # -0.0 becomes 0.0, which equals it
-
-
-@triton.jit
-def _mass(row_logits, vocab_size, top, to_log2, cutoff, ABOVE: tl.constexpr, BLOCK: tl.constexpr):
-    """Sum of exp2((logit - top) * to_log2) of the logits at or above (or only above) cutoff."""
-    total = tl.zeros([BLOCK], dtype=tl.float32)
-    for start in range(0, vocab_size, BLOCK):
-        raw = _load(row_logits, start, vocab_size, BLOCK)
-        is_counted = raw > cutoff if ABOVE else raw >= cutoff
-        total += tl.where(is_counted, tl.exp2((raw - top) * to_log2), 0.0)
-    return tl.sum(total, 0)
-
-
-@triton.jit
-def _smallest_kept(
-    row_logits, vocab_size, top, to_log2, cutoff, goal,
-    IS_COUNT: tl.constexpr,
-    LOW_BIT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The largest t such that the logits from t to top, but not below cutoff, have mass `goal`.
-
-    Mass is exp2((logit - top) * to_log2), or 1 for each logit (IS_COUNT). The bits of t, in an
-    encoding that orders like the numbers, are fixed from the highest to LOW_BIT.
-    """
-    prefix = tl.zeros([], dtype=tl.uint32)
-    for step in range(32 - LOW_BIT):
-        trial = prefix | (tl.full([], 1, dtype=tl.uint32) << (31 - LOW_BIT - step))
-        # Decoding one number spares encoding all logits. A trial past infinity decodes to a NaN,
-        # which no logit reaches.
-        lowest = _decode(trial << LOW_BIT)
-        total = tl.zeros([BLOCK], dtype=tl.float32)
-        for start in range(0, vocab_size, BLOCK):
-            raw = _load(row_logits, start, vocab_size, BLOCK)
-            mass = 1.0 if IS_COUNT else tl.exp2((raw - top) * to_log2)
-            total += tl.where((raw >= lowest) & (raw >= cutoff), mass, 0.0)
-        prefix = tl.where(tl.sum(total, 0) >= goal, trial, prefix)
-    ordered = prefix << LOW_BIT
-    low_ones = tl.full([], (1 << LOW_BIT) - 1, dtype=tl.uint32)
-    # The bits below LOW_BIT are zeros in a number: ones where the encoding flips them.
-    smallest = _decode(tl.where(ordered >> 31 == 0, ordered | low_ones, ordered))
-    # A NaN: all finite logits together do not reach the goal, so all are kept.
-    return tl.where(smallest == smallest, smallest, -float("inf"))
-
-
-@triton.jit
-def _decode(ordered):
-    """The fp32 number of an encoding: sign bit set for positive ones, all bits flipped if not."""
-    sign = tl.full([], 1, dtype=tl.uint32) << 31
-    bits = tl.where(ordered >= sign, ordered ^ sign, ordered ^ (sign | (sign - 1)))
-    return bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _id_of_tie(row_logits, vocab_size, value, number, BLOCK: tl.constexpr):
-    """The id of the `number`-th logit that equals value, in the order of ids."""
-    last_tie = -1
-    num_seen = 0
-    for start in range(0, vocab_size, BLOCK):
-        is_tie = (_load(row_logits, start, vocab_size, BLOCK) == value).to(tl.int32)
-        ranks = num_seen + tl.cumsum(is_tie, 0)
-        is_kept = (is_tie == 1) & (ranks.to(tl.float32) <= number)
-        columns = start + tl.arange(0, BLOCK)
-        last_tie = tl.maximum(last_tie, tl.max(tl.where(is_kept, columns, -1)))
-        num_seen += tl.sum(is_tie, 0)
-    return last_tie
 
 
 def sample_torch(

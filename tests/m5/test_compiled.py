@@ -15,8 +15,9 @@ from docs.questions.m5_metadata import HostRequest, make_on_host
 from m5_kernels import LLMEngine, SamplingParams
 from m5_kernels.decoder import decoder
 from m5_kernels.decoder.decoder import FusedDecoder
+from m5_kernels.kernels.expand_step import expand_step_torch
 from m5_kernels.kernels.rope_kv_write import rope_kv_write_torch
-from m5_kernels.kernels.step_metadata import RowState, StepMetadata, expand_step_torch
+from m5_kernels.kernels.step_metadata import RowState, StepMetadata
 from milestone_llm.models.tiny_models import build_tiny_model
 
 pytest_plugins = ["bench_helpers"]
