@@ -16,7 +16,7 @@ token comes out:
 
 Write it with operations whose shapes are known beforehand. The test also runs it on tensors that
 have a shape and no values (`device="meta"`): code that reads a value raises an error. The engine
-does this in one kernel, m5_kernels/kernels/step_metadata.py.
+does this in one kernel, m5_kernels/kernels/expand_step.py.
 
     python -m pytest tests/exercises/test_m5_expand_on_device.py
 """

@@ -18,9 +18,10 @@ from .decoder.attention import AttentionMetadata
 from .decoder.decoder import FusedDecoder
 from .device_state import DeviceState
 from .kernels.decode_parts import DecodeWorkspace
+from .kernels.expand_step import append_sampled, expand_step
 from .kernels.guesses import accept, propose
 from .kernels.prefill_tiles import prefill_tiles, runs_on_hopper
-from .kernels.step_metadata import StepMetadata, append_sampled, expand_step
+from .kernels.step_metadata import StepMetadata
 from .sampler import Needs, Sampler
 from .step_graphs import MAX_TOKENS, StepShape
 
@@ -43,7 +44,7 @@ class DeviceStep:
             config.max_num_seqs, max_model_len, cache.block_size, shape.vocab_size, device,
             num_places,
         )  # fmt: skip
-        self.sampler = Sampler(self.state)
+        self.sampler = Sampler(self.state, decoder.late)
         most = min(config.max_num_batched_tokens, config.max_num_seqs * max_model_len)
         self.max_tokens = max(most, num_places)
         self.metadata = StepMetadata.allocate(
@@ -105,7 +106,7 @@ class DeviceStep:
             offsets = state.step_offsets[: shape.num_rows]
             step_rows, tokens = accept(state.rows, step_rows, offsets, tokens)
             new_tokens = new_tokens + offsets
-        append_sampled(state.rows, step_rows, new_tokens, samples, tokens)
+        append_sampled(state.rows, step_rows, new_tokens, samples, tokens, self.decoder.late)
         return tokens
 
     def _chunk_tiles(self, shape: StepShape, metadata: StepMetadata) -> torch.Tensor | None:

@@ -25,11 +25,11 @@ from .decoder.decoder import FusedDecoder
 from .device_state import StepPlace
 from .device_step import DeviceStep, last_of_rows
 from .kernels.backend import compiling
-from .kernels.step_metadata import append_sampled
+from .kernels.expand_step import append_sampled
 from .proposer import UNKNOWN
 from .sampler import Needs
 from .step_graphs import StepGraphs, StepShape, is_chunk, lack_of_memory_suppressed
-from .to_host import PromptLogprobs, fetch, prompt_logprobs_of
+from .to_host import HostTokens, PromptLogprobs, fetch, prompt_logprobs_of
 
 
 class FusedRunner:
@@ -51,6 +51,7 @@ class FusedRunner:
         self.cache = cache
         self.device_step = step = DeviceStep(decoder, cache, config, max_model_len)
         self.state, self.sampler = step.state, step.sampler
+        self.host_tokens = HostTokens(self.state.num_places, cache.device)
         self.rows: dict[str, tuple[int, Request]] = {}
         """Row of device state of each running request."""
         self.free_rows = list(range(config.max_num_seqs))[::-1]
@@ -112,6 +113,7 @@ class FusedRunner:
             ):
                 with lack_of_memory_suppressed(is_alone=self.decoder.shard.size == 1):
                     part.compute(shape, needs)
+            self._fetch([None], self.device_step.metadata.input_ids, [])
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
@@ -197,4 +199,4 @@ class FusedRunner:
     def _fetch(
         self, requests: list[Request | None], tokens: torch.Tensor, of_prompts: PromptLogprobs
     ) -> Callable[[], dict[str, SampledToken]]:
-        return fetch(requests, tokens, of_prompts, self.sampler, self.decoder.config.vocab_size)
+        return fetch(requests, tokens, of_prompts, self.sampler, self.host_tokens)

@@ -43,10 +43,10 @@ class Needs(NamedTuple):
 
 
 class Sampler:
-    """Samples for rows of `state`."""
+    """Samples for rows of `state`. pdl: as in `kernels.sample`."""
 
-    def __init__(self, state: DeviceState) -> None:
-        self.state = state
+    def __init__(self, state: DeviceState, pdl: int = 0) -> None:
+        self.state, self.pdl = state, pdl
         self._raw: torch.Tensor | None = None  # last logits: those of a graph are gone with it
 
     def sample(
@@ -62,25 +62,24 @@ class Sampler:
         Returns:
             int32 `[num_places]`; -1 where the logits are not finite.
         """
-        state, index = self.state, rows.clamp(min=0)
+        state = self.state
         if needs.logprobs:
             if self._raw is None:
                 self._raw = logits.new_empty(state.num_places, logits.shape[-1])
             self._raw[: len(logits)] = logits
         if needs.penalties:
-            logits = self._penalised(logits.float(), index, positions)
-        top_k, top_p, min_p = state.top_k, state.top_p, state.min_p
-        if needs.filters:  # else they are not read
-            top_k, top_p, min_p = top_k[index], top_p[index], min_p[index]
-        temperature, seeds = state.temperature[index], state.seeds[index]
-        return sample(logits, temperature, top_k, top_p, min_p, seeds, positions, needs.filters)
+            logits = self._penalised(logits.float(), rows.clamp(min=0), positions)
+        return sample(
+            logits, rows, state.temperature, state.top_k, state.top_p, state.min_p, state.seeds,
+            positions, needs.filters, self.pdl,
+        )  # fmt: skip
 
     def logprobs(self, places: list[int], tokens: torch.Tensor, num_top: int) -> torch.Tensor:
         """Log-probabilities at some places of the step that was sampled last, by its raw logits.
 
         Args:
             tokens: int32 `[num_places]`, what `sample` returned.
-            num_top: how many of the most likely tokens are wanted.
+            num_top: how many of the most likely tokens are wanted; all, if there are not so many.
 
         Returns:
             fp64 `[len(places), 2 + 2 * num_top]`, see `logprob_columns`.
@@ -89,7 +88,8 @@ class Sampler:
         index = torch.tensor(places, pin_memory=tokens.is_cuda)
         index = index.to(tokens.device, non_blocking=True)
         own = tokens[index].clamp(min=0).long()
-        return logprob_columns(self._raw[index].float(), own, num_top)
+        raw = self._raw[index].float()
+        return logprob_columns(raw, own, min(num_top, raw.shape[-1]))
 
     def _penalised(
         self, raw: torch.Tensor, index: torch.Tensor, positions: torch.Tensor

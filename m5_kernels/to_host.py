@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import cycle
 
 import torch
 
@@ -16,8 +17,11 @@ from milestone_llm.core.request import Request
 
 from .decoder.decoder import FusedDecoder
 from .kernels.guesses import MISSING, REJECTED
+from .kernels.write_to_host import write_to_host
 from .sampler import Sampler
 
+NUM_TURNS = 4
+"""More steps than are ever in flight."""
 PromptLogprobs = list[tuple[ScheduledRequest, range, torch.Tensor]]
 """A row, some of its prompt positions, and their columns (`logprob_columns`) in host memory."""
 
@@ -42,12 +46,34 @@ def prompt_logprobs_of(
     ]
 
 
+class HostTokens:
+    """Host memory for the tokens of steps in flight, which take turns.
+
+    It is not given back in between: a kernel may still write there, for a step that nobody waits
+    for any more.
+    """
+
+    def __init__(self, num_places: int, device: torch.device) -> None:
+        self._turns = cycle(
+            [
+                torch.empty(num_places, dtype=torch.int32, pin_memory=device.type == "cuda")
+                for _ in range(NUM_TURNS)
+            ]
+        )
+
+    def take(self, tokens: torch.Tensor) -> torch.Tensor:
+        """A copy of int32 tokens, under way if they are on a GPU; good for `NUM_TURNS` steps."""
+        on_host = next(self._turns)[: len(tokens)]
+        write_to_host(tokens, on_host)
+        return on_host
+
+
 def fetch(
     requests: Sequence[Request | None],
     tokens: torch.Tensor,
     of_prompts: PromptLogprobs,
     sampler: Sampler,
-    vocab_size: int,
+    host_tokens: HostTokens,
 ) -> Callable[[], dict[str, SampledToken]]:
     """Start the tokens' way to the host; what is returned waits for them."""
     wanted = {
@@ -55,9 +81,8 @@ def fetch(
         for place, request in enumerate(requests)
         if request is not None and request.sampling_params.logprobs is not None
     }
-    num_top = min(max(wanted.values(), default=0), vocab_size)
-    columns = sampler.logprobs(list(wanted), tokens, num_top) if wanted else None
-    token_copy = _to_host(tokens[: len(requests)])
+    columns = sampler.logprobs(list(wanted), tokens, max(wanted.values())) if wanted else None
+    token_copy = host_tokens.take(tokens[: len(requests)])
     column_copy = None if columns is None else _to_host(columns)
     done = torch.cuda.Event() if tokens.is_cuda else None
     if done is not None:

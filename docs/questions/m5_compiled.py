@@ -30,7 +30,11 @@ from m5_kernels.decoder.attention import AttentionMetadata, attend
 from m5_kernels.decoder.decoder import FusedDecoder, KVCaches
 from m5_kernels.decoder.weights import LayerWeights
 from m5_kernels.kernels import linear
-from m5_kernels.kernels.rms_norm import add_rms_norm_torch, rms_norm_torch
+from m5_kernels.kernels.rms_norm import (
+    add_rms_norm_torch,
+    embed_rms_norm_torch,
+    rms_norm_torch,
+)
 from m5_kernels.kernels.rope_kv_write import norm_and_rotate_torch
 from m5_kernels.kernels.silu_mul import silu_mul_torch
 from m5_kernels.sampler import Needs
@@ -75,7 +79,7 @@ def rope_kv_write_pure(
 
 
 TWINS: dict[str, Callable[..., torch.Tensor]] = {
-    "rms_norm": rms_norm_torch,
+    "embed_rms_norm": embed_rms_norm_torch,
     "add_rms_norm": add_rms_norm_torch,
     "rope_kv_write": rope_kv_write_pure,
     "silu_mul": silu_mul_torch,

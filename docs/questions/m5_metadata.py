@@ -12,7 +12,8 @@ import torch
 
 from m5_kernels.device_state import DeviceState
 from m5_kernels.kernels.backend import ceil_div
-from m5_kernels.kernels.step_metadata import StepMetadata, expand_step
+from m5_kernels.kernels.expand_step import expand_step
+from m5_kernels.kernels.step_metadata import StepMetadata
 from milestone_llm.lab.bench.report import table
 from milestone_llm.lab.cli import console
 from milestone_llm.lab.trace.text import plural

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from m5_kernels.kernels.backend import EARLY, LATE, supports_pdl
 from m5_kernels.kernels.int8_weight import Int8Weight
 from m5_kernels.kernels.linear import linear, takes_registers
-from m5_kernels.kernels.rms_norm import add_rms_norm, rms_norm
+from m5_kernels.kernels.rms_norm import add_rms_norm, embed_rms_norm
 from m5_kernels.kernels.rope_kv_write import rope_kv_write
 from milestone_llm.core.errors import InputError
 
@@ -218,19 +218,24 @@ class FusedDecoder:
             hidden = self._add_norm(part, residual, next_norm, 1, pdl)
         return hidden
 
+    @property
+    def late(self) -> int:
+        """LATE, or 0 where no kernel starts before the one before it ends."""
+        return LATE if supports_pdl(self.embedding.device) else 0
+
     def _pdl(self, num_tokens: int) -> int:
         """When kernels let the next one start: early, where they are so short that it pays."""
-        if not supports_pdl(self.embedding.device):
-            return 0
         is_short = takes_registers(num_tokens, self.layers[0].gate_up)
-        return EARLY if is_short and self.shard.size == 1 else LATE
+        return EARLY if self.late and is_short and self.shard.size == 1 else self.late
 
     def _embed(self, input_ids: torch.Tensor, pdl: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows of the embedding, of which a rank has a part, and their norm."""
         norm = self.layers[0].input_norm
         if self.shard.size == 1:
-            residual = F.embedding(input_ids, self.embedding)
-            return residual, rms_norm(residual, norm, self.config.rms_norm_eps, pdl=pdl)
+            residual = self.embedding.new_empty(len(input_ids), self.config.hidden_size)
+            return residual, embed_rms_norm(
+                input_ids, self.embedding, residual, norm, self.config.rms_norm_eps, pdl
+            )
         index = input_ids - self.shard.rank * len(self.embedding)
         is_own = (index >= 0) & (index < len(self.embedding))
         rows = F.embedding(torch.where(is_own, index, 0), self.embedding)

@@ -72,7 +72,7 @@ def all_reduce_add_rms_norm(
 
     part, residual: `[num_tokens, hidden_size]`, at most `buffers.max_rows` rows, contiguous.
     buffer: 0 to 2; not that of the all-reduce before.
-    pdl: as in `rms_norm`.
+    pdl: as in `add_rms_norm`.
     Returns `[num_tokens, hidden_size]`, contiguous. The specification is an all-reduce, then
     `add_rms_norm_torch`; sums are rounded once here and twice there.
     """

@@ -138,9 +138,8 @@ def wait_for_previous(PDL: tl.constexpr = 1):
     writes nothing, and reads only
 
     - what no kernel of a step writes: weights, tables of cosines;
-    - what describes the step: positions, slots, lengths, blocks. They were written before torch's
-      kernel for the embedding, which neither starts before those before it end, nor lets others do
-      so.
+    - what describes the step: positions, slots, lengths, blocks, parameters of sampling. They were
+      written before the kernel for the embedding, which does not start before those before it end.
 
     After this call all earlier kernels are done: the previous one is, and has waited itself. For
     that one program that waits is enough: others that have nothing to do may leave at once.

@@ -1,37 +1,45 @@
-"""RMSNorm, alone and together with the addition of the residual stream before it.
+"""RMSNorm, together with what stands before it: an addition to the residual stream, or its begin.
 
     hidden    [num_tokens, hidden_size]   |======== one program, one row ========|
-    residual  [num_tokens, hidden_size]   |======== added to, in place  =========|
+    residual  [num_tokens, hidden_size]   |==== added to, in place, or begun ====|
                                                  mean of squares -> scale
     output    [num_tokens, hidden_size]   |========= scaled, x weight  ==========|
 
 A row fits in the registers of one program: it is read once, though the mean must be known before
 the first element can be scaled. Fused with the addition it saves a launch and one read of
-`[num_tokens, hidden_size]`, twice a layer. Rounding follows Hugging Face: the sum is rounded to the
-model's type before the norm sees it, and the scaled row again before the weight.
+`[num_tokens, hidden_size]`, twice a layer; fused with the embedding it saves them once a step.
+Rounding follows Hugging Face: the sum is rounded to the model's type before the norm sees it, and
+the scaled row again before the weight.
 Paper: Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from .backend import launch_options, next_power_of_2, runs_triton, tl, triton, wait_for_previous
 
 
-def rms_norm(
-    hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, pdl: int = 0
+def embed_rms_norm(
+    input_ids: torch.Tensor,
+    embedding: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    pdl: int = 0,
 ) -> torch.Tensor:
-    """`hidden / sqrt(mean(hidden ** 2) + epsilon) * weight`, over the last dimension.
+    """`residual = embedding[input_ids]`, then `row / sqrt(mean(row ** 2) + epsilon) * weight`.
 
-    hidden: `[num_tokens, hidden_size]`, rows contiguous; weight: `[hidden_size]`.
-    pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
+    input_ids: int32 `[num_tokens]`; embedding: `[vocab_size, hidden_size]`; weight:
+    `[hidden_size]`; residual: `[num_tokens, hidden_size]`, rows contiguous, is written.
+    pdl: let the next kernel start before this one ends, which itself never starts early.
     Returns `[num_tokens, hidden_size]`, contiguous.
     """
-    if not runs_triton(hidden):
-        return rms_norm_torch(hidden, weight, epsilon)
-    output = torch.empty_like(hidden, memory_format=torch.contiguous_format)
-    _launch(hidden, hidden, weight, output, epsilon, has_residual=False, pdl=pdl)
+    if not runs_triton(embedding):
+        return embed_rms_norm_torch(input_ids, embedding, residual, weight, epsilon)
+    output = torch.empty_like(residual, memory_format=torch.contiguous_format)
+    _launch(embedding, residual, weight, output, epsilon, input_ids, pdl)
     return output
 
 
@@ -45,13 +53,13 @@ def add_rms_norm(
     """`residual += hidden`, then the norm of the sum.
 
     hidden, residual: `[num_tokens, hidden_size]`, rows contiguous; residual is changed in place.
-    pdl: as in `rms_norm`.
+    pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
     Returns `[num_tokens, hidden_size]`, contiguous.
     """
     if not runs_triton(hidden):
         return add_rms_norm_torch(hidden, residual, weight, epsilon)
     output = torch.empty_like(hidden, memory_format=torch.contiguous_format)
-    _launch(hidden, residual, weight, output, epsilon, has_residual=True, pdl=pdl)
+    _launch(hidden, residual, weight, output, epsilon, None, pdl)
     return output
 
 
@@ -61,32 +69,33 @@ def _launch(
     weight: torch.Tensor,
     output: torch.Tensor,
     epsilon: float,
-    has_residual: bool,
+    input_ids: torch.Tensor | None,
     pdl: int,
 ) -> None:
-    num_tokens, hidden_size = hidden.shape
+    num_tokens, hidden_size = output.shape
     if num_tokens == 0:
         return
     row = next_power_of_2(hidden_size)
+    is_first = input_ids is not None  # of a step: see `wait_for_previous`
     _rms_norm_kernel[(num_tokens,)](
-        hidden, residual, weight, output,
+        input_ids, hidden, residual, weight, output,
         hidden.stride(0), residual.stride(0), epsilon,
         HIDDEN_SIZE=hidden_size,
         ROW=row,
-        HAS_RESIDUAL=has_residual,
+        IS_FIRST=is_first,
         PDL=pdl,
         num_warps=min(16, max(1, row // 512)),
-        **launch_options(pdl),
+        **launch_options(0 if is_first else pdl),
     )  # fmt: skip
 
 
 @triton.jit
 def _rms_norm_kernel(
-    hidden, residual, weight, output,
+    input_ids, hidden, residual, weight, output,
     hidden_stride, residual_stride, epsilon,
     HIDDEN_SIZE: tl.constexpr,
     ROW: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
+    IS_FIRST: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -94,25 +103,37 @@ def _rms_norm_kernel(
     mask = columns < HIDDEN_SIZE
     weights = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
     wait_for_previous(PDL)
-    row = tl.load(hidden + token * hidden_stride + columns, mask=mask, other=0.0)
-    if HAS_RESIDUAL:
-        pointers = residual + token * residual_stride + columns
+    source = tl.load(input_ids + token).to(tl.int64) if IS_FIRST else token
+    row = tl.load(hidden + source * hidden_stride + columns, mask=mask, other=0.0)
+    pointers = residual + token * residual_stride + columns
+    if not IS_FIRST:
         total = row.to(tl.float32) + tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
         row = total.to(row.dtype)
-        tl.store(pointers, row, mask=mask)
+    tl.store(pointers, row, mask=mask)
     values = row.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, 0) / HIDDEN_SIZE + epsilon)
     scaled = (values * scale).to(row.dtype).to(tl.float32)
     tl.store(output + token * HIDDEN_SIZE + columns, (scaled * weights).to(row.dtype), mask=mask)
 
 
-def rms_norm_torch(
-    hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, pdl: int = 0
-) -> torch.Tensor:
-    """The specification of `rms_norm`."""
+def rms_norm_torch(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """The norm that the others are specified by."""
     values = hidden.float()
     values = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + epsilon)
     return weight * values.to(hidden.dtype)
+
+
+def embed_rms_norm_torch(
+    input_ids: torch.Tensor,
+    embedding: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    pdl: int = 0,
+) -> torch.Tensor:
+    """The specification of `embed_rms_norm`."""
+    residual.copy_(F.embedding(input_ids, embedding))
+    return rms_norm_torch(residual, weight, epsilon)
 
 
 def add_rms_norm_torch(

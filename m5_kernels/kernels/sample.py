@@ -1,17 +1,15 @@
 """Sampling by the Gumbel-max trick: token = argmax(logits / temperature + noise) over kept ids.
 
     logits [num_rows, vocab]   |== chunk ==|== chunk ==|== chunk ==| ...   one program each
-                                     |           |           |
-    rough best score                 *           *           *            then one program per row:
-                                                 |                        the winning chunk again,
+                                  |  |  |     |  |  |     |  |  |
+    rough best score of a part    *  *  *     *  *  *     *  *  *         then one program per row:
+                                                 |                        the winning part again,
                                             token, exactly                and exactly
 
 The noise of an id is a function of (seed, output position, id) alone - Philox4x32-10, the very
 bits of `engine.philox` - so that no state is kept and every chunk can make its own. A row without
 filters is read once; softmax, cumulative sums and sorting, each a trip over `[num_rows, vocab]`, do
-not happen. For rows with top-k, top-p or min-p a program first finds the smallest logit
-that is kept, by fixing the bits of that number one by one from the top: 16 counting passes for
-bf16 logits, 32 for fp32, all from the L2 cache, and no sort.
+not happen. For rows with top-k, top-p or min-p `find_cutoffs` says first which logits are kept.
 
 Noise is made in fp32 first. Those few ids that could be the best, given the rounding of that, are
 then scored again in fp64 as the specification says: equal tokens on a GPU and a CPU, for the
@@ -22,14 +20,25 @@ from __future__ import annotations
 
 import torch
 
-from .backend import ceil_div, fast_log2, next_power_of_2, runs_triton, tl, triton
+from .backend import (
+    ceil_div,
+    fast_log2,
+    launch_options,
+    next_power_of_2,
+    runs_triton,
+    tl,
+    triton,
+    wait_for_previous,
+)
+from .cutoff import MIN_TEMPERATURE, find_cutoffs
 
 CHUNK = 4096  # vocabulary ids a program scores
-MIN_TEMPERATURE = 1e-5  # as in engine.sampling: any smaller, and the quotient may overflow
+PART = 1024  # of those, for which it leaves a score: so many are scored again
 
 
 def sample(
     logits: torch.Tensor,
+    rows: torch.Tensor,
     temperature: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
@@ -37,103 +46,116 @@ def sample(
     seeds: torch.Tensor,
     positions: torch.Tensor,
     has_filters: bool = True,
+    pdl: int = 0,
 ) -> torch.Tensor:
-    """Choose a token for each row.
+    """Choose a token for each place of a step.
 
-    logits: `[num_rows, vocab_size]`, rows contiguous, any float type, not changed.
+    logits: `[num_places, vocab_size]`, rows contiguous, any float type, not changed.
+    rows: int32 `[num_places]`, where each finds its parameters; -1 for none: it gets any token.
     temperature: fp32 `[num_rows]`, 0 takes the largest logit; top_k: int32, 0 or -1 keeps all;
     top_p: fp32, 1 keeps all; min_p: fp32, 0 keeps all. Ties with the k-th logit are all kept; of
     ids tied at the edge of top-p the lower ones are.
-    seeds: int64 `[num_rows]`, the bits of uint64 seeds; positions: int32 or int64 `[num_rows]`,
-    index of the output token.
+    seeds: int64 `[num_rows]`, the bits of uint64 seeds.
+    positions: int32 or int64 `[num_places]`, index of the output token.
     has_filters: False promises that no row filters, and saves a launch.
-    Returns int32 `[num_rows]`: of equal scores the lowest id; -1 where a row holds a NaN or an
+    pdl: start before the previous kernels end, which may write the logits, but no parameters.
+    Returns int32 `[num_places]`: of equal scores the lowest id; -1 where logits hold a NaN or an
     infinity, or nothing but -inf.
     """
     if not runs_triton(logits):
-        return sample_torch(logits, temperature, top_k, top_p, min_p, seeds, positions, has_filters)
-    num_rows, vocab_size = logits.shape
+        return sample_torch(
+            logits, rows, temperature, top_k, top_p, min_p, seeds, positions, has_filters
+        )
+    num_places, vocab_size = logits.shape
     num_chunks = ceil_div(vocab_size, CHUNK)
-    tokens = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
-    if num_rows == 0:
+    num_parts = num_chunks * (CHUNK // PART)
+    tokens = torch.empty(num_places, dtype=torch.int32, device=logits.device)
+    if num_places == 0:
         return tokens
-    scores = torch.empty(num_rows, num_chunks, device=logits.device)
-    cutoffs = torch.empty(num_rows, device=logits.device)
-    last_ties = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
+    scores = torch.empty(num_places, num_parts, device=logits.device)
+    cutoffs, last_ties = None, None
     if has_filters:
-        _find_cutoff_kernel[(num_rows,)](
-            logits, temperature, top_k, top_p, min_p, cutoffs, last_ties,
-            vocab_size, logits.stride(0),
-            # bf16 numbers, seen as fp32, differ in their upper 16 bits only; fp16 ones in 19.
-            LOW_BIT={torch.bfloat16: 16, torch.float16: 13}.get(logits.dtype, 0),
-            BLOCK=min(16384, next_power_of_2(vocab_size)),
-            MIN_TEMPERATURE=MIN_TEMPERATURE,
-            num_warps=32 if vocab_size > 4096 else 4,
-        )  # fmt: skip
-    arguments = (logits, temperature, seeds, positions, cutoffs, last_ties)
+        cutoffs, last_ties = find_cutoffs(logits, rows, temperature, top_k, top_p, min_p)
+    arguments = (logits, rows, temperature, seeds, positions, cutoffs, last_ties, scores)
     constants = {
-        "CHUNK": CHUNK,
+        "PART": PART,
         "HAS_FILTERS": has_filters,
         "MIN_TEMPERATURE": MIN_TEMPERATURE,
+        "PDL": pdl,
         "num_warps": 4,
+        **launch_options(pdl),
     }
-    _score_chunk_kernel[(num_rows, num_chunks)](
-        *arguments, scores, vocab_size, logits.stride(0), **constants
+    _score_chunk_kernel[(num_places, num_chunks)](
+        *arguments, vocab_size, logits.stride(0), CHUNK=CHUNK, **constants
     )
-    _pick_best_kernel[(num_rows,)](
-        *arguments, scores, tokens, vocab_size, logits.stride(0), num_chunks,
-        CHUNKS_PAD=next_power_of_2(num_chunks), **constants,
+    _pick_best_kernel[(num_places,)](
+        *arguments, tokens, vocab_size, logits.stride(0), num_parts,
+        PARTS_PAD=next_power_of_2(num_parts), **constants,
     )  # fmt: skip
     return tokens
 
 
 @triton.jit
 def _score_chunk_kernel(
-    logits, temperature, seeds, positions, cutoffs, last_ties, scores,
+    logits, rows, temperature, seeds, positions, cutoffs, last_ties, scores,
     vocab_size, logits_stride,
     CHUNK: tl.constexpr,
+    PART: tl.constexpr,
     HAS_FILTERS: tl.constexpr,
     MIN_TEMPERATURE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0)
+    place = tl.program_id(0)
     chunk = tl.program_id(1)
+    row = tl.maximum(tl.load(rows + place), 0)
+    heat = tl.load(temperature + row)
+    noise = _rough_noise(heat, tl.load(seeds + row), tl.load(positions + place), chunk, CHUNK)
+    wait_for_previous(PDL)  # noise needs no logits
     raw, rough, _ = _rough_scores(
-        logits, temperature, seeds, positions, cutoffs, last_ties, row, chunk,
+        logits, heat, noise, cutoffs, last_ties, place, chunk,
         vocab_size, logits_stride, CHUNK, HAS_FILTERS, MIN_TEMPERATURE,
     )  # fmt: skip
     # Infinity marks a row that is broken; a score that is kept is always finite.
     is_broken = tl.sum(((raw != raw) | (raw == float("inf"))).to(tl.int32)) > 0
-    best = tl.where(is_broken, float("inf"), tl.max(rough))
-    tl.store(scores + row * tl.num_programs(1) + chunk, best)
+    PARTS: tl.constexpr = CHUNK // PART
+    best = tl.max(tl.reshape(tl.max(rough, 1), [PARTS, PART // 4]), 1)
+    best = tl.where(is_broken, float("inf"), best)
+    tl.store(scores + (place * tl.num_programs(1) + chunk) * PARTS + tl.arange(0, PARTS), best)
 
 
 @triton.jit
 def _pick_best_kernel(
-    logits, temperature, seeds, positions, cutoffs, last_ties, scores, tokens,
-    vocab_size, logits_stride, num_chunks,
-    CHUNKS_PAD: tl.constexpr,
-    CHUNK: tl.constexpr,
+    logits, rows, temperature, seeds, positions, cutoffs, last_ties, scores, tokens,
+    vocab_size, logits_stride, num_parts,
+    PARTS_PAD: tl.constexpr,
+    PART: tl.constexpr,
     HAS_FILTERS: tl.constexpr,
     MIN_TEMPERATURE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0)
-    chunks = tl.arange(0, CHUNKS_PAD)
-    chunk_scores = tl.load(
-        scores + row * num_chunks + chunks, mask=chunks < num_chunks, other=-float("inf")
-    )
-    rough_best = tl.max(chunk_scores)
+    place = tl.program_id(0)
+    row = tl.maximum(tl.load(rows + place), 0)
     heat = tl.load(temperature + row)
+    seed = tl.load(seeds + row)
+    position = tl.load(positions + place)
+    parts = tl.arange(0, PARTS_PAD)
+    wait_for_previous(PDL)
+    part_scores = tl.load(
+        scores + place * num_parts + parts, mask=parts < num_parts, other=-float("inf")
+    )
+    rough_best = tl.max(part_scores)
     slack = tl.where(heat > 0, 1e-4 + 1e-6 * tl.abs(rough_best), 0.0)
     best_score = -float("inf")
     best_id = -1
     if tl.abs(rough_best) < float("inf"):
-        is_chunk = chunk_scores >= rough_best - slack
-        chunk = -1
-        for _ in range(tl.sum(is_chunk.to(tl.int32))):
-            chunk = tl.min(tl.where(is_chunk & (chunks > chunk), chunks, CHUNKS_PAD))
+        is_part = part_scores >= rough_best - slack
+        part = -1
+        for _ in range(tl.sum(is_part.to(tl.int32))):
+            part = tl.min(tl.where(is_part & (parts > part), parts, PARTS_PAD))
             _, rough, columns = _rough_scores(
-                logits, temperature, seeds, positions, cutoffs, last_ties, row, chunk,
-                vocab_size, logits_stride, CHUNK, HAS_FILTERS, MIN_TEMPERATURE,
+                logits, heat, _rough_noise(heat, seed, position, part, PART),
+                cutoffs, last_ties, place, part,
+                vocab_size, logits_stride, PART, HAS_FILTERS, MIN_TEMPERATURE,
             )  # fmt: skip
             is_candidate = rough >= rough_best - slack
             # All candidates of a greedy row are equal, and the first of them is the token.
@@ -144,45 +166,55 @@ def _pick_best_kernel(
                 token_id = tl.min(
                     tl.where(is_candidate & (columns > token_id), columns, vocab_size)
                 )
-                score = tl.load(logits + row.to(tl.int64) * logits_stride + token_id)
+                score = tl.load(logits + place.to(tl.int64) * logits_stride + token_id)
                 score = score.to(tl.float32)
                 if heat > 0:
-                    noise = _gumbel(tl.load(seeds + row), tl.load(positions + row), token_id)
+                    noise = _gumbel(seed, position, token_id)
                     score = tl.div_rn(score, tl.maximum(heat, MIN_TEMPERATURE)) + noise
                 best_id = tl.where(score > best_score, token_id, best_id)
                 best_score = tl.maximum(score, best_score)
-    tl.store(tokens + row, best_id)
+    tl.store(tokens + place, best_id)
 
 
 @triton.jit
 def _rough_scores(
-    logits, temperature, seeds, positions, cutoffs, last_ties, row, chunk,
+    logits, heat, noise, cutoffs, last_ties, place, chunk,
     vocab_size, logits_stride,
     CHUNK: tl.constexpr,
     HAS_FILTERS: tl.constexpr,
     MIN_TEMPERATURE: tl.constexpr,
 ):  # fmt: skip
     """Logits, scores to about 1e-5 (-inf where not kept) and ids of a chunk: `[CHUNK / 4, 4]`."""
-    # One counter of the generator serves four ids, which are a row of the tile.
-    counters = chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)
-    columns = counters[:, None] * 4 + tl.arange(0, 4)[None, :]
-    pointers = logits + row.to(tl.int64) * logits_stride + columns
+    columns = chunk * CHUNK + _tile(CHUNK)
+    pointers = logits + place.to(tl.int64) * logits_stride + columns
     raw = tl.load(pointers, mask=columns < vocab_size, other=-float("inf")).to(tl.float32)
-    rough = raw
-    heat = tl.load(temperature + row)
+    rough = raw * tl.where(heat > 0, 1.0 / tl.maximum(heat, MIN_TEMPERATURE), 1.0) + noise
+    if HAS_FILTERS:
+        cutoff = tl.load(cutoffs + place)
+        is_tie = (raw == cutoff) & (columns <= tl.load(last_ties + place))
+        rough = tl.where((raw > cutoff) | is_tie, rough, -float("inf"))
+    return raw, rough, columns
+
+
+@triton.jit
+def _tile(CHUNK: tl.constexpr):
+    """The ids of a chunk, `[CHUNK / 4, 4]`: one counter of the generator serves a row of four."""
+    return tl.arange(0, CHUNK // 4)[:, None] * 4 + tl.arange(0, 4)[None, :]
+
+
+@triton.jit
+def _rough_noise(heat, seed, position, chunk, CHUNK: tl.constexpr):
+    """The noise of a chunk's ids to about 1e-5, `[CHUNK / 4, 4]`; zeros for a greedy row."""
+    noise = tl.zeros([CHUNK // 4, 4], dtype=tl.float32)
     if heat > 0:
-        position = tl.load(positions + row).to(tl.int32)
+        counters = chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)
         zeros = tl.zeros_like(counters)
         bits_0, bits_1, bits_2, bits_3 = tl.philox(
-            tl.load(seeds + row), counters, zeros + position, zeros, zeros
+            seed, counters, zeros + position.to(tl.int32), zeros, zeros
         )
-        bits = tl.reshape(tl.join(tl.join(bits_0, bits_2), tl.join(bits_1, bits_3)), columns.shape)
-        rough = raw * (1.0 / tl.maximum(heat, MIN_TEMPERATURE)) + _rough_gumbel(bits)
-        if HAS_FILTERS:
-            cutoff = tl.load(cutoffs + row)
-            is_tie = (raw == cutoff) & (columns <= tl.load(last_ties + row))
-            rough = tl.where((raw > cutoff) | is_tie, rough, -float("inf"))
-    return raw, rough, columns
+        bits = tl.join(tl.join(bits_0, bits_2), tl.join(bits_1, bits_3))
+        noise = _rough_gumbel(tl.reshape(bits, noise.shape))
+    return noise
 
 
 @triton.jit
@@ -209,129 +241,9 @@ def _gumbel(seed, position, token_id):
     return (-tl.log(-tl.log(uniform))).to(tl.float32)
 
 
-@triton.jit
-def _find_cutoff_kernel(
-    logits, temperature, top_k, top_p, min_p, cutoffs, last_ties,
-    vocab_size, logits_stride,
-    LOW_BIT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    MIN_TEMPERATURE: tl.constexpr,
-):  # fmt: skip
-    """The smallest kept logit of a row, and the last id kept of those that equal it."""
-    row = tl.program_id(0)
-    row_logits = logits + row.to(tl.int64) * logits_stride
-    heat = tl.load(temperature + row)
-    k = tl.load(top_k + row)
-    p = tl.load(top_p + row)
-    floor = tl.load(min_p + row)
-    has_k = (k >= 1) & (k < vocab_size)
-    cutoff = -float("inf")
-    last_tie = vocab_size
-    if (heat > 0) & (has_k | (p < 1) | (floor > 0)):
-        to_log2 = 1.4426950408889634 / tl.maximum(heat, MIN_TEMPERATURE)
-        largest = tl.full([BLOCK], -float("inf"), dtype=tl.float32)
-        for start in range(0, vocab_size, BLOCK):
-            largest = tl.maximum(largest, _load(row_logits, start, vocab_size, BLOCK))
-        top = tl.max(largest)
-        if has_k:
-            cutoff = _smallest_kept(
-                row_logits, vocab_size, top, to_log2, cutoff, k.to(tl.float32), True, LOW_BIT, BLOCK
-            )
-        if p < 1:
-            k_cutoff = cutoff
-            total = _mass(row_logits, vocab_size, top, to_log2, k_cutoff, False, BLOCK)
-            goal = p * total
-            cutoff = _smallest_kept(
-                row_logits, vocab_size, top, to_log2, k_cutoff, goal, False, LOW_BIT, BLOCK
-            )
-            # Of the ids at the edge, as many as it takes to reach the goal.
-            above = _mass(row_logits, vocab_size, top, to_log2, cutoff, True, BLOCK)
-            each = tl.exp2((cutoff - top) * to_log2)
-            num_ties = tl.maximum(tl.ceil((goal - above) / each), 1.0)
-            last_tie = _id_of_tie(row_logits, vocab_size, cutoff, num_ties, BLOCK)
-        if floor > 0:
-            lowest = top + tl.log2(floor) / to_log2
-            last_tie = tl.where(lowest > cutoff, vocab_size, last_tie)
-            cutoff = tl.maximum(cutoff, lowest)
-    tl.store(cutoffs + row, cutoff)
-    tl.store(last_ties + row, last_tie)
-
-
-@triton.jit
-def _load(row_logits, start, vocab_size, BLOCK: tl.constexpr):
-    columns = start + tl.arange(0, BLOCK)
-    raw = tl.load(row_logits + columns, mask=columns < vocab_size, other=-float("inf"))
-    return raw.to(tl.float32) + 0.0  # -0.0 becomes 0.0, which equals it
-
-
-@triton.jit
-def _mass(row_logits, vocab_size, top, to_log2, cutoff, ABOVE: tl.constexpr, BLOCK: tl.constexpr):
-    """Sum of exp2((logit - top) * to_log2) of the logits at or above (or only above) cutoff."""
-    total = tl.zeros([BLOCK], dtype=tl.float32)
-    for start in range(0, vocab_size, BLOCK):
-        raw = _load(row_logits, start, vocab_size, BLOCK)
-        is_counted = raw > cutoff if ABOVE else raw >= cutoff
-        total += tl.where(is_counted, tl.exp2((raw - top) * to_log2), 0.0)
-    return tl.sum(total, 0)
-
-
-@triton.jit
-def _smallest_kept(
-    row_logits, vocab_size, top, to_log2, cutoff, goal,
-    IS_COUNT: tl.constexpr,
-    LOW_BIT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The largest t such that the logits from t to top, but not below cutoff, have mass `goal`.
-
-    Mass is exp2((logit - top) * to_log2), or 1 for each logit (IS_COUNT). The bits of t, in an
-    encoding that orders like the numbers, are fixed from the highest to LOW_BIT.
-    """
-    prefix = tl.zeros([], dtype=tl.uint32)
-    for step in range(32 - LOW_BIT):
-        trial = prefix | (tl.full([], 1, dtype=tl.uint32) << (31 - LOW_BIT - step))
-        # Decoding one number spares encoding all logits. A trial past infinity decodes to a NaN,
-        # which no logit reaches.
-        lowest = _decode(trial << LOW_BIT)
-        total = tl.zeros([BLOCK], dtype=tl.float32)
-        for start in range(0, vocab_size, BLOCK):
-            raw = _load(row_logits, start, vocab_size, BLOCK)
-            mass = 1.0 if IS_COUNT else tl.exp2((raw - top) * to_log2)
-            total += tl.where((raw >= lowest) & (raw >= cutoff), mass, 0.0)
-        prefix = tl.where(tl.sum(total, 0) >= goal, trial, prefix)
-    ordered = prefix << LOW_BIT
-    low_ones = tl.full([], (1 << LOW_BIT) - 1, dtype=tl.uint32)
-    # The bits below LOW_BIT are zeros in a number: ones where the encoding flips them.
-    smallest = _decode(tl.where(ordered >> 31 == 0, ordered | low_ones, ordered))
-    # A NaN: all finite logits together do not reach the goal, so all are kept.
-    return tl.where(smallest == smallest, smallest, -float("inf"))
-
-
-@triton.jit
-def _decode(ordered):
-    """The fp32 number of an encoding: sign bit set for positive ones, all bits flipped if not."""
-    sign = tl.full([], 1, dtype=tl.uint32) << 31
-    bits = tl.where(ordered >= sign, ordered ^ sign, ordered ^ (sign | (sign - 1)))
-    return bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _id_of_tie(row_logits, vocab_size, value, number, BLOCK: tl.constexpr):
-    """The id of the `number`-th logit that equals value, in the order of ids."""
-    last_tie = -1
-    num_seen = 0
-    for start in range(0, vocab_size, BLOCK):
-        is_tie = (_load(row_logits, start, vocab_size, BLOCK) == value).to(tl.int32)
-        ranks = num_seen + tl.cumsum(is_tie, 0)
-        is_kept = (is_tie == 1) & (ranks.to(tl.float32) <= number)
-        columns = start + tl.arange(0, BLOCK)
-        last_tie = tl.maximum(last_tie, tl.max(tl.where(is_kept, columns, -1)))
-        num_seen += tl.sum(is_tie, 0)
-    return last_tie
-
-
 def sample_torch(
     logits: torch.Tensor,
+    rows: torch.Tensor,
     temperature: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
@@ -345,13 +257,14 @@ def sample_torch(
     from milestone_llm.core.philox import gumbel_noise
     from milestone_llm.core.sampling import filter_logits
 
+    index = rows.clamp(min=0)
+    temperature, seeds = temperature[index], seeds[index]
     raw = logits.float()
     is_broken = ~(raw.amax(-1).isfinite() & ~raw.isnan().any(-1))
     scaled = raw / temperature.clamp(min=MIN_TEMPERATURE)[:, None]
     if has_filters:
-        scaled = filter_logits(
-            scaled, top_k.cpu().long(), top_p.cpu().double(), min_p.cpu().double()
-        )
+        k, p, floor = (parameter[index].cpu() for parameter in (top_k, top_p, min_p))
+        scaled = filter_logits(scaled, k.long(), p.double(), floor.double())
     is_random = temperature > 0
     tokens = raw.argmax(-1)
     if is_random.any():

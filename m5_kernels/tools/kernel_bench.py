@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from m5_kernels.kernels.rms_norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
+from m5_kernels.kernels.rms_norm import add_rms_norm, add_rms_norm_torch
 from m5_kernels.kernels.rope_kv_write import rope_kv_write, rope_kv_write_torch
 from m5_kernels.kernels.sample import sample, sample_torch
 from m5_kernels.kernels.silu_mul import silu_mul, silu_mul_torch
@@ -104,9 +104,7 @@ def elementwise_cases() -> Iterator[Case]:
             return [torch.randn(tokens, width, device="cuda").bfloat16() for _ in range(count)]
 
         size, num_bytes = f"{tokens}x{HIDDEN_SIZE}", tokens * HIDDEN_SIZE * 2
-        norms = [(x, weight, 1e-6) for x in rotating(HIDDEN_SIZE)]
-        yield Case(f"rms_norm {size}", rms_norm, rms_norm_torch, norms, num_bytes * 2)
-        add_norms = [(x, torch.randn_like(x), *rest) for x, *rest in norms]
+        add_norms = [(x, torch.randn_like(x), weight, 1e-6) for x in rotating(HIDDEN_SIZE)]
         yield Case(
             f"add_rms_norm {size}", add_rms_norm, add_rms_norm_torch, add_norms, num_bytes * 4
         )
@@ -140,6 +138,7 @@ def sample_cases() -> Iterator[Case]:
             ("top-k 50, top-p 0.95", 0.6, 50, 0.95, True),
         ):
             arguments = (
+                torch.arange(num_rows, dtype=torch.int32, device="cuda"),
                 torch.full((num_rows,), temperature, device="cuda"),
                 torch.full((num_rows,), k, dtype=torch.int32, device="cuda"),
                 torch.full((num_rows,), p, device="cuda"),

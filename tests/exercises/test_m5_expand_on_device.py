@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from m5_kernels.kernels.step_metadata import RowState, StepMetadata, expand_step_torch
+from m5_kernels.kernels.expand_step import expand_step_torch
+from m5_kernels.kernels.step_metadata import RowState, StepMetadata
 
 EXERCISE = ("m5_expand_on_device.py", "expand")
 NAMES = ("positions", "slot_mapping", "query_start_loc", "context_lens")

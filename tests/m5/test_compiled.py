@@ -15,8 +15,9 @@ from docs.questions.m5_metadata import HostRequest, make_on_host
 from m5_kernels import LLMEngine, SamplingParams
 from m5_kernels.decoder import decoder
 from m5_kernels.decoder.decoder import FusedDecoder
+from m5_kernels.kernels.expand_step import expand_step_torch
 from m5_kernels.kernels.rope_kv_write import rope_kv_write_torch
-from m5_kernels.kernels.step_metadata import RowState, StepMetadata, expand_step_torch
+from m5_kernels.kernels.step_metadata import RowState, StepMetadata
 from milestone_llm.models.tiny_models import build_tiny_model
 
 pytest_plugins = ["bench_helpers"]
@@ -50,12 +51,12 @@ def test_what_is_compiled_gives_the_same_tokens(
         engine = LLMEngine(model, max_num_seqs=3, max_model_len=64, max_num_batched_tokens=16)
         return [output.token_ids for output in engine.generate(prompts, params)]
 
-    before = decoder.rms_norm, FusedDecoder.forward
+    before = decoder.add_rms_norm, FusedDecoder.forward
     expected = tokens()
     with compiled(scope):
-        assert (decoder.rms_norm, FusedDecoder.forward) != before
+        assert (decoder.add_rms_norm, FusedDecoder.forward) != before
         assert tokens() == expected
-    assert (decoder.rms_norm, FusedDecoder.forward) == before
+    assert (decoder.add_rms_norm, FusedDecoder.forward) == before
     assert ("_between" in as_it_is) == (scope == "decoder")
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -15,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from m5_kernels import LLMEngine, SamplingParams
+from m5_kernels import runner as runner_file
+from m5_kernels import sampler as sampler_file
 from m5_kernels.decoder import decoder as decoder_file
 from m5_kernels.decoder.attention import AttentionMetadata
 from m5_kernels.decoder.config import DecoderConfig
@@ -205,6 +208,23 @@ def _delay_kernel(nanoseconds):
         now = tl.extra.cuda.globaltimer()
 
 
+@contextmanager
+def delays(*places: tuple[Any, str]) -> Iterator[None]:
+    """While it lasts, a slow kernel comes before these launchers'."""
+
+    def delayed(launcher: Any) -> Any:
+        def launch(*args: Any, **options: Any) -> Any:
+            _delay_kernel[(1,)](20_000, num_warps=1, **launch_options(EARLY))
+            return launcher(*args, **options)
+
+        return launch
+
+    with ExitStack() as stack:
+        for module, name in places:
+            stack.enter_context(patch.object(module, name, delayed(getattr(module, name))))
+        yield
+
+
 @pytest.mark.gpu
 @torch.inference_mode()
 def test_delays_between_kernels_that_start_early_change_no_bit() -> None:
@@ -216,17 +236,8 @@ def test_delays_between_kernels_that_start_early_change_no_bit() -> None:
     with patch.object(decoder_file, "supports_pdl", lambda device: False):
         late = logits_of_steps(model, ids, "cuda")
 
-    def delayed(launcher: Any) -> Any:
-        def launch(*args: Any, **options: Any) -> Any:
-            _delay_kernel[(1,)](20_000, num_warps=1, **launch_options(EARLY))
-            return launcher(*args, **options)
-
-        return launch
-
-    with ExitStack() as stack:
-        for name in ("linear", "rope_kv_write", "attend", "rms_norm", "add_rms_norm"):
-            launcher = getattr(decoder_file, name)
-            stack.enter_context(patch.object(decoder_file, name, delayed(launcher)))
+    names = ("linear", "rope_kv_write", "attend", "embed_rms_norm", "add_rms_norm")
+    with delays(*((decoder_file, name) for name in names)):
         early = logits_of_steps(model, ids, "cuda")
     assert all(torch.equal(a, b) for a, b in zip(early, late, strict=True))
 
@@ -246,6 +257,10 @@ def test_an_engine_whose_kernels_start_early_gives_the_same_tokens(num_at_once: 
     early = tokens()
     with patch.object(decoder_file, "supports_pdl", lambda device: False):
         assert tokens() == early
+    if supports_pdl(torch.device("cuda")):
+        around = (runner_file, "append_sampled"), (sampler_file, "sample")
+        with delays((decoder_file, "embed_rms_norm"), (decoder_file, "linear"), *around):
+            assert tokens() == early
 
 
 def test_folder_of_shards_gives_the_same_weights(tmp_path) -> None:

@@ -123,7 +123,7 @@ def test_sampled_tokens_are_spread_like_the_filtered_softmax() -> None:
     logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0]).expand(num_rows, -1)
     top_k, top_p, min_p = (torch.full((num_rows,), x) for x in (5, 0.95, 0.02))
     tokens = sample_torch(
-        logits, torch.full((num_rows,), 1.5), top_k, top_p, min_p,
+        logits, torch.arange(num_rows), torch.full((num_rows,), 1.5), top_k, top_p, min_p,
         seeds=torch.arange(num_rows), positions=torch.zeros(num_rows),
     )  # fmt: skip
     kept = filter_logits(

@@ -13,7 +13,7 @@ def test_launchers_run_their_twins_without_triton() -> None:
         sys.modules["triton"] = None  # an import of it raises ImportError from here on
         import torch
         from m5_kernels.decoder import decoder
-        from m5_kernels.kernels import backend, flash_decode, sample, step_metadata
+        from m5_kernels.kernels import backend, expand_step, flash_decode, sample
         from m5_kernels.tools.measure import PagedBatch
         assert not backend.HAS_TRITON
         batch = PagedBatch.random([5, 9], [1, 1], 2, 1, 16, 4, torch.float32, "cpu")

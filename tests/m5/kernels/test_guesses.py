@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from m4_prefix_chunked.ngram import NgramProposer
+from m5_kernels.kernels.expand_step import expand_step, expand_step_torch
 from m5_kernels.kernels.guesses import (
     MISSING,
     REJECTED,
@@ -17,7 +18,7 @@ from m5_kernels.kernels.guesses import (
     propose,
     propose_torch,
 )
-from m5_kernels.kernels.step_metadata import RowState, StepMetadata, expand_step, expand_step_torch
+from m5_kernels.kernels.step_metadata import RowState, StepMetadata
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 

@@ -1,11 +1,16 @@
-"""RMSNorm, add + RMSNorm and SiLU * mul against their twins."""
+"""Embedding or addition with RMSNorm, and SiLU * mul, against their twins."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from m5_kernels.kernels.rms_norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
+from m5_kernels.kernels.rms_norm import (
+    add_rms_norm,
+    add_rms_norm_torch,
+    embed_rms_norm,
+    embed_rms_norm_torch,
+)
 from m5_kernels.kernels.silu_mul import silu_mul, silu_mul_torch
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -22,10 +27,16 @@ def close(output: torch.Tensor, expected: torch.Tensor) -> None:
 
 @DTYPES
 @SHAPES
-def test_rms_norm(shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
-    hidden = torch.randn(shape, dtype=dtype, device=device)
+def test_embed_rms_norm_begins_the_residual(
+    shape: tuple[int, int], dtype: torch.dtype, device: str
+) -> None:
+    embedding = torch.randn(50, shape[1], dtype=dtype, device=device)
+    input_ids = torch.randint(50, (shape[0],), dtype=torch.int32, device=device)
     weight = torch.randn(shape[1], dtype=dtype, device=device)
-    close(rms_norm(hidden, weight, 1e-6), rms_norm_torch(hidden, weight, 1e-6))
+    residual, expected_residual = torch.full((2, *shape), torch.nan, dtype=dtype, device=device)
+    expected = embed_rms_norm_torch(input_ids, embedding, expected_residual, weight, 1e-6)
+    close(embed_rms_norm(input_ids, embedding, residual, weight, 1e-6), expected)
+    assert torch.equal(residual, expected_residual)
 
 
 @DTYPES
@@ -44,7 +55,9 @@ def test_add_rms_norm_updates_the_residual(
 def test_rows_may_be_apart(device: str) -> None:
     wide = torch.randn(4, 100, device=device)
     weight = torch.randn(30, device=device)
-    close(rms_norm(wide[:, 20:50], weight, 1e-6), rms_norm_torch(wide[:, 20:50], weight, 1e-6))
+    residual = torch.randn(4, 30, device=device)
+    expected = add_rms_norm_torch(wide[:, 20:50], residual.clone(), weight, 1e-6)
+    close(add_rms_norm(wide[:, 20:50], residual, weight, 1e-6), expected)
 
 
 @DTYPES
@@ -56,5 +69,5 @@ def test_silu_mul(shape: tuple[int, int], dtype: torch.dtype, device: str) -> No
 
 def test_no_tokens_at_all(device: str) -> None:
     empty = torch.empty(0, 8, device=device)
-    assert rms_norm(empty, torch.ones(8, device=device), 1e-6).shape == (0, 8)
+    assert add_rms_norm(empty, empty, torch.ones(8, device=device), 1e-6).shape == (0, 8)
     assert silu_mul(empty).shape == (0, 4)

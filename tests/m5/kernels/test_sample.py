@@ -21,20 +21,36 @@ def check(
     num_seeds: int = 2,
 ) -> list[int]:
     num_rows, device = len(logits), logits.device
+    places = torch.randperm(num_rows, device=device)  # the row of each place
+    logits = logits[places]
     arguments = (
         torch.tensor(temperature, dtype=torch.float32, device=device),
         torch.tensor(top_k or [0] * num_rows, dtype=torch.int32, device=device),
         torch.tensor(top_p or [1.0] * num_rows, dtype=torch.float32, device=device),
         torch.tensor(min_p or [0.0] * num_rows, dtype=torch.float32, device=device),
     )
-    positions = torch.arange(num_rows, dtype=torch.int32, device=device)
+    rows, positions = places.int(), places.int() + 5
     tokens = torch.empty(0)
     for _ in range(num_seeds):
         seeds = torch.randint(-(2**63), 2**63 - 1, (num_rows,), device=device)
-        tokens = sample(logits, *arguments, seeds, positions, has_filters)
-        expected = sample_torch(logits, *arguments, seeds, positions, has_filters)
+        tokens = sample(logits, rows, *arguments, seeds, positions, has_filters)
+        expected = sample_torch(logits, rows, *arguments, seeds, positions, has_filters)
         assert tokens.tolist() == expected.tolist()
-    return tokens.tolist()
+    return tokens[places.argsort()].tolist()
+
+
+@pytest.mark.parametrize("has_filters", [False, True])
+def test_a_place_without_a_row_reads_nothing_before_the_first_row(
+    has_filters: bool, device: str
+) -> None:
+    logits = random_logits(9, 70, device)
+    rows = torch.tensor([0] + [-1] * 8, dtype=torch.int32, device=device)
+    temperature = torch.tensor([100.0, 0.0], device=device)[1:]  # row 0 is greedy
+    zeros = torch.zeros(9, dtype=torch.int32, device=device)
+    tokens = sample(
+        logits, rows, temperature, zeros, zeros + 1.0, zeros * 1.0, zeros.long(), zeros, has_filters
+    )
+    assert tokens.tolist() == logits.argmax(-1).tolist()
 
 
 def random_logits(rows: int, vocab: int, device: str, dtype: torch.dtype = torch.float32):

@@ -8,14 +8,13 @@ from dataclasses import fields
 import pytest
 import torch
 
-from m5_kernels.kernels.step_metadata import (
-    RowState,
-    StepMetadata,
+from m5_kernels.kernels.expand_step import (
     append_sampled,
     append_sampled_torch,
     expand_step,
     expand_step_torch,
 )
+from m5_kernels.kernels.step_metadata import RowState, StepMetadata
 
 
 def random_state(device: str, num_rows: int, max_model_len: int, block_size: int) -> RowState:

@@ -1,0 +1,17 @@
+"""Tokens on their way to the host."""
+
+from __future__ import annotations
+
+import torch
+
+from m5_kernels.to_host import NUM_TURNS, HostTokens
+
+
+def test_tokens_of_a_step_stay_as_they_are_while_others_are_in_flight() -> None:
+    host_tokens = HostTokens(5, torch.device("cpu"))
+    of_graph = torch.empty(5, dtype=torch.int32)  # each replay writes there
+    taken = []
+    for step in range(NUM_TURNS):
+        of_graph.fill_(step)
+        taken.append(host_tokens.take(of_graph[:3]))
+    assert [tokens.tolist() for tokens in taken] == [[step] * 3 for step in range(NUM_TURNS)]
