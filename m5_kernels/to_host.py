@@ -49,8 +49,8 @@ def prompt_logprobs_of(
 class HostTokens:
     """Host memory for the tokens of steps in flight, which take turns.
 
-    It is not given back in between: a kernel may still write there, for a step that nobody waits
-    for any more.
+    It is given back when the last step is done, which nobody may have waited for: until then a
+    kernel writes there.
     """
 
     def __init__(self, num_places: int, device: torch.device) -> None:
@@ -60,6 +60,12 @@ class HostTokens:
                 for _ in range(NUM_TURNS)
             ]
         )
+        self.last: torch.cuda.Event | None = None
+        """The end of the last step that was written here."""
+
+    def __del__(self) -> None:
+        if self.last is not None:
+            self.last.synchronize()
 
     def take(self, tokens: torch.Tensor) -> torch.Tensor:
         """A copy of int32 tokens, under way if they are on a GPU; good for `NUM_TURNS` steps."""
@@ -87,6 +93,7 @@ def fetch(
     done = torch.cuda.Event() if tokens.is_cuda else None
     if done is not None:
         done.record()
+        host_tokens.last = done
 
     def read() -> dict[str, SampledToken]:
         if done is not None:
