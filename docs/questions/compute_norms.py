@@ -3,7 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from m5_kernels.kernels.rms_norm import add_rms_norm, rms_norm
+from m5_kernels.kernels.rms_norm import add_rms_norm
+from m5_kernels.kernels.rms_norm import rms_norm_torch as rms_norm
 
 x = torch.tensor([[1.0, 2.0, 3.0, 6.0]])
 print("x                 ", x[0].tolist(), " mean 3, mean square 12.5")
