@@ -24,12 +24,12 @@ def shapes_of_all_kernels(
     """
     if max_tokens > MAX_TOKENS:  # the one that takes longest to compile comes first
         yield StepShape(MAX_TOKENS + 1, 1, 1, 1), Needs()
-    for n in (1, 2, 3, 4, 8, 16, 17, 32, 64, 128, 256, max_num_seqs):
+    for n in (1, 2, 3, 4, 8, 16, 17, 32, 64, 128, 256, 512, 1024, max_num_seqs):
         if n <= max_num_seqs:
             yield StepShape(n, n, n, 0), Needs()
     for n in (1, 16, 17):
-        if n <= max_num_seqs and max(n, 64) <= max_tokens:
-            yield StepShape(max(n, 64), n, n, n), Needs()
+        if n <= min(max_num_seqs, max_tokens):
+            yield StepShape(min(max(n, 64), max_tokens), n, n, n), Needs()
     for n in (128, 192, 256):  # products of up to as many tokens differ in their tiles
         if n - 64 < max_tokens:
             yield StepShape(min(n, max_tokens), 1, 1, 1), Needs()
@@ -37,6 +37,6 @@ def shapes_of_all_kernels(
         for needs in (Needs(filters=True), Needs(penalties=True), Needs(True, True)):
             if n <= max_num_seqs:
                 yield StepShape(n, n, n, 0), needs
-    for n in (2, 17, 32, 64, 65, 129, 257):
-        if n <= max_guess_rows:
+    for n in (2, 17, 32, 64, 65, 129, 257, 513, max_guess_rows):
+        if 1 < n <= max_guess_rows:
             yield StepShape(n, n, n, 0, has_guesses=True), Needs()

@@ -2,8 +2,8 @@
 
 A step is the same work as another of its shape but for the numbers in memory, so on a GPU it is
 captured once per shape as a CUDA graph, from metadata to appended token, and replayed: one launch
-instead of some three hundred. Only a step with so many tokens that Python is fast enough, and one
-of which the host wants more than tokens, is launched kernel by kernel.
+instead of two hundred and more. Only a step with so many tokens that Python is fast enough, and
+one of which the host wants more than tokens, is launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -105,12 +105,11 @@ class FusedRunner:
         """
         if self.cache.device.type != "cuda":
             return
-        max_guess_rows = max(self.graphs.guess_rows, default=0) if self.graphs else 0
         part = self.device_step.of_layers(self.decoder.layers_of_each_kind)
+        most = max(self.graphs.guess_rows, default=0) if self.graphs else part.max_guess_rows
+        shapes = shapes_of_all_kernels(self.state.num_places, part.max_tokens, most)
         with torch.cuda.device_of(self.decoder.embedding), compiling():
-            for shape, needs in shapes_of_all_kernels(
-                self.state.num_rows, self.device_step.max_tokens, max_guess_rows
-            ):
+            for shape, needs in shapes:
                 with lack_of_memory_suppressed(is_alone=self.decoder.shard.size == 1):
                     part.compute(shape, needs)
             self._fetch([None], self.device_step.metadata.input_ids, [])

@@ -80,7 +80,8 @@ class StepGraphs:
         self.mixed_rows = [n for n in (16, 64, 128, 256, 512) if n < most] + [most]
         sizes = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, MAX_TOKENS)
         self.mixed_tokens = [n for n in sizes if n <= max_tokens]
-        self.guess_rows = [n for n in self.decode_rows if 1 < n <= max_guess_rows]
+        most_guesses = next(n for n in self.decode_rows if n >= max_guess_rows)
+        self.guess_rows = [n for n in self.decode_rows if 1 < n <= most_guesses]
         self.step_rows, self.max_tokens = step_rows, max_tokens
         self.compute, self.smallest = compute, smallest
         self._graphs: dict[

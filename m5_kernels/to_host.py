@@ -54,14 +54,14 @@ class HostTokens:
     """
 
     def __init__(self, num_places: int, device: torch.device) -> None:
+        self.last: torch.cuda.Event | None = None
+        """The end of the last step that was written here."""
         self._turns = cycle(
             [
                 torch.empty(num_places, dtype=torch.int32, pin_memory=device.type == "cuda")
                 for _ in range(NUM_TURNS)
             ]
         )
-        self.last: torch.cuda.Event | None = None
-        """The end of the last step that was written here."""
 
     def __del__(self) -> None:
         if self.last is not None:

@@ -2,18 +2,19 @@
 
 A step of few rows is nothing but reading weights, and there ours are faster than the library:
 
-    weight                     rows     kernel
-    small, of 16 bits          1..16    register_linear: all of it on its way at once (on Hopper)
-    small, in bf16             17..256  hopper_linear: on its way early (on Hopper)
+    weight                     tokens   kernel
     of 8 bits                  any      int8_linear
-    else, of 16 bits           1..16    dot_linear: tensor cores, by shared memory
-    else, rows up to 3,072     1..4     skinny_linear: multiplied as it comes, no tensor cores
-    else                       1        skinny_linear
-    any                        others   the library's
+    small, of 16 bits          1..16    register_linear: all on its way at once (from Hopper on)
+    small, in bf16             17..256  hopper_linear: on its way early (on Hopper)
+    rows of up to 3,072        1..4     skinny_linear: multiplied as it comes, no tensor cores
+    any                        1        skinny_linear
+    of 16 bits                 1..16    dot_linear: tensor cores, by shared memory
+    any                        any      the library's
 
-Each adds up all of its rows alike. So a token's products have the same bits alone and beside
-guesses, where the number of rows does not decide between two kernels. With rows of more than 3,072
-elements, a single token has `skinny_linear`, and others have `dot_linear`.
+The first line that fits; but many rows of up to 1,024 elements, of 16 bits, have `dot_linear` from
+one token on. Each kernel adds up all tokens alike. So a token's products have the same bits alone
+and beside guesses, where the number of tokens does not decide between two kernels: with rows of
+more than 3,072 elements, a single one has `skinny_linear`, and others have `dot_linear`.
 """
 
 from __future__ import annotations

@@ -166,8 +166,7 @@ def prefill_tile(head_dim_pad: int, dtype: torch.dtype, device: torch.device) ->
 def fit_decode(tile: DecodeTile, token_bytes: int, gpu: GPU) -> DecodeTile:
     """A tile that fits: fewer stages, then fewer tokens, then fewer programs side by side.
 
-    Args:
-        token_bytes: of one token's key and value in one KV head.
+    token_bytes: of one token's key and value in one KV head.
     """
 
     def shared_bytes(tile: DecodeTile) -> int:
@@ -251,7 +250,7 @@ def fit_dot(tile: DotTile, gpu: GPU) -> DotTile:
 
 
 def skinny_int8_tile() -> LinearTile:
-    """The same for a weight in eight bits: more columns share what is loaded of the rows."""
+    """`linear_tile` for a weight in eight bits: more columns share what is loaded of the rows."""
     return LinearTile(4, 1024, 2)
 
 
@@ -278,10 +277,8 @@ def hopper_tile(num_tokens: int, size: int, is_gated: bool) -> HopperTile:
     columns = next((each for each in most if num_programs(each) <= most[each]), widest)
     width = 2 * columns if is_gated else columns
     depth = 128 if width <= 64 else 64
-    num_stages = RING_BYTES // (2 * (64 + width) * depth)
-    if num_programs(columns) > NUM_SMS:  # two of them on a multiprocessor
-        num_stages //= 2
-    return HopperTile(columns, depth, num_stages)
+    programs_per_sm = 1 if num_programs(columns) <= NUM_SMS else 2
+    return HopperTile(columns, depth, RING_BYTES // programs_per_sm // (2 * (64 + width) * depth))
 
 
 def hopper_int8_tile(num_tokens: int, out_size: int, in_size: int) -> HopperInt8Tile:

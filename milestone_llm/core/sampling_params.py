@@ -35,7 +35,7 @@ class SamplingParams:
     seed: int | None = None
     """Makes the request's tokens the same in every run, batch and milestone."""
     max_tokens: int = 16
-    """Most tokens to generate."""
+    """Most tokens to generate; `max_model_len` may end a request before."""
     min_tokens: int = 0
     """No stop (EOS, stop token, stop string) before this many tokens."""
     stop: str | list[str] = field(default_factory=list)

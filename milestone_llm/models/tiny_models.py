@@ -7,6 +7,7 @@ met every case. They speak no language: there is no tokenizer, prompts are token
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from milestone_llm.core.errors import InputError
@@ -51,6 +52,9 @@ TINY_FAMILIES: dict[str, dict[str, Any]] = {
 _MODEL_TYPES = {"gemma3": "gemma3_text"}
 _INIT_STD = 0.25  # large enough that greedy outputs wander instead of repeating one token
 
+_SEEDING = threading.Lock()
+"""transformers draws weights from torch's default generator, which all threads share."""
+
 
 def build_tiny_model(family: str, seed: int = 0, **config_overrides: Any) -> PreTrainedModel:
     """Build a tiny model of a family with random float32 weights on the CPU.
@@ -76,7 +80,7 @@ def build_tiny_model(family: str, seed: int = 0, **config_overrides: Any) -> Pre
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(_MODEL_TYPES.get(family, family), **fields)
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with _SEEDING, torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # Not torch.manual_seed: that would seed the generators of all GPUs, too.
         torch.default_generator.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

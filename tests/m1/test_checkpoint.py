@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.nn.utils import parameters_to_vector
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from milestone_llm.models import gguf_cache
@@ -86,6 +88,15 @@ def test_tiny_model_is_deterministic_and_leaves_the_global_rng_alone(family):
     weights = [model.get_input_embeddings().weight for model in (first, again, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+
+
+def test_tiny_models_that_several_threads_build_have_the_same_weights():
+    state = torch.get_rng_state()
+    with ThreadPoolExecutor(4) as threads:
+        built = list(threads.map(build_tiny_model, ["llama"] * 16))
+    assert torch.equal(torch.get_rng_state(), state)
+    first = parameters_to_vector(built[0].parameters())
+    assert all(torch.equal(parameters_to_vector(m.parameters()), first) for m in built)
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)

@@ -63,31 +63,51 @@ def value_known(value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize("speculation", [None, "ngram"])
+@pytest.mark.parametrize(
+    ("max_num_seqs", "max_tokens", "max_guess_rows"),
+    [
+        (150, MAX_TOKENS + 200, 0),
+        (150, MAX_TOKENS + 200, 120),
+        (600, 600, 0),
+        (40, 50, 20),
+        (9, 99, 36),
+    ],
+)
 @torch.inference_mode()
-def test_no_step_launches_a_kernel_that_was_not_compiled(launched, speculation):
-    fields: dict[str, Any] = {"max_num_seqs": 150, "max_num_batched_tokens": MAX_TOKENS + 200}
-    engine = make_engine(m5_kernels, tiny_model(), speculation=speculation, **fields)
+def test_no_step_launches_a_kernel_that_was_not_compiled(
+    launched, max_num_seqs, max_tokens, max_guess_rows
+):
+    fields: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_tokens}
+    if max_guess_rows:
+        rows_that_guess = max_guess_rows // 4
+        fields |= {"speculation": "ngram", "speculation_max_num_seqs": rows_that_guess}
+    engine = make_engine(m5_kernels, tiny_model(), **fields)
     device_step, shape = engine.runner.device_step, engine.decoder.config
     device_step.workspace = DecodeWorkspace.allocate(
         device_step.state.num_places, shape.num_q_heads, shape.num_kv_heads, shape.head_dim,
-        torch.float32, torch.device("cpu"), has_guesses=bool(speculation),
+        torch.float32, torch.device("cpu"), has_guesses=max_guess_rows > 0,
     )  # fmt: skip
-    num_tokens = device_step.max_tokens
-    num_guess_rows = 120 if speculation else 0
-    for step, needs in shapes_of_all_kernels(150, num_tokens, num_guess_rows):
+    num_tokens, num_places = device_step.max_tokens, device_step.state.num_places
+    assert device_step.max_guess_rows == max_guess_rows
+    graphs = StepGraphs(
+        device_step.state.step_rows, num_tokens, device_step.compute, max_guess_rows
+    )
+    most_guesses = max(graphs.guess_rows, default=0)
+    for step, needs in shapes_of_all_kernels(num_places, num_tokens, most_guesses):
         device_step.compute(step, needs)
     compiled = set(launched)
-    graphs = StepGraphs(
-        device_step.state.step_rows, num_tokens, device_step.compute, num_guess_rows
-    )
-    larger = [StepShape(num_tokens, n, n - chunks, chunks) for n in (33, 150) for chunks in (1, 20)]
+    larger = [
+        StepShape(num_tokens, n, n - chunks, chunks)
+        for n in (33, max_num_seqs)
+        for chunks in (1, 20)
+        if chunks <= n <= max_num_seqs
+    ]
     exact = [StepShape(n, n, n, 0) for n in (3, 7)]  # with prompt_logprobs there is no bucket
     for step in [*graphs.buckets[::7], *graphs.buckets[-8:], *larger, *exact]:
         for needs in NEEDS if step.num_tokens <= 16 else NEEDS[:1]:
             device_step.compute(step, needs)
     assert launched == compiled
-    assert any(step.num_chunks == MAX_CHUNKS for step in graphs.buckets)
+    assert max_tokens < 64 or any(step.num_chunks == MAX_CHUNKS for step in graphs.buckets)
 
 
 def test_what_is_compiled_is_loaded_where_it_was_compiled(monkeypatch):

@@ -262,6 +262,7 @@ def test_steps_with_guesses_have_buckets_of_their_own():
     assert graphs.bucket_for(StepShape(7, 7, 7, 0, True)) == StepShape(8, 8, 8, 0, True)
     sizes = [bucket.num_rows for bucket in graphs.buckets if bucket.has_guesses]
     assert sizes == [64, 48, 32, 16, 8, 4, 2]
+    assert graphs_for(200, 8192, max_guess_rows=25).guess_rows == [2, 4, 8, 16, 32]
     assert not any(bucket.has_guesses for bucket in graphs_for(200, 8192).buckets)
 
 
