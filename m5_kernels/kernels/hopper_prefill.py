@@ -9,10 +9,10 @@ registers of its own:
     consumer 0  4 warps   QK0 | QK1 softmax0 PV0 | QK2 softmax1 PV1 | ...     query rows 0..63
     consumer 1  4 warps      QK0 | QK1 softmax0 PV0 | QK2 softmax1 PV1 | ...  query rows 64..127
 
-Within a consumer the product of the next tile, QK1, runs while softmax0 is computed. Between the
-two, one computes products while the other exponentiates. A ring of `STAGES` tiles of keys and
-values lies between producer and consumers; a barrier says of each when it is full, and one when
-both have read it.
+Within a consumer (`hopper_consumers`) the product of the next tile, QK1, runs while softmax0 is
+computed. Between the two, one computes products while the other exponentiates. A ring of `STAGES`
+tiles of keys and values lies between producer and consumers; a barrier says of each when it is
+full, and one when both have read it.
 
 Programs stay: each takes tile after tile from a list (`prefill_tiles`), one multiprocessor each, so
 that the producer loads the beginning of the next tile while consumers finish this one.
@@ -32,21 +32,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .backend import num_multiprocessors
+from .hopper_consumers import ROWS, STAGES, TILE, consume, num_walked, tile_of
 from .paged_prefill import LOG2_E
-from .prefill_tiles import QUERIES
 
-ROWS = gl.constexpr(QUERIES // 2)
-"""Query rows of a consumer: what one matrix instruction of four warps takes."""
-TILE = gl.constexpr(128)
-"""Keys and values of a tile."""
-STAGES = gl.constexpr(3)
-"""Tiles in flight."""
 COLUMNS = gl.constexpr(64)
 """128 bytes: the widest box that the copy engine swizzles against bank conflicts."""
 SWIZZLED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
@@ -137,9 +129,9 @@ def _hopper_prefill_kernel(
     empty = (q_empty.index(0), q_empty.index(1))
     gl.warp_specialize(
         [
-            (_consumer, (q.index(0), k, v, full[0], empty[0], barriers, work, store, 0, HEAD_DIM)),
+            (consume, (q.index(0), k, v, full[0], empty[0], barriers, work, store, 0, HEAD_DIM)),
             (
-                _consumer,
+                consume,
                 (q.index(1), k, v, full[1], empty[1], barriers, work, store, ROWS, HEAD_DIM),
             ),
             (
@@ -157,26 +149,6 @@ def _hopper_prefill_kernel(
 
 
 @gluon.jit
-def _tile_of(turn, work):
-    """What this program does in its turn: head, and the row of `prefill_tiles`."""
-    tiles, num_items, num_q_heads = work
-    # There and back again, so that no program has the longest of each turn.
-    last = gl.num_programs(0) - 1
-    place = gl.where(turn % 2 == 0, gl.program_id(0), last - gl.program_id(0))
-    item = turn * (last + 1) + place
-    is_item = item < num_items
-    tile = tiles + gl.minimum(item, num_items - 1) // num_q_heads * 4
-    num_rows = gl.where(is_item, gl.load(tile + 1), 0)
-    return item % num_q_heads, gl.load(tile), num_rows, gl.load(tile + 2), gl.load(tile + 3)
-
-
-@gluon.jit
-def _num_walked(position, num_rows):
-    """Tiles of keys that a tile of queries sees, up to the last token of either of them."""
-    return gl.cdiv(position + gl.minimum(2 * ROWS, num_rows), TILE)
-
-
-@gluon.jit
 def _producer(
     query_boxes, key_boxes, value_boxes, values, block_table, table_stride, num_slots,
     q_boxes, k_boxes, v_boxes, q_full, q_empty, barriers, work,
@@ -190,7 +162,7 @@ def _producer(
     k_full, k_empty, v_full, v_empty = barriers
     num_done, num_loaded = 0, 0
     for turn in range(gl.cdiv(work[1], gl.num_programs(0))):
-        head, first_row, num_rows, position, seq = _tile_of(turn, work)
+        head, first_row, num_rows, position, seq = tile_of(turn, work)
         if num_rows > 0:
             for consumer in gl.static_range(2):
                 mbarrier.wait(q_empty.index(consumer), (num_done & 1) ^ 1)
@@ -207,7 +179,7 @@ def _producer(
             table = block_table + seq * table_stride
             context_len = position + num_rows
             last_page = (context_len - 1) // BLOCK_SIZE
-            for tile in range(_num_walked(position, num_rows)):
+            for tile in range(num_walked(position, num_rows)):
                 stage, phase = num_loaded % STAGES, (num_loaded // STAGES) & 1
                 num_loaded += 1
                 full = k_full.index(stage)
@@ -256,94 +228,3 @@ def _producer(
                             v_boxes.index((stage * PARTS + part) * PAGES + i),
                             pred=is_whole,
                         )
-
-
-@gluon.jit
-def _consumer(q, k, v, q_full, q_empty, barriers, work, store, row, HEAD_DIM: gl.constexpr):
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
-    RESULT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
-    k_full, k_empty, _v_full, _v_empty = barriers
-    output, output_stride, output_head_stride, scale = store
-    num_done, num_read = 0, 0
-    for turn in range(gl.cdiv(work[1], gl.num_programs(0))):
-        head, first_row, num_rows, position, _seq = _tile_of(turn, work)
-        if num_rows > 0:
-            num_tiles = _num_walked(position, num_rows)
-            position += row
-            positions = position + gl.arange(0, ROWS, layout=gl.SliceLayout(1, SCORES))
-            result = gl.zeros([ROWS, HEAD_DIM], gl.float32, RESULT)
-            row_max = gl.full([ROWS], -1.0e30, gl.float32, gl.SliceLayout(1, SCORES))
-            row_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
-            stage = num_read % STAGES
-            mbarrier.wait(q_full, num_done & 1)
-            mbarrier.wait(k_full.index(stage), (num_read // STAGES) & 1)
-            scores = gl.zeros([ROWS, TILE], gl.float32, SCORES)
-            scores = warpgroup_mma(q, k.index(stage).permute((1, 0)), scores, use_acc=False)
-            mbarrier.arrive(k_empty.index(stage), count=1)
-            first_masked = gl.minimum((position + 1) // TILE, num_tiles - 1)
-            for tile in range(first_masked):
-                scores, result, row_max, row_sum = _attend(
-                    q, k, v, barriers, num_read + tile, tile, scores, result, row_max, row_sum,
-                    positions, scale, False, False, SCORES, RESULT,
-                )  # fmt: skip
-            for tile in range(first_masked, num_tiles - 1):
-                scores, result, row_max, row_sum = _attend(
-                    q, k, v, barriers, num_read + tile, tile, scores, result, row_max, row_sum,
-                    positions, scale, True, False, SCORES, RESULT,
-                )  # fmt: skip
-            mbarrier.arrive(q_empty, count=1)
-            num_read += num_tiles
-            num_done += 1
-            scores, result, row_max, row_sum = _attend(
-                q, k, v, barriers, num_read - 1, num_tiles - 1, scores, result, row_max, row_sum,
-                positions, scale, True, True, SCORES, RESULT,
-            )  # fmt: skip
-            result = result / gl.convert_layout(row_sum, gl.SliceLayout(1, RESULT))[:, None]
-            rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, RESULT))[:, None]
-            columns = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, RESULT))[None, :]
-            place = (first_row + rows).to(gl.int64) * output_stride + head * output_head_stride
-            gl.store(
-                output + place + columns,
-                result.to(output.dtype.element_ty),
-                mask=(rows < num_rows) & (columns < HEAD_DIM),
-            )
-
-
-@gluon.jit
-def _attend(
-    q, k, v, barriers, number, tile, scores, result, row_max, row_sum, positions, scale,
-    IS_MASKED: gl.constexpr,
-    IS_LAST: gl.constexpr,
-    SCORES: gl.constexpr,
-    RESULT: gl.constexpr,
-):  # fmt: skip
-    """Softmax of `scores`, of a tile of keys, and its product with the values; and what comes next.
-
-    number: of the tile since the program began, which says where in the ring it is.
-    Returns the scores of the next tile, and the three states of online softmax.
-    """
-    k_full, k_empty, v_full, v_empty = barriers
-    stage, next_stage = number % STAGES, (number + 1) % STAGES
-    if not IS_LAST:  # runs while softmax is computed
-        mbarrier.wait(k_full.index(next_stage), ((number + 1) // STAGES) & 1)
-        next_scores = warpgroup_mma(
-            q, k.index(next_stage).permute((1, 0)), gl.zeros_like(scores),
-            use_acc=False, is_async=True,
-        )  # fmt: skip
-    if IS_MASKED:
-        columns = tile * TILE + gl.arange(0, TILE, layout=gl.SliceLayout(0, SCORES))
-        scores = gl.where(columns[None, :] <= positions[:, None], scores, -float("inf"))
-    new_max = gl.maximum(row_max, gl.max(scores, 1))
-    rescale = gl.exp2((row_max - new_max) * scale)
-    weights = gl.exp2(scores * scale - (new_max * scale)[:, None])
-    row_sum = row_sum * rescale + gl.sum(weights, 1)
-    result = result * gl.convert_layout(rescale, gl.SliceLayout(1, RESULT))[:, None]
-    weights = gl.convert_layout(weights.to(v.dtype), gl.DotOperandLayout(0, RESULT, 2))
-    mbarrier.wait(v_full.index(stage), (number // STAGES) & 1)
-    result = warpgroup_mma(weights, v.index(stage), result, is_async=True)
-    if not IS_LAST:
-        scores = warpgroup_mma_wait(1, deps=[next_scores])
-        mbarrier.arrive(k_empty.index(next_stage), count=1)
-    result = warpgroup_mma_wait(0, deps=[result])
-    mbarrier.arrive(v_empty.index(stage), count=1)
-    return scores, result, new_max, row_sum
