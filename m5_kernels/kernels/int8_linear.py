@@ -23,7 +23,6 @@ from .backend import (
     HAS_TRITON,
     INTERPRETED,
     ceil_div,
-    fits_copy_engine,
     launch_options,
     runs_triton,
     tl,
@@ -31,7 +30,7 @@ from .backend import (
     wait_for_previous,
 )
 from .int8_weight import WORD_TO_FP32, Int8Weight, int8_linear_torch
-from .tiles import Int8Tile, LinearTile, hopper_int8_tile, int8_tile, skinny_int8_tile
+from .tiles import Int8Tile, LinearTile, int8_tile, skinny_int8_tile
 
 HAS_PTX = tl.constexpr(HAS_TRITON and not INTERPRETED and torch.version.hip is None)
 
@@ -59,12 +58,6 @@ def int8_linear(
     out_size = len(weight)
     if tile is None and num_tokens <= max_int8_tokens(in_size):
         tile = skinny_int8_tile()
-    elif tile is None and fits_copy_engine(hidden, out_size):
-        from .hopper_int8 import hopper_int8  # Gluon: NVIDIA's GPUs alone
-
-        return hopper_int8(
-            hidden, weight, bias, hopper_int8_tile(num_tokens, out_size, in_size), pdl
-        )
     tile = tile or int8_tile(num_tokens, hidden.element_size())
     output = hidden.new_empty(num_tokens, out_size)
     if isinstance(tile, LinearTile):

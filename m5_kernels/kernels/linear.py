@@ -3,6 +3,7 @@
 A step of few rows is nothing but reading weights, and there ours are faster than the library:
 
     weight                     tokens   kernel
+    of 8 bits                  5..      hopper_int8: made bf16 in registers, in bf16 (on Hopper)
     of 8 bits                  any      int8_linear
     small, of 16 bits          1..16    register_linear: all on its way at once (from Hopper on)
     small, in bf16             17..256  hopper_linear: on its way early (on Hopper)
@@ -24,7 +25,7 @@ import torch.nn.functional as F
 
 from .backend import fits_copy_engine, runs_triton, supports_pdl
 from .dot_linear import dot_is_faster, dot_linear
-from .int8_linear import int8_linear
+from .int8_linear import int8_linear, max_int8_tokens
 from .int8_weight import Int8Weight, int8_linear_torch
 from .register_linear import MAX_TOKENS, fits_registers, register_linear
 from .silu_mul import silu_mul, silu_mul_torch
@@ -52,11 +53,15 @@ def linear(
     has_kernels, most = runs_triton(hidden), max_tokens(in_size)
     is_half = hidden.element_size() == 2
     if isinstance(weight, Int8Weight):
+        if takes_hopper_int8(hidden, weight, is_gated):
+            from .hopper_int8 import hopper_int8  # Gluon: NVIDIA's GPUs alone
+
+            return hopper_int8(hidden, weight, bias, is_gated, pdl=bool(pdl))
         output = int8_linear(hidden, weight, bias, pdl=bool(pdl))
     elif takes_registers(num_tokens, weight):
         return register_linear(hidden, weight, bias, is_gated, pdl=pdl)
     elif takes_hopper(hidden, weight, is_gated):
-        from .hopper_linear import hopper_linear  # Gluon: NVIDIA's GPUs alone
+        from .hopper_linear import hopper_linear
 
         return hopper_linear(hidden, weight, bias, is_gated, pdl=pdl)
     elif has_kernels and is_half and dot_is_faster(num_tokens, len(weight), in_size, most):
@@ -89,6 +94,13 @@ def takes_hopper(
     out_size, in_size = weight.shape
     has_few_rows = MAX_TOKENS < len(hidden) <= MAX_HOPPER_TOKENS
     return has_few_rows and fits_copy_engine(hidden, in_size, out_size // (1 + is_gated))
+
+
+def takes_hopper_int8(hidden: torch.Tensor, weight: Int8Weight, is_gated: bool) -> bool:
+    """Whether the product goes to `hopper_int8`, and not to a kernel for fewer tokens."""
+    num_tokens, in_size = hidden.shape
+    has_rows = num_tokens > max_int8_tokens(in_size)
+    return has_rows and fits_copy_engine(hidden, len(weight) // (1 + is_gated))
 
 
 def linear_torch(

@@ -16,7 +16,7 @@ CONSTANT |= {"weight_boxes", "word_boxes"}
 OF_THE_STEP = {"positions", "slot_mapping", "context_lens", "offsets", "block_table"}
 OF_THE_STEP |= {"rows", "temperature", "seeds"}
 """Written by kernels that end before the first of those starts which start early."""
-NUMBERS = {"size", "out_size", "num_seqs", "window", "corner", "steps"}
+NUMBERS = {"size", "out_size", "num_seqs", "window", "corner", "tiles", "steps"}
 SHARED = {"ring"}
 """Memory of the program itself."""
 LEAVES = {"_flash_decode_kernel": "worker >= num_workers"}

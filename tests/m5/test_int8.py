@@ -17,7 +17,12 @@ from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.decoder.parallel import Shard
 from m5_kernels.kernels.int8_weight import NUM_ARRIVALS, Int8Weight
-from m5_kernels.kernels.tiles import hopper_int8_tile
+from m5_kernels.kernels.tiles import (
+    COPY_REGISTERS,
+    H200_INT8,
+    HopperInt8Tile,
+    hopper_int8_tile,
+)
 from milestone_llm.models.tiny_models import build_tiny_model
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
@@ -191,18 +196,29 @@ def test_other_values_are_refused_with_the_choices() -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [3, 17, 33, 65, 129, 256, 1024, 8192])
-@pytest.mark.parametrize("out_size", [1024, 4096, 24576, 151936])
+@pytest.mark.parametrize("size", [1024, 4096, 24576, 151936])
 @pytest.mark.parametrize("in_size", [64, 1024, 4096, 12288])
-def test_tiles_for_hopper_fit_and_give_multiprocessors_something_to_do(
-    num_tokens: int, out_size: int, in_size: int
+@pytest.mark.parametrize("is_gated", [False, True], ids=["", "gated"])
+def test_the_tile_for_hopper_gives_multiprocessors_something_to_do(
+    num_tokens: int, size: int, in_size: int, is_gated: bool
 ) -> None:
-    tile = hopper_int8_tile(num_tokens, out_size, in_size)
-    ring = tile.num_stages * (2 * tile.rows + tile.columns) * tile.depth
-    assert ring + 2 * tile.columns * tile.rows < 227 * 1024
-    num_tiles = -(-out_size // tile.columns) * -(-num_tokens // tile.rows)
-    num_programs = num_tiles * tile.num_parts
-    assert num_programs >= 96 or tile.rows <= 64
-    assert num_programs > 66 or tile.num_parts == 4 or in_size <= 2048 * tile.num_parts
-    assert tile.num_parts == 1 or 2 * num_tiles <= NUM_ARRIVALS
-    assert tile.num_parts == 1 or in_size >= tile.num_parts * tile.depth
+    tile = hopper_int8_tile(num_tokens, size, in_size, is_gated)
+    num_down, num_across = tile.grid(num_tokens, size, is_gated)
+    num_tiles = num_down * num_across
+    assert num_tiles * tile.num_parts >= 44 or in_size <= 1024
+    assert tile.num_parts == 1 or tile.side_by_side * num_tiles <= NUM_ARRIVALS
     assert tile.rows < 2 * num_tokens or tile.rows == 16
+
+
+@pytest.mark.parametrize("tile", H200_INT8, ids=str)
+def test_tiles_for_hopper_fit(tile: HopperInt8Tile) -> None:
+    """Shared memory and registers of as many programs as a multiprocessor shall have."""
+    outputs, warpgroups = 64 * tile.side_by_side, tile.side_by_side * tile.turns
+    ring = tile.num_stages * (2 * tile.rows + outputs) * tile.depth
+    sums = (2 + 4 * (tile.turns - 1)) * outputs * tile.wide
+    assert (ring + sums + 1500) * tile.programs_per_sm < 227 * 1024
+    assert tile.num_stages % tile.turns == 0
+    threads = 128 * (warpgroups + 1) * tile.programs_per_sm
+    whole, multiplying = tile.registers
+    assert threads * whole <= 65536
+    assert 128 * (warpgroups * multiplying + COPY_REGISTERS) * tile.programs_per_sm <= 65536

@@ -11,6 +11,7 @@ from m5_kernels.kernels.backend import HAS_TRITON, runs_triton
 from m5_kernels.kernels.int8_linear import int8_linear, max_int8_tokens
 from m5_kernels.kernels.int8_weight import Int8Weight, int8_linear_torch
 from m5_kernels.kernels.linear import linear
+from m5_kernels.kernels.silu_mul import silu_mul_torch
 from m5_kernels.kernels.tiles import H200_INT8, HopperInt8Tile, Int8Tile, LinearTile
 from m5_kernels.tools.measure import relative_error
 
@@ -74,17 +75,24 @@ def test_whatever_is_chosen_for_so_many_rows(num_tokens: int, out_size: int, in_
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tile", H200_INT8, ids=str)
-@pytest.mark.parametrize(("out_size", "in_size"), [(520, 576), (1000, 4096), (4096, 1088)])
-def test_tiles_and_parts_for_hopper(tile: HopperInt8Tile, out_size: int, in_size: int) -> None:
+@pytest.mark.parametrize("is_gated", [False, True], ids=["", "gated"])
+@pytest.mark.parametrize(("out_size", "in_size"), [(528, 576), (1008, 4096), (20000, 320)])
+def test_tiles_and_parts_for_hopper(
+    tile: HopperInt8Tile, out_size: int, in_size: int, is_gated: bool
+) -> None:
     """Whoever is last adds the same parts in the same order, and leaves all as it was."""
     weight, exact = random_weight(out_size, in_size, "cuda")
-    for num_tokens in (tile.rows - 3, tile.rows + 8):
+    for num_tokens in (tile.rows - 3, 2 * tile.rows + 8):
         hidden = torch.randn(num_tokens, in_size, dtype=torch.bfloat16, device="cuda")
         bias = torch.randn(out_size, dtype=torch.bfloat16, device="cuda")
         expected = hidden.double() @ exact.T + bias.double()
-        for num_parts in (1, 2, 4):
+        if is_gated:
+            expected = silu_mul_torch(expected)
+        for num_parts in (1, 2, 3) if out_size < 4096 else (1,):
             split = tile._replace(num_parts=num_parts)
-            found = [hopper_int8(hidden, weight, bias, split, pdl) for pdl in (False, True) * 8]
+            found = [
+                hopper_int8(hidden, weight, bias, is_gated, split, pdl) for pdl in (False, True) * 8
+            ]
             assert relative_error(found[0], expected) < MAX_ERROR[torch.bfloat16]
             assert all(torch.equal(each, found[0]) for each in found)
             assert not weight.arrivals.any()
