@@ -82,10 +82,16 @@ def rope_inputs() -> tuple[torch.Tensor, list[torch.Tensor], tuple[Any, ...]]:
 
 def test_padding_is_written_nowhere() -> None:
     qkv, caches, rest = rope_inputs()
-    expected = [cache.clone() for cache in caches]
-    query = rope_kv_write_torch(qkv.clone(), *expected, *rest)
-    torch.testing.assert_close(rope_kv_write_pure(qkv, *caches, *rest)[:3], query[:3])
-    torch.testing.assert_close(caches, expected)
+    before = [cache.flatten(0, 1).clone() for cache in caches]
+    copies = [cache.clone() for cache in caches]
+    queries = rope_kv_write_pure(qkv, *caches, *rest)
+    assert torch.equal(queries, rope_kv_write_torch(qkv.clone(), *copies, *rest))
+    value = qkv.unflatten(1, (8, 8))[:3, 6:]
+    for cache, old in zip(caches, before, strict=True):
+        found, kept = cache.flatten(0, 1), [slot for slot in range(12) if slot not in (5, 2, 11)]
+        assert torch.equal(found[kept], old[kept])
+        assert not torch.equal(found[[5, 2, 11]], old[[5, 2, 11]])
+    assert torch.equal(caches[1].flatten(0, 1)[[5, 2, 11]], value)
 
 
 def test_the_host_makes_the_metadata_that_the_device_expands() -> None:
