@@ -14,8 +14,8 @@ import torch
 
 from .backend import next_power_of_2, tl, triton
 
-MIN_TEMPERATURE = 1e-5
-"""As in the first milestone: with any smaller one, the quotient may overflow."""
+MIN_TEMPERATURE = tl.constexpr(1e-5)
+"""As in `milestone_llm.core.sampling`: with any smaller one, the quotient may overflow."""
 
 
 def find_cutoffs(
@@ -40,7 +40,6 @@ def find_cutoffs(
         # bf16 numbers, seen as fp32, differ in their upper 16 bits only; fp16 ones in 19.
         LOW_BIT={torch.bfloat16: 16, torch.float16: 13}.get(logits.dtype, 0),
         BLOCK=min(16384, next_power_of_2(vocab_size)),
-        MIN_TEMPERATURE=MIN_TEMPERATURE,
         num_warps=32 if vocab_size > 4096 else 4,
     )  # fmt: skip
     return cutoffs, last_ties
@@ -52,7 +51,6 @@ def _find_cutoff_kernel(
     vocab_size, logits_stride,
     LOW_BIT: tl.constexpr,
     BLOCK: tl.constexpr,
-    MIN_TEMPERATURE: tl.constexpr,
 ):  # fmt: skip
     """The smallest kept logit of a place, and the last id kept of those that equal it."""
     place = tl.program_id(0)

@@ -47,13 +47,7 @@ def hopper_linear(
     tile: HopperTile | None = None,
     pdl: int = 0,
 ) -> torch.Tensor:
-    """`hidden @ weight.T + bias` in bf16, accumulated in fp32.
-
-    hidden: `[num_tokens, in_size]`; weight: `[out_size, in_size]`, contiguous; bias: `[out_size]`
-    or None. Returns `[num_tokens, out_size]`. All of their rows begin at multiples of 16 bytes.
-    is_gated: the first half of the outputs is a gate: returns silu(gate) * up, half as many.
-    pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
-    """
+    """As `linear`, in bf16. All rows, of the output too, begin at multiples of 16 bytes."""
     num_tokens, in_size = hidden.shape
     size = len(weight) // 2 if is_gated else len(weight)
     tile = tile or hopper_tile(num_tokens, size, is_gated)
@@ -69,7 +63,6 @@ def hopper_linear(
         DEPTH=tile.depth,
         STAGES=tile.num_stages,
         OUTPUTS=layout,
-        HAS_BIAS=bias is not None,
         IS_GATED=is_gated,
         PDL=pdl,
         num_warps=4,
@@ -86,7 +79,6 @@ def _hopper_linear_kernel(
     DEPTH: gl.constexpr,
     STAGES: gl.constexpr,
     OUTPUTS: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
     IS_GATED: gl.constexpr,
     PDL: gl.constexpr,
     num_warps: gl.constexpr,
@@ -106,7 +98,7 @@ def _hopper_linear_kernel(
     corner = (gl.program_id(0) % num_down * ROWS, gl.program_id(0) // num_down * COLUMNS)
     store = (output_boxes, bias, result, size)
     gl.warp_specialize([
-        (_multiply, (ring, corner, num_steps, store, COLUMNS, STAGES, HAS_BIAS, PARTS)),
+        (_multiply, (ring, corner, num_steps, store, COLUMNS, STAGES, PARTS)),
         (_copy, (hidden_boxes, weight_boxes, size, ring, corner, num_steps, STAGES, PARTS, PDL)),
     ], worker_num_warps=[1], worker_num_regs=[40])  # fmt: skip
 
@@ -152,7 +144,6 @@ def _multiply(
     ring, corner, num_steps, store,
     COLUMNS: gl.constexpr,
     STAGES: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
     PARTS: gl.constexpr,
 ):  # fmt: skip
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
@@ -172,7 +163,7 @@ def _multiply(
     sums, up = warpgroup_mma_wait(0, deps=(sums, up))
     row, column = corner
     output_boxes, bias, result, size = store
-    if HAS_BIAS:
+    if bias is not None:
         columns = column + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, SUMS))
         columns = gl.minimum(columns, size - 1)
         sums += gl.load(bias + columns).to(gl.float32)[None, :]

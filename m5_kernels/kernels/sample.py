@@ -79,8 +79,6 @@ def sample(
     arguments = (logits, rows, temperature, seeds, positions, cutoffs, last_ties, scores)
     constants = {
         "PART": PART,
-        "HAS_FILTERS": has_filters,
-        "MIN_TEMPERATURE": MIN_TEMPERATURE,
         "PDL": pdl,
         "num_warps": 4,
         **launch_options(pdl),
@@ -101,8 +99,6 @@ def _score_chunk_kernel(
     vocab_size, logits_stride,
     CHUNK: tl.constexpr,
     PART: tl.constexpr,
-    HAS_FILTERS: tl.constexpr,
-    MIN_TEMPERATURE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0)
@@ -112,9 +108,8 @@ def _score_chunk_kernel(
     noise = _rough_noise(heat, tl.load(seeds + row), tl.load(positions + place), chunk, CHUNK)
     wait_for_previous(PDL)  # noise needs no logits
     raw, rough, _ = _rough_scores(
-        logits, heat, noise, cutoffs, last_ties, place, chunk,
-        vocab_size, logits_stride, CHUNK, HAS_FILTERS, MIN_TEMPERATURE,
-    )  # fmt: skip
+        logits, heat, noise, cutoffs, last_ties, place, chunk, vocab_size, logits_stride, CHUNK
+    )
     # Infinity marks a row that is broken; a score that is kept is always finite.
     is_broken = tl.sum(((raw != raw) | (raw == float("inf"))).to(tl.int32)) > 0
     PARTS: tl.constexpr = CHUNK // PART
@@ -129,8 +124,6 @@ def _pick_best_kernel(
     vocab_size, logits_stride, num_parts,
     PARTS_PAD: tl.constexpr,
     PART: tl.constexpr,
-    HAS_FILTERS: tl.constexpr,
-    MIN_TEMPERATURE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0)
@@ -154,8 +147,7 @@ def _pick_best_kernel(
             part = tl.min(tl.where(is_part & (parts > part), parts, PARTS_PAD))
             _, rough, columns = _rough_scores(
                 logits, heat, _rough_noise(heat, seed, position, part, PART),
-                cutoffs, last_ties, place, part,
-                vocab_size, logits_stride, PART, HAS_FILTERS, MIN_TEMPERATURE,
+                cutoffs, last_ties, place, part, vocab_size, logits_stride, PART,
             )  # fmt: skip
             is_candidate = rough >= rough_best - slack
             # All candidates of a greedy row are equal, and the first of them is the token.
@@ -181,15 +173,13 @@ def _rough_scores(
     logits, heat, noise, cutoffs, last_ties, place, chunk,
     vocab_size, logits_stride,
     CHUNK: tl.constexpr,
-    HAS_FILTERS: tl.constexpr,
-    MIN_TEMPERATURE: tl.constexpr,
 ):  # fmt: skip
     """Logits, scores to about 1e-5 (-inf where not kept) and ids of a chunk: `[CHUNK / 4, 4]`."""
     columns = chunk * CHUNK + _tile(CHUNK)
     pointers = logits + place.to(tl.int64) * logits_stride + columns
     raw = tl.load(pointers, mask=columns < vocab_size, other=-float("inf")).to(tl.float32)
     rough = raw * tl.where(heat > 0, 1.0 / tl.maximum(heat, MIN_TEMPERATURE), 1.0) + noise
-    if HAS_FILTERS:
+    if cutoffs is not None:
         cutoff = tl.load(cutoffs + place)
         is_tie = (raw == cutoff) & (columns <= tl.load(last_ties + place))
         rough = tl.where((raw > cutoff) | is_tie, rough, -float("inf"))
@@ -255,13 +245,14 @@ def sample_torch(
     """The specification of `sample`: the filters and the noise of the first milestone."""
     # Imported here: the package of the first milestone brings its engine and transformers along.
     from milestone_llm.core.philox import gumbel_noise
+    from milestone_llm.core.sampling import MIN_TEMPERATURE as LOWEST
     from milestone_llm.core.sampling import filter_logits
 
     index = rows.clamp(min=0)
     temperature, seeds = temperature[index], seeds[index]
     raw = logits.float()
     is_broken = ~(raw.amax(-1).isfinite() & ~raw.isnan().any(-1))
-    scaled = raw / temperature.clamp(min=MIN_TEMPERATURE)[:, None]
+    scaled = raw / temperature.clamp(min=LOWEST)[:, None]
     if has_filters:
         k, p, floor = (parameter[index].cpu() for parameter in (top_k, top_p, min_p))
         scaled = filter_logits(scaled, k.long(), p.double(), floor.double())
