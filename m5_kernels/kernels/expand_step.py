@@ -190,7 +190,7 @@ def expand_step_torch(
     for seq, (row, new) in enumerate(zip(rows, num_new_tokens.tolist(), strict=True)):
         output.query_start_loc[seq] = start
         offset = 0 if offsets is None else int(offsets[seq])
-        if offset and state.num_guesses is not None and offset > state.num_guesses[row]:
+        if offset and offset > state.num_guesses[row]:
             output.first_chunk.add_(1)  # no such guess
             start += new
         elif row >= 0:

@@ -84,7 +84,6 @@ def _propose_kernel(
 
 def propose_torch(state: RowState, row_ids: torch.Tensor, num_wanted: torch.Tensor) -> None:
     """The specification of `propose`."""
-    assert state.num_guesses is not None
     for row, wanted in zip(row_ids.tolist(), num_wanted.tolist(), strict=True):
         if row < 0 or wanted == 0:
             continue
@@ -164,7 +163,6 @@ def accept_torch(
     state: RowState, row_ids: torch.Tensor, offsets: torch.Tensor, sampled: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The specification of `accept`."""
-    assert state.num_guesses is not None
     last_rows, tokens = torch.full_like(row_ids, -1), sampled.clone()
     last = -1
     for place, (row, offset) in enumerate(zip(row_ids.tolist(), offsets.tolist(), strict=True)):

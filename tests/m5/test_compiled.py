@@ -15,9 +15,10 @@ from docs.questions.m5_metadata import HostRequest, make_on_host
 from m5_kernels import LLMEngine, SamplingParams
 from m5_kernels.decoder import decoder
 from m5_kernels.decoder.decoder import FusedDecoder
+from m5_kernels.device_state import DeviceState
 from m5_kernels.kernels.expand_step import expand_step_torch
 from m5_kernels.kernels.rope_kv_write import rope_kv_write_torch
-from m5_kernels.kernels.step_metadata import RowState, StepMetadata
+from m5_kernels.kernels.step_metadata import StepMetadata
 from milestone_llm.models.tiny_models import build_tiny_model
 
 pytest_plugins = ["bench_helpers"]
@@ -95,7 +96,7 @@ def test_padding_is_written_nowhere() -> None:
 
 
 def test_the_host_makes_the_metadata_that_the_device_expands() -> None:
-    state = RowState.allocate(2, 64, 4, "cpu")
+    state = DeviceState(2, 64, 4, 100, torch.device("cpu")).rows
     tables = [[7, 3, 9], [4, 1]]
     for row, (table, length, prompt) in enumerate(zip(tables, (9, 5), (6, 2), strict=True)):
         state.token_ids[row, :length] = torch.arange(length, dtype=torch.int32) + 10 * row
