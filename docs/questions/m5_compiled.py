@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch._dynamo.utils import calculate_time_spent
 
 from m5_kernels import bench as m5_bench
-from m5_kernels.decoder import decoder
+from m5_kernels.decoder import decoder, parallel
 from m5_kernels.decoder.attention import AttentionMetadata, attend
 from m5_kernels.decoder.decoder import FusedDecoder, KVCaches
 from m5_kernels.decoder.weights import LayerWeights
@@ -85,7 +85,7 @@ def compiled(scope: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if scope == "twins":
             for name, twin in TWINS.items():
-                place = decoder if hasattr(decoder, name) else linear
+                place = next(each for each in (decoder, parallel, linear) if hasattr(each, name))
                 stack.enter_context(patch.object(place, name, torch.compile(twin)))
         else:
             stack.enter_context(patch.object(FusedDecoder, "forward", compiled_forward()))

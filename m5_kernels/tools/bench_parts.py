@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import m4_prefix_chunked
-from m5_kernels.decoder import decoder
+from m5_kernels.decoder import decoder, parallel
 from m5_kernels.engine import LLMEngine
 from m5_kernels.kernels import linear as linear_file
 from m5_kernels.kernels.rms_norm import add_rms_norm_torch
@@ -27,7 +27,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 """What `--without` can switch off by a field of the configuration."""
 KERNELS: dict[str, list[tuple[Any, str, Any]]] = {
-    "add-norm": [(decoder, "add_rms_norm", add_rms_norm_torch)],
+    "add-norm": [(parallel, "add_rms_norm", add_rms_norm_torch)],
     "rope-kv": [(decoder, "rope_kv_write", rope_kv_write_torch)],
     "silu-mul": [(linear_file, "silu_mul", silu_mul_torch)],
     "skinny-linear": [(decoder, "linear", linear_file.linear_torch)],  # the library's products

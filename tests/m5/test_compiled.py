@@ -52,12 +52,12 @@ def test_what_is_compiled_gives_the_same_tokens(
         engine = LLMEngine(model, max_num_seqs=3, max_model_len=64, max_num_batched_tokens=16)
         return [output.token_ids for output in engine.generate(prompts, params)]
 
-    before = decoder.add_rms_norm, FusedDecoder.forward
+    before = decoder.rope_kv_write, FusedDecoder.forward
     expected = tokens()
     with compiled(scope):
-        assert (decoder.add_rms_norm, FusedDecoder.forward) != before
+        assert (decoder.rope_kv_write, FusedDecoder.forward) != before
         assert tokens() == expected
-    assert (decoder.add_rms_norm, FusedDecoder.forward) == before
+    assert (decoder.rope_kv_write, FusedDecoder.forward) == before
     assert ("_between" in as_it_is) == (scope == "decoder")
 
 
