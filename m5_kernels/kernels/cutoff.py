@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import torch
 
+from milestone_llm.core.sampling import MIN_TEMPERATURE
+
 from .backend import next_power_of_2, tl, triton
 
-MIN_TEMPERATURE = tl.constexpr(1e-5)
-"""As in `milestone_llm.core.sampling`: with any smaller one, the quotient may overflow."""
+LOWEST_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
 
 
 def find_cutoffs(
@@ -64,7 +65,7 @@ def _find_cutoff_kernel(
     cutoff = -float("inf")
     last_tie = vocab_size
     if (heat > 0) & (has_k | (p < 1) | (floor > 0)):
-        to_log2 = 1.4426950408889634 / tl.maximum(heat, MIN_TEMPERATURE)
+        to_log2 = 1.4426950408889634 / tl.maximum(heat, LOWEST_TEMPERATURE)
         largest = tl.full([BLOCK], -float("inf"), dtype=tl.float32)
         for start in range(0, vocab_size, BLOCK):
             largest = tl.maximum(largest, _load(row_logits, start, vocab_size, BLOCK))

@@ -23,16 +23,6 @@ from .tiles import DotTile, dot_tile
 MAX_TOKENS = 16
 
 
-def dot_is_faster(num_tokens: int, out_size: int, in_size: int, limit: int) -> bool:
-    """Whether this product is the fastest, measured on an H200 with Qwen3's 0.6B and 8B shapes.
-
-    limit: tokens up to which `skinny_linear` beats the library. It beats this one, too, but for
-    many short rows, which its programs are through with too soon.
-    """
-    has_short_rows = in_size <= 1024 and out_size >= 4096
-    return 1 <= num_tokens <= MAX_TOKENS and (num_tokens > limit or has_short_rows)
-
-
 def dot_linear(
     hidden: torch.Tensor,
     weight: torch.Tensor,

@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .backend import ceil_div, launch_options, wait_for_previous
-from .hopper_int8 import INPUTS, all_threads, boxes
+from .hopper_boxes import SWIZZLED, all_threads, boxes
 from .silu_mul import gated
 from .tiles import HopperTile, hopper_tile
 
@@ -52,11 +52,11 @@ def hopper_linear(
     size = len(weight) // 2 if is_gated else len(weight)
     tile = tile or hopper_tile(num_tokens, size, is_gated)
     output = hidden.new_empty(num_tokens, size)
-    layout = (INPUTS if tile.columns > 32 else NARROW).value
+    layout = (SWIZZLED if tile.columns > 32 else NARROW).value
     num_down = ceil_div(num_tokens, ROWS.value)
     _hopper_linear_kernel[(num_down * ceil_div(size, tile.columns),)](
-        boxes(hidden, [ROWS.value, tile.depth], INPUTS.value),
-        boxes(weight, [tile.columns, tile.depth], INPUTS.value),
+        boxes(hidden, [ROWS.value, tile.depth], SWIZZLED.value),
+        boxes(weight, [tile.columns, tile.depth], SWIZZLED.value),
         boxes(output, [ROWS.value, tile.columns], layout),
         bias, size, num_down, ceil_div(in_size, tile.depth),
         COLUMNS=tile.columns,
@@ -81,11 +81,10 @@ def _hopper_linear_kernel(
     OUTPUTS: gl.constexpr,
     IS_GATED: gl.constexpr,
     PDL: gl.constexpr,
-    num_warps: gl.constexpr,
 ):  # fmt: skip
     PARTS: gl.constexpr = 1 + IS_GATED  # of the weight, of which the second is as far as `size`
-    x = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, DEPTH], INPUTS)
-    w = gl.allocate_shared_memory(gl.bfloat16, [STAGES * PARTS, COLUMNS, DEPTH], INPUTS)
+    x = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, DEPTH], SWIZZLED)
+    w = gl.allocate_shared_memory(gl.bfloat16, [STAGES * PARTS, COLUMNS, DEPTH], SWIZZLED)
     result = gl.allocate_shared_memory(gl.bfloat16, [ROWS, COLUMNS], OUTPUTS)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())

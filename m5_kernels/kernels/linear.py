@@ -23,12 +23,13 @@ import torch
 import torch.nn.functional as F
 
 from .backend import fits_copy_engine, runs_triton, supports_pdl
-from .dot_linear import dot_is_faster, dot_linear
+from .dot_linear import dot_linear
 from .int8_linear import int8_linear
 from .int8_weight import Int8Weight, int8_linear_torch
 from .register_linear import MAX_TOKENS, fits_registers, register_linear
 from .silu_mul import silu_mul, silu_mul_torch
-from .skinny_linear import max_tokens, skinny_linear
+from .skinny_linear import skinny_linear
+from .tiles import LONG_ROW
 
 MAX_HOPPER_TOKENS = 256
 """Up to which the library's products take longer than `hopper_linear`, measured on an H200."""
@@ -48,9 +49,7 @@ def linear(
     is_gated: the first half of the outputs is a gate: returns silu(gate) * up, half as many.
     pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
     """
-    num_tokens, in_size = hidden.shape
-    has_kernels, most = runs_triton(hidden), max_tokens(in_size)
-    is_half = hidden.element_size() == 2
+    num_tokens, has_kernels = len(hidden), runs_triton(hidden)
     if isinstance(weight, Int8Weight):
         output = int8_linear(hidden, weight, bias, pdl=bool(pdl))
     elif takes_registers(num_tokens, weight):
@@ -59,9 +58,9 @@ def linear(
         from .hopper_linear import hopper_linear  # Gluon: NVIDIA's GPUs alone
 
         return hopper_linear(hidden, weight, bias, is_gated, pdl=pdl)
-    elif has_kernels and is_half and dot_is_faster(num_tokens, len(weight), in_size, most):
+    elif has_kernels and takes_dot(num_tokens, weight):
         output = dot_linear(hidden, weight, bias, pdl=pdl)
-    elif has_kernels and 1 <= num_tokens <= most:
+    elif has_kernels and 1 <= num_tokens <= max_skinny_tokens(weight):
         return skinny_linear(hidden, weight, bias, is_gated, pdl=pdl)
     else:
         output = F.linear(hidden, weight, bias)
@@ -89,6 +88,21 @@ def takes_hopper(
     out_size, in_size = weight.shape
     has_few_rows = MAX_TOKENS < len(hidden) <= MAX_HOPPER_TOKENS
     return has_few_rows and fits_copy_engine(hidden, in_size, out_size // (1 + is_gated))
+
+
+def takes_dot(num_tokens: int, weight: torch.Tensor) -> bool:
+    """Whether the product goes to `dot_linear`, on an H200 the fastest for Qwen3's shapes.
+
+    `skinny_linear` beats it, but for many short rows, which its programs are through with too soon.
+    """
+    has_short_rows = weight.shape[1] <= 1024 and len(weight) >= 4096
+    fewest = 1 if has_short_rows else 1 + max_skinny_tokens(weight)
+    return weight.element_size() == 2 and fewest <= num_tokens <= MAX_TOKENS
+
+
+def max_skinny_tokens(weight: torch.Tensor) -> int:
+    """Tokens up to which `skinny_linear` beats the library; fewer where rows are long."""
+    return 4 if weight.shape[1] <= LONG_ROW else 1
 
 
 def linear_torch(

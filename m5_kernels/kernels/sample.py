@@ -7,7 +7,7 @@
                                             token, exactly                and exactly
 
 The noise of an id is a function of (seed, output position, id) alone - Philox4x32-10, the very
-bits of `engine.philox` - so that no state is kept and every chunk can make its own. A row without
+bits of `core.philox` - so that no state is kept and every chunk can make its own. A row without
 filters is read once; softmax, cumulative sums and sorting, each a trip over `[num_rows, vocab]`, do
 not happen. For rows with top-k, top-p or min-p `find_cutoffs` says first which logits are kept.
 
@@ -20,6 +20,9 @@ from __future__ import annotations
 
 import torch
 
+from milestone_llm.core.philox import gumbel_noise
+from milestone_llm.core.sampling import MIN_TEMPERATURE, filter_logits
+
 from .backend import (
     ceil_div,
     fast_log2,
@@ -30,7 +33,7 @@ from .backend import (
     triton,
     wait_for_previous,
 )
-from .cutoff import MIN_TEMPERATURE, find_cutoffs
+from .cutoff import LOWEST_TEMPERATURE, find_cutoffs
 
 CHUNK = 4096  # vocabulary ids a program scores
 PART = 1024  # of those, for which it leaves a score: so many are scored again
@@ -162,7 +165,7 @@ def _pick_best_kernel(
                 score = score.to(tl.float32)
                 if heat > 0:
                     noise = _gumbel(seed, position, token_id)
-                    score = tl.div_rn(score, tl.maximum(heat, MIN_TEMPERATURE)) + noise
+                    score = tl.div_rn(score, tl.maximum(heat, LOWEST_TEMPERATURE)) + noise
                 best_id = tl.where(score > best_score, token_id, best_id)
                 best_score = tl.maximum(score, best_score)
     tl.store(tokens + place, best_id)
@@ -178,7 +181,7 @@ def _rough_scores(
     columns = chunk * CHUNK + _tile(CHUNK)
     pointers = logits + place.to(tl.int64) * logits_stride + columns
     raw = tl.load(pointers, mask=columns < vocab_size, other=-float("inf")).to(tl.float32)
-    rough = raw * tl.where(heat > 0, 1.0 / tl.maximum(heat, MIN_TEMPERATURE), 1.0) + noise
+    rough = raw * tl.where(heat > 0, 1.0 / tl.maximum(heat, LOWEST_TEMPERATURE), 1.0) + noise
     if cutoffs is not None:
         cutoff = tl.load(cutoffs + place)
         is_tie = (raw == cutoff) & (columns <= tl.load(last_ties + place))
@@ -243,16 +246,11 @@ def sample_torch(
     has_filters: bool = True,
 ) -> torch.Tensor:
     """The specification of `sample`: the filters and the noise of the first milestone."""
-    # Imported here: the package of the first milestone brings its engine and transformers along.
-    from milestone_llm.core.philox import gumbel_noise
-    from milestone_llm.core.sampling import MIN_TEMPERATURE as LOWEST
-    from milestone_llm.core.sampling import filter_logits
-
     index = rows.clamp(min=0)
     temperature, seeds = temperature[index], seeds[index]
     raw = logits.float()
     is_broken = ~(raw.amax(-1).isfinite() & ~raw.isnan().any(-1))
-    scaled = raw / temperature.clamp(min=LOWEST)[:, None]
+    scaled = raw / temperature.clamp(min=MIN_TEMPERATURE)[:, None]
     if has_filters:
         k, p, floor = (parameter[index].cpu() for parameter in (top_k, top_p, min_p))
         scaled = filter_logits(scaled, k.long(), p.double(), floor.double())

@@ -10,10 +10,9 @@ work on a sixteenth of its tile; the library's choice for a single token is at t
 for many, which leaves most of the GPU waiting. Here nothing but loads matters: no shared memory, no
 pipeline to fill, all of a strip's loads under way at once.
 
-It is for weights that do not fit into registers (`register_linear`), and for fp32. Beyond
-`max_tokens`, `dot_linear` or the library is faster. Up to there every row is added up in the same
-order, however many there are: a token computed beside guesses gets the very bits that it would have
-got alone.
+It is for weights that do not fit into registers (`register_linear`), and for fp32. Every row is
+added up in the same order, however many there are: a token computed beside guesses gets the very
+bits that it would have got alone.
 """
 
 from __future__ import annotations
@@ -22,12 +21,7 @@ import torch
 
 from .backend import ceil_div, launch_options, tl, triton, wait_for_previous
 from .silu_mul import gated
-from .tiles import LONG_ROW, LinearTile, linear_tile
-
-
-def max_tokens(in_size: int) -> int:
-    """Tokens up to which the library is slower; fewer where the rows of the weight are long."""
-    return 4 if in_size <= LONG_ROW else 1
+from .tiles import LinearTile, linear_tile
 
 
 def skinny_linear(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from .backend import ceil_div, next_power_of_2
+from .backend import ceil_div, next_power_of_2, num_multiprocessors
 
 
 class GPU(NamedTuple):
@@ -236,8 +236,7 @@ def dot_tile(out_size: int, device: torch.device) -> DotTile:
     tile = DotTile(64, 128, 4, 4)
     if device.type != "cuda":
         return tile
-    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-    if 2 * out_size <= num_sms * tile.columns:
+    if 2 * out_size <= num_multiprocessors(device) * tile.columns:
         tile = tile._replace(num_stages=6)
     return fit_dot(tile, GPU.of(device))
 

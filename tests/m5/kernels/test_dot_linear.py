@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from m5_kernels.kernels.dot_linear import dot_is_faster, dot_linear
-from m5_kernels.kernels.linear import linear, linear_torch
+from m5_kernels.kernels.dot_linear import dot_linear
+from m5_kernels.kernels.linear import linear, linear_torch, takes_dot
 from m5_kernels.kernels.tiles import GPU, DotTile, dot_tile, fit_dot
 from m5_kernels.tools.measure import relative_error
 
@@ -62,18 +62,14 @@ def test_a_step_with_guesses_has_the_products_of_one_without(in_size: int, most:
 
 def test_it_is_taken_where_it_was_the_fastest() -> None:
     """Qwen3's shapes at 1, 4, 16 and 17 rows: 0.6B's short rows, its small weights, 8B's."""
-    taken = {
-        (out_size, in_size): [dot_is_faster(n, out_size, in_size, limit) for n in (1, 4, 16, 17)]
-        for out_size, in_size, limit in (
-            (6144, 1024, 4),
-            (1024, 3072, 4),
-            (6144, 4096, 1),
-            (4096, 12288, 1),
-        )
-    }
-    assert taken[6144, 1024] == [True, True, True, False]
-    assert taken[1024, 3072] == [False, False, True, False]
-    assert taken[6144, 4096] == taken[4096, 12288] == [False, True, True, False]
+
+    def taken(*size: int) -> list[bool]:
+        weight = torch.empty(size, dtype=torch.bfloat16, device="meta")
+        return [takes_dot(n, weight) for n in (1, 4, 16, 17)]
+
+    assert taken(6144, 1024) == [True, True, True, False]
+    assert taken(1024, 3072) == [False, False, True, False]
+    assert taken(6144, 4096) == taken(4096, 12288) == [False, True, True, False]
 
 
 def test_tiles_fit_gpus_with_less_shared_memory() -> None:
