@@ -79,21 +79,19 @@ def takes_registers(num_tokens: int, weight: torch.Tensor | Int8Weight) -> bool:
     return 1 <= num_tokens <= MAX_TOKENS and fits_registers(weight)
 
 
-def takes_hopper(
-    hidden: torch.Tensor, weight: torch.Tensor | Int8Weight, is_gated: bool = False
-) -> bool:
+def takes_hopper(hidden: torch.Tensor, weight: torch.Tensor, is_gated: bool = False) -> bool:
     """Whether the product goes to `hopper_linear`: larger weights the library reads as fast."""
-    if isinstance(weight, Int8Weight) or not fits_registers(weight):
+    if not MAX_TOKENS < len(hidden) <= MAX_HOPPER_TOKENS or not fits_registers(weight):
         return False
     out_size, in_size = weight.shape
-    has_few_rows = MAX_TOKENS < len(hidden) <= MAX_HOPPER_TOKENS
-    return has_few_rows and fits_copy_engine(hidden, in_size, out_size // (1 + is_gated))
+    return fits_copy_engine(hidden, in_size, out_size // (1 + is_gated))
 
 
 def takes_dot(num_tokens: int, weight: torch.Tensor) -> bool:
-    """Whether the product goes to `dot_linear`, on an H200 the fastest for Qwen3's shapes.
+    """Whether the product goes to `dot_linear`: what was fastest on an H200 with Qwen3's shapes.
 
-    `skinny_linear` beats it, but for many short rows, which its programs are through with too soon.
+    With fewer tokens `skinny_linear` is faster; but not where a weight has many short rows, which
+    its programs are through with too soon.
     """
     has_short_rows = weight.shape[1] <= 1024 and len(weight) >= 4096
     fewest = 1 if has_short_rows else 1 + max_skinny_tokens(weight)
