@@ -29,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .backend import ceil_div, launch_options, wait_for_previous
 from .hopper_boxes import SWIZZLED, all_threads, boxes
 from .silu_mul import gated
-from .tiles import HopperTile, hopper_tile
+from .tiles import hopper_tile
 
 ROWS = gl.constexpr(64)
 """Of a tile: the fewest that the tensor cores of four warps multiply."""
@@ -44,13 +44,12 @@ def hopper_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     is_gated: bool = False,
-    tile: HopperTile | None = None,
     pdl: int = 0,
 ) -> torch.Tensor:
     """As `linear`, in bf16. All rows, of the output too, begin at multiples of 16 bytes."""
     num_tokens, in_size = hidden.shape
     size = len(weight) // 2 if is_gated else len(weight)
-    tile = tile or hopper_tile(num_tokens, size, is_gated)
+    tile = hopper_tile(num_tokens, size, is_gated)
     output = hidden.new_empty(num_tokens, size)
     layout = (SWIZZLED if tile.columns > 32 else NARROW).value
     num_down = ceil_div(num_tokens, ROWS.value)

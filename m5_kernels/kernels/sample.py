@@ -178,7 +178,8 @@ def _rough_scores(
     CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Logits, scores to about 1e-5 (-inf where not kept) and ids of a chunk: `[CHUNK / 4, 4]`."""
-    columns = chunk * CHUNK + _tile(CHUNK)
+    # One counter of the generator serves a row of four.
+    columns = chunk * CHUNK + (tl.arange(0, CHUNK // 4)[:, None] * 4 + tl.arange(0, 4)[None, :])
     pointers = logits + place.to(tl.int64) * logits_stride + columns
     raw = tl.load(pointers, mask=columns < vocab_size, other=-float("inf")).to(tl.float32)
     rough = raw * tl.where(heat > 0, 1.0 / tl.maximum(heat, LOWEST_TEMPERATURE), 1.0) + noise
@@ -187,12 +188,6 @@ def _rough_scores(
         is_tie = (raw == cutoff) & (columns <= tl.load(last_ties + place))
         rough = tl.where((raw > cutoff) | is_tie, rough, -float("inf"))
     return raw, rough, columns
-
-
-@triton.jit
-def _tile(CHUNK: tl.constexpr):
-    """The ids of a chunk, `[CHUNK / 4, 4]`: one counter of the generator serves a row of four."""
-    return tl.arange(0, CHUNK // 4)[:, None] * 4 + tl.arange(0, 4)[None, :]
 
 
 @triton.jit
