@@ -199,6 +199,4 @@ def write_kv_torch(
     slots = torch.where(is_padding, slot_mapping[:1], slot_mapping)
     blocks, offsets = slots // key_cache.shape[1], slots % key_cache.shape[1]
     for cache, new in ((key_cache, key), (value_cache, value)):
-        cache[blocks, offsets] = torch.where(is_padding[:, None, None], new[:1], new).to(
-            cache.dtype
-        )
+        cache[blocks, offsets] = torch.where(is_padding[:, None, None], new[:1], new)
