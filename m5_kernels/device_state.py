@@ -29,7 +29,7 @@ BYTES_OF_A_ROW = 512
 
 
 STEP = ("step_rows", "step_new_tokens", "step_samples", "step_offsets", "step_wanted")
-"""What a step says of its places."""
+"""What a step says of its places: the fields of `StepPlace`, in their order."""
 
 
 class StepPlace(NamedTuple):
