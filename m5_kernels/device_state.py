@@ -11,6 +11,7 @@ again only when the copy has been made, so nothing in flight is overwritten.
 
 from __future__ import annotations
 
+import math
 import struct
 from itertools import chain
 from typing import NamedTuple
@@ -28,7 +29,7 @@ BYTES_OF_A_ROW = 512
 
 
 STEP = ("step_rows", "step_new_tokens", "step_samples", "step_offsets", "step_wanted")
-"""What a step says of its places."""
+"""What a step says of its places: the fields of `StepPlace`, in their order."""
 
 
 class StepPlace(NamedTuple):
@@ -75,30 +76,27 @@ class DeviceState:
             "token_ids": (num_rows, max_model_len),
             "block_table": (num_rows, self.max_blocks),
             "stop_ids": (num_rows, MAX_DEVICE_STOP_IDS),
-            **dict.fromkeys(("num_computed_tokens", "prompt_lens"), (num_rows,)),
+            **dict.fromkeys(("num_computed_tokens", "prompt_lens", "num_guesses"), (num_rows,)),
             **dict.fromkeys(("top_k", "min_tokens"), (num_rows,)),
             **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), (num_rows,)),
-            "num_guesses": (num_rows,),
             **dict.fromkeys(STEP, (self.num_places,)),
         }
-        self._first: dict[str, int] = {}
-        self._width = {name: shape[-1] if len(shape) > 1 else 1 for name, shape in shapes.items()}
-        size = 0
-        for name, shape in shapes.items():
-            self._first[name] = size
-            size += torch.Size(shape).numel()
-        self._arena = torch.zeros(size, dtype=torch.int32, device=device)
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        self._arena = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         views = {
-            name: self._arena[first : first + torch.Size(shape).numel()].view(shape)
-            for (name, shape), first in zip(shapes.items(), self._first.values(), strict=True)
+            name: part.view(shape)
+            for (name, shape), part in zip(shapes.items(), self._arena.split(sizes), strict=True)
+        }
+        self._first_and_width = {
+            name: (view.storage_offset(), view.stride(0)) for name, view in views.items()
         }
         self.rows = RowState(
             views["token_ids"],
             views["block_table"],
             views["num_computed_tokens"],
             views["prompt_lens"],
-            block_size,
             views["num_guesses"],
+            block_size,
         )
         self.seeds = views["seeds"].view(torch.int64)[:, 0]
         self.top_k = views["top_k"]
@@ -126,8 +124,9 @@ class DeviceState:
 
     def set(self, name: str, row: int, values: list[int], column: int = 0) -> None:
         """Note a change: `values` go to `name[row, column:]` with the next `flush`."""
-        first = self._first[name] + row * self._width[name] + column
-        self._places.append(range(first, first + len(values)))
+        first, width = self._first_and_width[name]
+        place = first + row * width + column
+        self._places.append(range(place, place + len(values)))
         self._values.append(values)
 
     def add_request(self, row: int, request: Request, num_computed_tokens: int) -> None:

@@ -79,7 +79,7 @@ class LLMEngine(BaseEngine):
             wanted_len = config.resolve_max_model_len(max_position(loaded.model))
             if is_fusible(loaded.model.config):
                 owns_model = not isinstance(model, PreTrainedModel)
-                decoder = FusedDecoder.from_hf(loaded.model, None, None, wanted_len, owns_model)
+                decoder = FusedDecoder.from_hf(loaded.model, wanted_len, consume=owns_model)
 
         if decoder is not None:
             check_rows(config.max_num_seqs, wanted_len, config.block_size, decoder.embedding.device)

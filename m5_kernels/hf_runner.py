@@ -13,11 +13,10 @@ from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
 from milestone_llm.models.hf_model import with_attention
 
 from .decoder.attention import AttentionMetadata, attend
-from .kernels.rope_kv_write import write_kv
 
 NAME = "flash_decoding"
 
-CachesAndMetadata = tuple[list[torch.Tensor], list[torch.Tensor], AttentionMetadata]
+CacheAndMetadata = tuple[BlockCache, AttentionMetadata]
 
 
 class HFRunner:
@@ -41,8 +40,8 @@ class HFRunner:
     def reset(self) -> None:
         """Nothing to do: no kernel reads a slot beyond its context."""
 
-    def _metadata(self, rows: list[ScheduledRequest]) -> CachesAndMetadata:
-        """Caches and metadata of this step, for `flash_decoding`."""
+    def _metadata(self, rows: list[ScheduledRequest]) -> CacheAndMetadata:
+        """Cache and metadata of this step, for `flash_decoding`."""
         size, device = self.cache.block_size, self.cache.device
         num_decode = sum(row.phase == "decode" and row.num_new_tokens == 1 for row in rows)
         max_blocks = max(len(row.blocks) for row in rows)
@@ -67,7 +66,7 @@ class HFRunner:
             num_decodes=num_decode,
             num_chunks=len(rows) - num_decode,
         )
-        return self.cache.keys, self.cache.values, metadata
+        return self.cache, metadata
 
 
 def flash_decoding(
@@ -78,7 +77,7 @@ def flash_decoding(
     attention_mask: torch.Tensor | None,
     *,
     scaling: float,
-    attention_metadata: CachesAndMetadata,
+    attention_metadata: CacheAndMetadata,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -91,11 +90,18 @@ def flash_decoding(
     Returns:
         `[1, num_tokens, num_heads, head_dim]`, and no attention weights.
     """
-    keys, values, metadata = attention_metadata
+    cache, metadata = attention_metadata
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    query, key, value = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
-    write_kv(key, value, keys[layer], values[layer], metadata.slot_mapping)
-    output = attend(query, keys[layer], values[layer], metadata, scaling, sliding_window)
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    cache.write(layer, metadata.slot_mapping, key, value)
+    output = attend(
+        query.contiguous(),
+        cache.keys[layer],
+        cache.values[layer],
+        metadata,
+        scaling,
+        sliding_window,
+    )
     return output[None], None
 
 

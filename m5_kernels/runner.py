@@ -155,7 +155,7 @@ class FusedRunner:
                 self._num_blocks_sent[request_id] = 0
                 state.add_request(self.rows[request_id][0], row.request, row.start)
             index, num_sent = self.rows[request_id][0], self._num_blocks_sent[request_id]
-            if copied and not copied.isdisjoint(row.blocks):
+            if copied and not copied.isdisjoint(row.blocks):  # one stands in the place of another
                 num_sent = 0
             if num_sent < len(row.blocks):
                 state.set("block_table", index, row.blocks[num_sent:], column=num_sent)

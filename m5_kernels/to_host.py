@@ -81,7 +81,10 @@ def fetch(
     sampler: Sampler,
     host_tokens: HostTokens,
 ) -> Callable[[], dict[str, SampledToken]]:
-    """Start the tokens' way to the host; what is returned waits for them."""
+    """Start the tokens' way to the host; what is returned waits for them.
+
+    requests: whose token each place has; None where it is nobody's.
+    """
     wanted = {
         place: request.sampling_params.logprobs
         for place, request in enumerate(requests)

@@ -7,8 +7,7 @@ between one attention and the next, matrix products included, as one function of
 alike, so 28 of them are one compilation. Attention, sampling and CUDA graphs stay ours in both: a
 compiler does not find Flash-Decoding in a softmax.
 
-The twins do two things that a compiler can make nothing of, and are told otherwise here: they ask
-the host which tokens are padding, and they work in place.
+The twin of `rope_kv_write` works in place, which costs a compiler a copy; here it does not.
 """
 
 import argparse
@@ -25,7 +24,7 @@ import torch.nn.functional as F
 from torch._dynamo.utils import calculate_time_spent
 
 from m5_kernels import bench as m5_bench
-from m5_kernels.decoder import decoder
+from m5_kernels.decoder import decoder, parallel
 from m5_kernels.decoder.attention import AttentionMetadata, attend
 from m5_kernels.decoder.decoder import FusedDecoder, KVCaches
 from m5_kernels.decoder.weights import LayerWeights
@@ -35,7 +34,7 @@ from m5_kernels.kernels.rms_norm import (
     embed_rms_norm_torch,
     rms_norm_torch,
 )
-from m5_kernels.kernels.rope_kv_write import norm_and_rotate_torch
+from m5_kernels.kernels.rope_kv_write import norm_and_rotate_torch, write_kv_torch
 from m5_kernels.kernels.silu_mul import silu_mul_torch
 from m5_kernels.sampler import Needs
 from m5_kernels.tools.bench_engines import Variant, compare_engines
@@ -54,27 +53,19 @@ def rope_kv_write_pure(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
     num_q_heads: int,
-    positions: torch.Tensor | None = None,
-    cos_sin: torch.Tensor | None = None,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
     pdl: int = 0,
 ) -> torch.Tensor:
-    """`rope_kv_write` for a compiler: new queries, and no question to the host.
-
-    Padding, whose slot is -1, writes once more what the first token writes, which is never padding
-    in a step that somebody is in.
-    """
+    """`rope_kv_write` for a compiler: it returns new queries."""
     num_kv_heads, head_dim = key_cache.shape[2:]
     heads = qkv.unflatten(1, (-1, head_dim))
     query, key, value = heads.split((num_q_heads, num_kv_heads, num_kv_heads), dim=1)
     key = norm_and_rotate_torch(key, positions, cos_sin, k_norm, epsilon)
-    is_padding = slot_mapping < 0
-    slots = torch.where(is_padding, slot_mapping[:1], slot_mapping)
-    blocks, offsets = slots // key_cache.shape[1], slots % key_cache.shape[1]
-    for cache, new in ((key_cache, key), (value_cache, value)):
-        cache[blocks, offsets] = torch.where(is_padding[:, None, None], new[:1], new)
+    write_kv_torch(key, value, key_cache, value_cache, slot_mapping)
     return norm_and_rotate_torch(query, positions, cos_sin, q_norm, epsilon)
 
 
@@ -94,7 +85,7 @@ def compiled(scope: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if scope == "twins":
             for name, twin in TWINS.items():
-                place = decoder if hasattr(decoder, name) else linear
+                place = next(each for each in (decoder, parallel, linear) if hasattr(each, name))
                 stack.enter_context(patch.object(place, name, torch.compile(twin)))
         else:
             stack.enter_context(patch.object(FusedDecoder, "forward", compiled_forward()))

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from docs.questions.small_pictures import OWN, PLAIN, arrow, box, finish
-from m5_kernels.decoder import attention, decoder
+from m5_kernels.decoder import attention, decoder, parallel
 from m5_kernels.decoder.config import DecoderConfig, rope_table
 from m5_kernels.kernels import linear
 from milestone_llm.lab.plots.picture import write_picture
@@ -24,8 +24,8 @@ from milestone_llm.models.shapes import shape_config
 
 CONTEXT, ROWS, GB_A_SECOND = 600, 64, 4480
 LAUNCHERS: list[tuple[Any, str]] = [
-    *((decoder, name) for name in ("add_rms_norm", "rope_kv_write")),
-    *((F, "linear"), (linear, "silu_mul"), (attention, "flash_decode")),
+    *((parallel, "add_rms_norm"), (decoder, "rope_kv_write"), (F, "linear")),
+    *((linear, "silu_mul"), (attention, "flash_decode")),
 ]
 PRODUCTS = iter(("QKV", "output", "gate, up", "down"))
 RESULTS = ("q, k, v", "q; KV\nto a slot", "heads", "to be\nadded", "residual\nand norm")

@@ -12,7 +12,7 @@ import m4_prefix_chunked
 import m5_kernels
 from m1_single import SamplingParams
 from m5_kernels import device_step, sampler
-from m5_kernels.decoder import attention, decoder
+from m5_kernels.decoder import attention, decoder, parallel
 from m5_kernels.kernels import linear
 
 NUM_LAYERS = 2  # of tiny-qwen3
@@ -52,9 +52,8 @@ class Calls:
     """Counts calls of the fused decoder's launchers."""
 
     def __enter__(self) -> None:
-        names = ("embed_rms_norm", "add_rms_norm", "rope_kv_write", "linear")
-        places = [(decoder, name) for name in names]
-        places += [(linear, "silu_mul"), (attention, "flash_decode")]
+        places = [(decoder, name) for name in ("embed_rms_norm", "rope_kv_write", "linear")]
+        places += [(parallel, "add_rms_norm"), (linear, "silu_mul"), (attention, "flash_decode")]
         places += [
             (device_step, "expand_step"),
             (sampler, "sample"),

@@ -24,6 +24,7 @@ class AttentionMetadata:
     query_start_loc: int32 `[num_seqs + 1]`; decode_lens: int32 `[num_seqs]`, context_lens of the
     sequences with one new token, 0 for others; first_chunk: int32 `[1]`, how many those are. None
     but the first num_decodes sequences has one token, and there are at most num_chunks chunks.
+    workspace: as in `flash_decode`.
     chunk_tiles: of `prefill_tiles`, where the kernel for Hopper is to attend for the chunks.
     offsets: of the sequences with one new token, as in `flash_decode`, where some are guesses.
     """
@@ -55,7 +56,7 @@ def attend(
 
     query: `[num_tokens, num_q_heads, head_dim]`; caches: `[num_blocks, block_size, num_kv_heads,
     head_dim]`. Returns `[num_tokens, num_q_heads, head_dim]`; padding tokens of a step with
-    chunks get anything. pdl: as in `flash_decode`.
+    chunks get anything. scale, window, pdl: as in `flash_decode`.
     """
     m, n = metadata, metadata.num_decodes
     output = torch.empty_like(query, memory_format=torch.contiguous_format)

@@ -46,16 +46,14 @@ class DecoderConfig:
             raise InputError(f"no fused decoder for {family!r}; there is one for {FAMILIES}")
         rope = getattr(config, "rope_parameters", None) or {}
         partial = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", 1.0))
+        rope_type = rope.get("rope_type", "default")
+        pretraining_tp = getattr(config, "pretraining_tp", 1)
         refusals = {
             f"activation {config.hidden_act!r}": config.hidden_act != "silu",
-            f"rope_type {rope.get('rope_type')!r}": rope.get("rope_type", "default")
-            not in ROPE_TYPES,
+            f"rope_type {rope_type!r}": rope_type not in ROPE_TYPES,
             f"partial_rotary_factor {partial}": partial not in (None, 1.0),
             "quantized weights": getattr(config, "quantization_config", None) is not None,
-            f"pretraining_tp {getattr(config, 'pretraining_tp', 1)}": getattr(
-                config, "pretraining_tp", 1
-            )
-            not in (None, 1),
+            f"pretraining_tp {pretraining_tp}": pretraining_tp not in (None, 1),
         }
         for feature, is_present in refusals.items():
             if is_present:

@@ -22,7 +22,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,14 +30,14 @@ import torch.nn.functional as F
 from m5_kernels.kernels.backend import EARLY, LATE, supports_pdl
 from m5_kernels.kernels.int8_weight import Int8Weight
 from m5_kernels.kernels.linear import linear, takes_registers
-from m5_kernels.kernels.rms_norm import add_rms_norm, embed_rms_norm
+from m5_kernels.kernels.rms_norm import embed_rms_norm
 from m5_kernels.kernels.rope_kv_write import rope_kv_write
 from milestone_llm.core.errors import InputError
 
 from .attention import AttentionMetadata, attend
 from .config import DecoderConfig, rope_table
 from .parallel import Collectives, Shard
-from .weights import LayerWeights, WeightSlice, read_model, read_safetensors, slices_of_weights
+from .weights import LayerWeights, WeightSlice, read_model, slices_of_weights
 
 KVCaches = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer: `[num_blocks, block_size, num_kv_heads, head_dim]`."""
@@ -86,37 +85,23 @@ class FusedDecoder:
     def from_hf(
         cls,
         model: Any,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
         max_positions: int | None = None,
         consume: bool = False,
         quantization: str | None = None,
     ) -> FusedDecoder:
-        """Take the weights of a `PreTrainedModel`, or of a folder with config and safetensors.
+        """Take the weights of a `PreTrainedModel`, in its dtype, on its device.
 
-        dtype, device: the model's (a folder's: its config's dtype, and the CPU) if None.
         max_positions: rows of the rotary table; the config's if None.
         consume: empty each parameter of the model once it is copied; it can't be used after that,
-        and a model that is on `device` already needs no room there twice.
+        and there need not be room for it twice.
         quantization: as the constructor takes it.
         Raises InputError for a feature or a weight that this decoder does not know, or misses.
         """
-        if isinstance(model, (str, Path)):
-            from transformers import AutoConfig  # slow to import, and only needed here
-
-            hf_config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-            dtype = dtype or hf_config.dtype or torch.float32
-            device = device or "cpu"
-            weights = read_safetensors(Path(model))
-            config = DecoderConfig.from_hf(hf_config)
-        else:
-            hf_config = model.config
-            dtype, device = dtype or model.dtype, device or model.device
-            weights = read_model(model, consume)
-            config = DecoderConfig.of_model(model)
-        cos_sin = rope_table(hf_config, max_positions)
-        decoder = cls(config, cos_sin, dtype, device, quantization=quantization)
-        decoder.load(weights)
+        decoder = cls(
+            DecoderConfig.of_model(model), rope_table(model.config, max_positions), model.dtype,
+            model.device, quantization=quantization,
+        )  # fmt: skip
+        decoder.load(read_model(model, consume))
         return decoder
 
     def load(self, weights: Iterable[tuple[str, Any]]) -> None:
@@ -150,14 +135,8 @@ class FusedDecoder:
 
     def _slices(self) -> dict[str, WeightSlice]:
         """Where each weight of a checkpoint goes."""
-        return slices_of_weights(
-            self.whole_config,
-            self.shard,
-            self.embedding,
-            self.lm_head,
-            self.final_norm,
-            self.layers,
-        )
+        tensors = self.embedding, self.lm_head, self.final_norm, self.layers
+        return slices_of_weights(self.whole_config, self.shard, *tensors)
 
     def fill_randomly(self) -> None:
         """Make the weights up, to measure with: matrices small, norms 1."""
@@ -198,7 +177,7 @@ class FusedDecoder:
 
         Their keys and values are written into `caches`, one pair a layer.
         """
-        c, pdl = self.config, self._pdl(len(input_ids))
+        c, add_norm, pdl = self.config, self.collectives.add_norm, self._pdl(len(input_ids))
         residual, hidden = self._embed(input_ids, pdl)
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
         for layer, window, (key_cache, value_cache), next_norm in zip(
@@ -212,10 +191,10 @@ class FusedDecoder:
             )  # fmt: skip
             attended = attend(query, key_cache, value_cache, metadata, window=window, pdl=pdl)
             part = linear(attended.flatten(1), layer.output, layer.output_bias, pdl=pdl)
-            hidden = self._add_norm(part, residual, layer.post_norm, 0, pdl)
+            hidden = add_norm(part, residual, layer.post_norm, c.rms_norm_eps, 0, pdl)
             neurons = linear(hidden, layer.gate_up, layer.gate_up_bias, is_gated=True, pdl=pdl)
             part = linear(neurons, layer.down, layer.down_bias, pdl=pdl)
-            hidden = self._add_norm(part, residual, next_norm, 1, pdl)
+            hidden = add_norm(part, residual, next_norm, c.rms_norm_eps, 1, pdl)
         return hidden
 
     @property
@@ -230,32 +209,16 @@ class FusedDecoder:
 
     def _embed(self, input_ids: torch.Tensor, pdl: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows of the embedding, of which a rank has a part, and their norm."""
-        norm = self.layers[0].input_norm
+        norm, epsilon = self.layers[0].input_norm, self.config.rms_norm_eps
         if self.shard.size == 1:
             residual = self.embedding.new_empty(len(input_ids), self.config.hidden_size)
-            return residual, embed_rms_norm(
-                input_ids, self.embedding, residual, norm, self.config.rms_norm_eps, pdl
-            )
+            return residual, embed_rms_norm(input_ids, self.embedding, residual, norm, epsilon, pdl)
         index = input_ids - self.shard.rank * len(self.embedding)
         is_own = (index >= 0) & (index < len(self.embedding))
         rows = F.embedding(torch.where(is_own, index, 0), self.embedding)
         rows = rows.masked_fill(~is_own[:, None], 0)
         residual = torch.zeros_like(rows)
-        return residual, self._add_norm(rows, residual, norm, 2, pdl)
-
-    def _add_norm(
-        self,
-        part: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        buffer: int,
-        pdl: int,
-    ) -> torch.Tensor:
-        """Add a row-parallel product, this rank's part of it, to `residual`; the norm of that."""
-        epsilon = self.config.rms_norm_eps
-        if self.shard.size == 1:
-            return add_rms_norm(part, residual, weight, epsilon, pdl)
-        return self.collectives.add_norm(part, residual, weight, epsilon, buffer, pdl)
+        return residual, self.collectives.add_norm(rows, residual, norm, epsilon, 2, pdl)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

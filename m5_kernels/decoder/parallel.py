@@ -49,29 +49,28 @@ class Shard:
         Raises:
             InputError: heads or neurons do not divide; the message has the numbers.
         """
+        if obstacles := self._obstacles(config):
+            sizes = range(1, config.num_q_heads + 1)
+            possible = [str(n) for n in sizes if not Shard(0, n)._obstacles(config)]
+            raise InputError(
+                f"tensor_parallel_size={self.size} does not divide the {obstacles[0]} of this "
+                f"model; possible: {', '.join(possible)}"
+            )
+        return replace(
+            config,
+            num_q_heads=config.num_q_heads // self.size,
+            num_kv_heads=max(1, config.num_kv_heads // self.size),
+            intermediate_size=config.intermediate_size // self.size,
+        )
+
+    def _obstacles(self, config: DecoderConfig) -> list[str]:
         q, kv, neurons = config.num_q_heads, config.num_kv_heads, config.intermediate_size
-        obstacles = {
+        rests = {
             f"{q} query heads": q % self.size,
             f"{kv} KV heads": kv % self.size and self.size % kv,
             f"{neurons} neurons of the MLP (intermediate_size)": neurons % self.size,
         }
-        for what, is_in_the_way in obstacles.items():
-            if is_in_the_way:
-                sizes = [n for n in range(1, q + 1) if Shard(0, n)._divides(config)]
-                raise InputError(
-                    f"tensor_parallel_size={self.size} does not divide the {what} of this model; "
-                    f"possible: {', '.join(map(str, sizes))}"
-                )
-        return replace(
-            config,
-            num_q_heads=q // self.size,
-            num_kv_heads=max(1, kv // self.size),
-            intermediate_size=neurons // self.size,
-        )
-
-    def _divides(self, config: DecoderConfig) -> bool:
-        q, kv, n = config.num_q_heads, config.num_kv_heads, self.size
-        return not (q % n or (kv % n and n % kv) or config.intermediate_size % n)
+        return [what for what, rest in rests.items() if rest]
 
     def even(self, count: int, width: int = 1) -> slice:
         """This rank's part of `count` things of `width` elements each."""

@@ -120,9 +120,9 @@ def slices_of_weights(
 
     tokens, vocab = cut.vocab(w.vocab_size), (w.vocab_size, hidden)
     num_tokens = tokens.stop - tokens.start
-    for name, table in (("model.embed_tokens", embedding), ("lm_head", lm_head)):
-        if name != "lm_head" or not w.is_tied:
-            put(f"{name}.weight", table[:num_tokens], vocab, tokens, every)
+    put("model.embed_tokens.weight", embedding[:num_tokens], vocab, tokens, every)
+    if not w.is_tied:
+        put("lm_head.weight", lm_head[:num_tokens], vocab, tokens, every)
     put("model.norm.weight", final_norm, (hidden,), every)
     for index, layer in enumerate(layers):
         at = f"model.layers.{index}"
@@ -152,18 +152,11 @@ def slices_of_weights(
         # By row. A bias belongs to the sum, not to every part of it: rank 0 adds it.
         shape = (hidden, w.num_q_heads * w.head_dim)
         put(f"{at}.self_attn.o_proj.weight", layer.output, shape, every, q)
-        put(
-            f"{at}.mlp.down_proj.weight",
-            layer.down,
-            (hidden, w.intermediate_size),
-            every,
-            neurons,
-        )
-        for name, bias in (
-            ("self_attn.o_proj", layer.output_bias),
-            ("mlp.down_proj", layer.down_bias),
-        ):
-            share = slice(hidden if cut.rank == 0 else 0)
+        shape = (hidden, w.intermediate_size)
+        put(f"{at}.mlp.down_proj.weight", layer.down, shape, every, neurons)
+        share = slice(hidden if cut.rank == 0 else 0)
+        biases = {"self_attn.o_proj": layer.output_bias, "mlp.down_proj": layer.down_bias}
+        for name, bias in biases.items():
             put(f"{at}.{name}.bias", bias if bias is None else bias[share], (hidden,), share)
     return slices
 

@@ -107,8 +107,7 @@ def _all_reduce_norm_kernel(
     columns = tl.arange(0, ROW)
     mask = columns < HIDDEN_SIZE
     weights = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
-    if PDL:
-        wait_for_previous()
+    wait_for_previous(PDL)
     row = tl.load(part + token.to(tl.int64) * HIDDEN_SIZE + columns, mask=mask, other=0.0)
     own_place = (buffer * SIZE + rank) * MAX_ROWS + token
     for other in tl.static_range(SIZE):

@@ -66,12 +66,7 @@ def supports_pdl(device: torch.device) -> bool:
 @functools.cache
 def is_hopper(device: torch.device) -> bool:
     """Whether the GPU is one that kernels in Gluon are written for: NVIDIA's Hopper alone."""
-    return (
-        HAS_TRITON
-        and device.type == "cuda"
-        and torch.version.hip is None
-        and torch.cuda.get_device_capability(device) == (9, 0)
-    )
+    return supports_pdl(device) and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def fits_copy_engine(hidden: torch.Tensor, *sizes: int) -> bool:

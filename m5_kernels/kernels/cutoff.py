@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import torch
 
+from milestone_llm.core.sampling import MIN_TEMPERATURE
+
 from .backend import next_power_of_2, tl, triton
 
-MIN_TEMPERATURE = 1e-5
-"""As in the first milestone: with any smaller one, the quotient may overflow."""
+LOWEST_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
 
 
 def find_cutoffs(
@@ -40,7 +41,6 @@ def find_cutoffs(
         # bf16 numbers, seen as fp32, differ in their upper 16 bits only; fp16 ones in 19.
         LOW_BIT={torch.bfloat16: 16, torch.float16: 13}.get(logits.dtype, 0),
         BLOCK=min(16384, next_power_of_2(vocab_size)),
-        MIN_TEMPERATURE=MIN_TEMPERATURE,
         num_warps=32 if vocab_size > 4096 else 4,
     )  # fmt: skip
     return cutoffs, last_ties
@@ -52,7 +52,6 @@ def _find_cutoff_kernel(
     vocab_size, logits_stride,
     LOW_BIT: tl.constexpr,
     BLOCK: tl.constexpr,
-    MIN_TEMPERATURE: tl.constexpr,
 ):  # fmt: skip
     """The smallest kept logit of a place, and the last id kept of those that equal it."""
     place = tl.program_id(0)
@@ -66,7 +65,7 @@ def _find_cutoff_kernel(
     cutoff = -float("inf")
     last_tie = vocab_size
     if (heat > 0) & (has_k | (p < 1) | (floor > 0)):
-        to_log2 = 1.4426950408889634 / tl.maximum(heat, MIN_TEMPERATURE)
+        to_log2 = 1.4426950408889634 / tl.maximum(heat, LOWEST_TEMPERATURE)
         largest = tl.full([BLOCK], -float("inf"), dtype=tl.float32)
         for start in range(0, vocab_size, BLOCK):
             largest = tl.maximum(largest, _load(row_logits, start, vocab_size, BLOCK))

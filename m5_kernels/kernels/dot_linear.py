@@ -16,22 +16,11 @@ parts and added up by a second kernel.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
-from .backend import ceil_div, launch_options, runs_triton, tl, triton, wait_for_previous
+from .backend import ceil_div, launch_options, tl, triton, wait_for_previous
 from .tiles import DotTile, dot_tile
 
 MAX_TOKENS = 16
-
-
-def dot_is_faster(num_tokens: int, out_size: int, in_size: int, limit: int) -> bool:
-    """Whether this product is the fastest, measured on an H200 with Qwen3's 0.6B and 8B shapes.
-
-    limit: tokens up to which `skinny_linear` beats the library. It beats this one, too, but for
-    many short rows, which its programs are through with too soon.
-    """
-    has_short_rows = in_size <= 1024 and out_size >= 4096
-    return 1 <= num_tokens <= MAX_TOKENS and (num_tokens > limit or has_short_rows)
 
 
 def dot_linear(
@@ -41,14 +30,7 @@ def dot_linear(
     tile: DotTile | None = None,
     pdl: int = 0,
 ) -> torch.Tensor:
-    """`hidden @ weight.T + bias`, accumulated in fp32, for at most `MAX_TOKENS` rows.
-
-    hidden: `[num_tokens, in_size]`, rows contiguous; weight: `[out_size, in_size]`, contiguous;
-    bias: `[out_size]` or None. Returns `[num_tokens, out_size]`.
-    pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
-    """
-    if not runs_triton(hidden):
-        return dot_linear_torch(hidden, weight, bias)
+    """As `linear`, for at most `MAX_TOKENS` rows in fp16 or bf16."""
     num_tokens, in_size = hidden.shape
     out_size = len(weight)
     tile = tile or dot_tile(out_size, hidden.device)
@@ -61,7 +43,6 @@ def dot_linear(
         DEPTH=tile.depth,
         STAGES=tile.num_stages,
         IS_EVEN=in_size % tile.depth == 0,
-        HAS_BIAS=bias is not None,
         PDL=pdl,
         num_warps=tile.num_warps,
         **launch_options(pdl),
@@ -78,7 +59,6 @@ def _dot_linear_kernel(
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
     IS_EVEN: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -100,19 +80,8 @@ def _dot_linear_kernel(
             w = tl.load(weights + start, mask=is_there, other=0.0)
             h = tl.load(states + start, mask=is_token[:, None] & is_there, other=0.0)
         sums = tl.dot(w, tl.trans(h), sums, input_precision="ieee")
-    if HAS_BIAS:
+    if bias is not None:
         sums += tl.load(bias + columns, mask=is_column, other=0.0).to(tl.float32)[:, None]
     pointers = output + tokens[None, :] * out_size + columns[:, None]
     mask = is_column[:, None] & is_token[None, :]
     tl.store(pointers, sums.to(output.dtype.element_ty), mask=mask)
-
-
-def dot_linear_torch(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    tile: DotTile | None = None,
-    pdl: int = 0,
-) -> torch.Tensor:
-    """The specification of `dot_linear`."""
-    return F.linear(hidden, weight, bias)

@@ -45,7 +45,6 @@ def expand_step(
         NUM_SEQS_PAD=lanes_for(num_seqs),
         BLOCK_SIZE=state.block_size,
         BLOCK=block,
-        HAS_OFFSETS=offsets is not None,
     )  # fmt: skip
     return None
 
@@ -62,7 +61,6 @@ def _expand_step_kernel(
     NUM_SEQS_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    HAS_OFFSETS: tl.constexpr,
 ):  # fmt: skip
     seqs = tl.arange(0, NUM_SEQS_PAD)
     rows = tl.load(row_ids + seqs, mask=seqs < num_seqs, other=-1)
@@ -80,7 +78,7 @@ def _expand_step_kernel(
             tl.store(first_chunk, tl.sum((num_new == 1).to(tl.int32), 0))
         row = tl.load(row_ids + seq).to(tl.int64)
         offset = 0
-        if HAS_OFFSETS:
+        if offsets is not None:
             offset = tl.load(offsets + seq)
             if offset > 0:
                 row = tl.where(offset <= tl.load(num_guesses + row), row, -1)
@@ -109,7 +107,7 @@ def _expand_step_kernel(
         token_rows = tl.load(row_ids + token_seqs, mask=is_new, other=-1).to(tl.int64)
         is_new = is_new & (token_rows >= 0)
         computed = tl.load(num_computed_tokens + token_rows, mask=is_new, other=0)
-        if HAS_OFFSETS:
+        if offsets is not None:
             offset = tl.load(offsets + token_seqs, mask=is_new, other=0)
             guesses = tl.load(num_guesses + token_rows, mask=is_new, other=0)
             is_new = is_new & ((offset == 0) | (offset <= guesses))
@@ -192,7 +190,7 @@ def expand_step_torch(
     for seq, (row, new) in enumerate(zip(rows, num_new_tokens.tolist(), strict=True)):
         output.query_start_loc[seq] = start
         offset = 0 if offsets is None else int(offsets[seq])
-        if offset and state.num_guesses is not None and offset > state.num_guesses[row]:
+        if offset and offset > state.num_guesses[row]:
             output.first_chunk.add_(1)  # no such guess
             start += new
         elif row >= 0:

@@ -31,9 +31,7 @@ import torch
 
 from .backend import launch_options, next_power_of_2, runs_triton, tl, triton, wait_for_previous
 from .decode_parts import FLOOR, MIN_ROWS, DecodeWorkspace, merge_parts
-from .paged_prefill import paged_prefill_torch
-
-LOG2_E = 1.4426950408889634
+from .paged_prefill import LOG2_E, paged_prefill_torch
 
 
 def flash_decode(
@@ -285,14 +283,10 @@ def flash_decode_torch(
     scale: float | None = None,
     window: int | None = None,
     output: torch.Tensor | None = None,
-    workspace: DecodeWorkspace | None = None,
-    pdl: int = 0,
-    offsets: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The specification of `flash_decode`: a prefill whose chunks hold one token each."""
-    output = (
-        torch.empty_like(query, memory_format=torch.contiguous_format) if output is None else output
-    )
+    if output is None:
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
     output[context_lens == 0] = 0
     starts = torch.arange(len(query) + 1, dtype=torch.int32, device=query.device)
     return paged_prefill_torch(

@@ -84,7 +84,6 @@ def _propose_kernel(
 
 def propose_torch(state: RowState, row_ids: torch.Tensor, num_wanted: torch.Tensor) -> None:
     """The specification of `propose`."""
-    assert state.num_guesses is not None
     for row, wanted in zip(row_ids.tolist(), num_wanted.tolist(), strict=True):
         if row < 0 or wanted == 0:
             continue
@@ -122,7 +121,7 @@ def accept(
         state.token_ids, state.num_computed_tokens, state.num_guesses,
         row_ids, offsets, sampled, last_rows, tokens,
         num_places, state.token_ids.stride(0),
-        BLOCK=block,
+        BLOCK=block, REJECTED=REJECTED, MISSING=MISSING,
     )  # fmt: skip
     return last_rows, tokens
 
@@ -132,7 +131,7 @@ def _accept_kernel(
     token_ids, num_computed_tokens, num_guesses,
     row_ids, offsets, sampled, last_rows, tokens,
     num_places, token_stride,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, REJECTED: tl.constexpr, MISSING: tl.constexpr,
 ):  # fmt: skip
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_there = places < num_places
@@ -156,7 +155,7 @@ def _accept_kernel(
     next_guess = tl.load(known + offset + 1, mask=has_next, other=0)
     is_last = is_kept & ~(has_next & (next_guess == own))
     tl.store(last_rows + places, tl.where(is_last, rows, -1).to(tl.int32), mask=is_there)
-    dropped = tl.where(offset > guesses, -3, -2)
+    dropped = tl.where(offset > guesses, MISSING, REJECTED)
     tl.store(tokens + places, tl.where(is_kept | ~mask, own, dropped), mask=is_there)
 
 
@@ -164,7 +163,6 @@ def accept_torch(
     state: RowState, row_ids: torch.Tensor, offsets: torch.Tensor, sampled: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The specification of `accept`."""
-    assert state.num_guesses is not None
     last_rows, tokens = torch.full_like(row_ids, -1), sampled.clone()
     last = -1
     for place, (row, offset) in enumerate(zip(row_ids.tolist(), offsets.tolist(), strict=True)):

@@ -27,14 +27,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .backend import ceil_div, launch_options, wait_for_previous
-from .hopper_int8 import INPUTS, all_threads, boxes
+from .hopper_boxes import NARROW, SWIZZLED, all_threads, boxes
 from .silu_mul import gated
-from .tiles import HopperTile, hopper_tile
+from .tiles import hopper_tile
 
 ROWS = gl.constexpr(64)
 """Of a tile: the fewest that the tensor cores of four warps multiply."""
-NARROW = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2))
-"""Of 32 outputs."""
 NUM_REGISTERS = 128
 """Of a thread: half of what there are, as the kernel before still has its own."""
 
@@ -44,32 +42,24 @@ def hopper_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     is_gated: bool = False,
-    tile: HopperTile | None = None,
     pdl: int = 0,
 ) -> torch.Tensor:
-    """`hidden @ weight.T + bias` in bf16, accumulated in fp32.
-
-    hidden: `[num_tokens, in_size]`; weight: `[out_size, in_size]`, contiguous; bias: `[out_size]`
-    or None. Returns `[num_tokens, out_size]`. All of their rows begin at multiples of 16 bytes.
-    is_gated: the first half of the outputs is a gate: returns silu(gate) * up, half as many.
-    pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
-    """
+    """As `linear`, in bf16. All rows, of the output too, begin at multiples of 16 bytes."""
     num_tokens, in_size = hidden.shape
     size = len(weight) // 2 if is_gated else len(weight)
-    tile = tile or hopper_tile(num_tokens, size, is_gated)
+    tile = hopper_tile(num_tokens, size, is_gated)
     output = hidden.new_empty(num_tokens, size)
-    layout = (INPUTS if tile.columns > 32 else NARROW).value
+    layout = (SWIZZLED if tile.columns > 32 else NARROW).value
     num_down = ceil_div(num_tokens, ROWS.value)
     _hopper_linear_kernel[(num_down * ceil_div(size, tile.columns),)](
-        boxes(hidden, [ROWS.value, tile.depth], INPUTS.value),
-        boxes(weight, [tile.columns, tile.depth], INPUTS.value),
+        boxes(hidden, [ROWS.value, tile.depth], SWIZZLED.value),
+        boxes(weight, [tile.columns, tile.depth], SWIZZLED.value),
         boxes(output, [ROWS.value, tile.columns], layout),
         bias, size, num_down, ceil_div(in_size, tile.depth),
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         STAGES=tile.num_stages,
         OUTPUTS=layout,
-        HAS_BIAS=bias is not None,
         IS_GATED=is_gated,
         PDL=pdl,
         num_warps=4,
@@ -86,14 +76,12 @@ def _hopper_linear_kernel(
     DEPTH: gl.constexpr,
     STAGES: gl.constexpr,
     OUTPUTS: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
     IS_GATED: gl.constexpr,
     PDL: gl.constexpr,
-    num_warps: gl.constexpr,
 ):  # fmt: skip
     PARTS: gl.constexpr = 1 + IS_GATED  # of the weight, of which the second is as far as `size`
-    x = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, DEPTH], INPUTS)
-    w = gl.allocate_shared_memory(gl.bfloat16, [STAGES * PARTS, COLUMNS, DEPTH], INPUTS)
+    x = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, DEPTH], SWIZZLED)
+    w = gl.allocate_shared_memory(gl.bfloat16, [STAGES * PARTS, COLUMNS, DEPTH], SWIZZLED)
     result = gl.allocate_shared_memory(gl.bfloat16, [ROWS, COLUMNS], OUTPUTS)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -106,7 +94,7 @@ def _hopper_linear_kernel(
     corner = (gl.program_id(0) % num_down * ROWS, gl.program_id(0) // num_down * COLUMNS)
     store = (output_boxes, bias, result, size)
     gl.warp_specialize([
-        (_multiply, (ring, corner, num_steps, store, COLUMNS, STAGES, HAS_BIAS, PARTS)),
+        (_multiply, (ring, corner, num_steps, store, COLUMNS, STAGES, PARTS)),
         (_copy, (hidden_boxes, weight_boxes, size, ring, corner, num_steps, STAGES, PARTS, PDL)),
     ], worker_num_warps=[1], worker_num_regs=[40])  # fmt: skip
 
@@ -152,7 +140,6 @@ def _multiply(
     ring, corner, num_steps, store,
     COLUMNS: gl.constexpr,
     STAGES: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
     PARTS: gl.constexpr,
 ):  # fmt: skip
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
@@ -172,7 +159,7 @@ def _multiply(
     sums, up = warpgroup_mma_wait(0, deps=(sums, up))
     row, column = corner
     output_boxes, bias, result, size = store
-    if HAS_BIAS:
+    if bias is not None:
         columns = column + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, SUMS))
         columns = gl.minimum(columns, size - 1)
         sums += gl.load(bias + columns).to(gl.float32)[None, :]

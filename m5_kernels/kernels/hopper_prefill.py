@@ -33,16 +33,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .backend import num_multiprocessors
+from .hopper_boxes import SWIZZLED, all_threads, boxes
 from .hopper_consumers import ROWS, STAGES, TILE, consume, num_walked, tile_of
 from .paged_prefill import LOG2_E
 
 COLUMNS = gl.constexpr(64)
-"""128 bytes: the widest box that the copy engine swizzles against bank conflicts."""
-SWIZZLED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
-all_threads = getattr(gl, "thread_barrier", None) or gl.barrier  # its name before and since 3.7
+"""Of a box."""
 
 
 def hopper_prefill(
@@ -66,9 +64,11 @@ def hopper_prefill(
     rows = query.as_strided((num_tokens, num_q_heads * head_dim), (query.stride(0), 1))
     keys, values = (cache.view(num_slots, width) for cache in (key_cache, value_cache))
     num_items = len(tiles) * num_q_heads
+    query_box, page = [ROWS.value, COLUMNS.value], [block_size, COLUMNS.value]
     _hopper_prefill_kernel[(min(num_multiprocessors(query.device), num_items),)](
-        _boxes(rows, ROWS.value), _boxes(keys, block_size), _boxes(values, block_size),
-        values, block_table, tiles, output, num_items, num_q_heads, scale * LOG2_E, num_slots,
+        boxes(rows, query_box, SWIZZLED.value), boxes(keys, page, SWIZZLED.value),
+        boxes(values, page, SWIZZLED.value), values, block_table, tiles, output,
+        num_items, num_q_heads, scale * LOG2_E, num_slots,
         block_table.stride(0), output.stride(0), output.stride(1),
         GROUP=num_q_heads // num_kv_heads,
         HEAD_DIM=head_dim,
@@ -76,12 +76,6 @@ def hopper_prefill(
         BLOCK_SIZE=block_size,
         num_warps=4,
     )  # fmt: skip
-
-
-def _boxes(matrix: torch.Tensor, num_rows: int) -> TensorDescriptor:
-    """How the copy engine takes boxes of so many rows and 64 columns from a matrix."""
-    box = [num_rows, COLUMNS.value]
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), box, SWIZZLED.value)
 
 
 @gluon.jit(do_not_specialize=["num_items"])
@@ -92,7 +86,6 @@ def _hopper_prefill_kernel(
     HEAD_DIM: gl.constexpr,
     WIDTH: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
-    num_warps: gl.constexpr,
 ):  # fmt: skip
     PAGES: gl.constexpr = TILE // BLOCK_SIZE
     PARTS: gl.constexpr = HEAD_DIM // COLUMNS
@@ -127,25 +120,15 @@ def _hopper_prefill_kernel(
     store = (output, output_stride, output_head_stride, scale)
     full = (q_full.index(0), q_full.index(1))
     empty = (q_empty.index(0), q_empty.index(1))
-    gl.warp_specialize(
-        [
-            (consume, (q.index(0), k, v, full[0], empty[0], barriers, work, store, 0, HEAD_DIM)),
-            (
-                consume,
-                (q.index(1), k, v, full[1], empty[1], barriers, work, store, ROWS, HEAD_DIM),
-            ),
-            (
-                _producer,
-                (
-                    query_boxes, key_boxes, value_boxes, values, block_table, table_stride,
-                    num_slots, q_boxes, k_boxes, v_boxes, q_full, q_empty, barriers, work,
-                    GROUP, HEAD_DIM, WIDTH, BLOCK_SIZE,
-                ),
-            ),
-        ],
-        worker_num_warps=[4, 1],
-        worker_num_regs=[232, 40],
-    )  # fmt: skip
+    gl.warp_specialize([
+        (consume, (q.index(0), k, v, full[0], empty[0], barriers, work, store, 0, HEAD_DIM)),
+        (consume, (q.index(1), k, v, full[1], empty[1], barriers, work, store, ROWS, HEAD_DIM)),
+        (_producer, (
+            query_boxes, key_boxes, value_boxes, values, block_table, table_stride, num_slots,
+            q_boxes, k_boxes, v_boxes, q_full, q_empty, barriers, work,
+            GROUP, HEAD_DIM, WIDTH, BLOCK_SIZE,
+        )),
+    ], worker_num_warps=[4, 1], worker_num_regs=[232, 40])  # fmt: skip
 
 
 @gluon.jit

@@ -24,12 +24,13 @@ import torch
 import torch.nn.functional as F
 
 from .backend import fits_copy_engine, runs_triton, supports_pdl
-from .dot_linear import dot_is_faster, dot_linear
+from .dot_linear import dot_linear
 from .int8_linear import int8_linear, max_int8_tokens
 from .int8_weight import Int8Weight, int8_linear_torch
 from .register_linear import MAX_TOKENS, fits_registers, register_linear
 from .silu_mul import silu_mul, silu_mul_torch
-from .skinny_linear import max_tokens, skinny_linear
+from .skinny_linear import skinny_linear
+from .tiles import LONG_ROW
 
 MAX_HOPPER_TOKENS = 256
 """Up to which the library's products take longer than `hopper_linear`, measured on an H200."""
@@ -49,9 +50,7 @@ def linear(
     is_gated: the first half of the outputs is a gate: returns silu(gate) * up, half as many.
     pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
     """
-    num_tokens, in_size = hidden.shape
-    has_kernels, most = runs_triton(hidden), max_tokens(in_size)
-    is_half = hidden.element_size() == 2
+    num_tokens, has_kernels = len(hidden), runs_triton(hidden)
     if isinstance(weight, Int8Weight):
         if takes_hopper_int8(hidden, weight, is_gated):
             from .hopper_int8 import hopper_int8  # Gluon: NVIDIA's GPUs alone
@@ -64,9 +63,9 @@ def linear(
         from .hopper_linear import hopper_linear
 
         return hopper_linear(hidden, weight, bias, is_gated, pdl=pdl)
-    elif has_kernels and is_half and dot_is_faster(num_tokens, len(weight), in_size, most):
+    elif has_kernels and takes_dot(num_tokens, weight):
         output = dot_linear(hidden, weight, bias, pdl=pdl)
-    elif has_kernels and 1 <= num_tokens <= most:
+    elif has_kernels and 1 <= num_tokens <= max_skinny_tokens(weight):
         return skinny_linear(hidden, weight, bias, is_gated, pdl=pdl)
     else:
         output = F.linear(hidden, weight, bias)
@@ -85,15 +84,28 @@ def takes_registers(num_tokens: int, weight: torch.Tensor | Int8Weight) -> bool:
     return 1 <= num_tokens <= MAX_TOKENS and fits_registers(weight)
 
 
-def takes_hopper(
-    hidden: torch.Tensor, weight: torch.Tensor | Int8Weight, is_gated: bool = False
-) -> bool:
+def takes_hopper(hidden: torch.Tensor, weight: torch.Tensor, is_gated: bool = False) -> bool:
     """Whether the product goes to `hopper_linear`: larger weights the library reads as fast."""
-    if isinstance(weight, Int8Weight) or not fits_registers(weight):
+    if not MAX_TOKENS < len(hidden) <= MAX_HOPPER_TOKENS or not fits_registers(weight):
         return False
     out_size, in_size = weight.shape
-    has_few_rows = MAX_TOKENS < len(hidden) <= MAX_HOPPER_TOKENS
-    return has_few_rows and fits_copy_engine(hidden, in_size, out_size // (1 + is_gated))
+    return fits_copy_engine(hidden, in_size, out_size // (1 + is_gated))
+
+
+def takes_dot(num_tokens: int, weight: torch.Tensor) -> bool:
+    """Whether the product goes to `dot_linear`: what was fastest on an H200 with Qwen3's shapes.
+
+    With fewer tokens `skinny_linear` is faster; but not where a weight has many short rows, which
+    its programs are through with too soon.
+    """
+    has_short_rows = weight.shape[1] <= 1024 and len(weight) >= 4096
+    fewest = 1 if has_short_rows else 1 + max_skinny_tokens(weight)
+    return weight.element_size() == 2 and fewest <= num_tokens <= MAX_TOKENS
+
+
+def max_skinny_tokens(weight: torch.Tensor) -> int:
+    """Tokens up to which `skinny_linear` beats the library; fewer where rows are long."""
+    return 4 if weight.shape[1] <= LONG_ROW else 1
 
 
 def takes_hopper_int8(hidden: torch.Tensor, weight: Int8Weight, is_gated: bool) -> bool:

@@ -62,7 +62,7 @@ def paged_prefill(
     if not runs_triton(query):
         return paged_prefill_torch(
             query, key_cache, value_cache, block_table, context_lens, query_start_loc,
-            scale, window, output, first_seq=first_seq,
+            scale, window, output, first_seq,
         )  # fmt: skip
     num_tokens, num_q_heads, head_dim = query.shape
     _, block_size, num_kv_heads, _ = key_cache.shape
@@ -70,9 +70,8 @@ def paged_prefill(
         raise ValueError(f"strides differ: {key_cache.stride()}, {value_cache.stride()}")
     num_seqs = len(context_lens)
     max_seqs = num_seqs if max_seqs is None else min(max_seqs, num_seqs)
-    output = (
-        torch.empty_like(query, memory_format=torch.contiguous_format) if output is None else output
-    )
+    if output is None:
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
     head_dim_pad = next_power_of_2(head_dim)
     tile = tile or prefill_tile(head_dim_pad, key_cache.dtype, query.device)
     group = num_q_heads // num_kv_heads
@@ -84,9 +83,7 @@ def paged_prefill(
         first_seq, num_seqs,
         (head_dim**-0.5 if scale is None else scale) * LOG2_E,
         window or 0,
-        query.stride(0), query.stride(1),
-        key_cache.stride(0), key_cache.stride(1), key_cache.stride(2),
-        block_table.stride(0),
+        query.stride(0), query.stride(1), *key_cache.stride()[:3], block_table.stride(0),
         output.stride(0), output.stride(1),
         NUM_SEQS_PAD=lanes_for(max_seqs),
         GROUP=group,
@@ -108,9 +105,7 @@ def paged_prefill(
 def _paged_prefill_kernel(
     query, key_cache, value_cache, block_table, context_lens, query_start_loc, output,
     first_seq, num_seqs, score_scale, window,
-    query_stride, query_head_stride,
-    block_stride, slot_stride, head_stride,
-    table_stride,
+    query_stride, query_head_stride, block_stride, slot_stride, head_stride, table_stride,
     output_stride, output_head_stride,
     NUM_SEQS_PAD: tl.constexpr,
     GROUP: tl.constexpr,
@@ -230,14 +225,11 @@ def paged_prefill_torch(
     scale: float | None = None,
     window: int | None = None,
     output: torch.Tensor | None = None,
-    tile: PrefillTile | None = None,
     first_seq: torch.Tensor | None = None,
-    max_seqs: int | None = None,
 ) -> torch.Tensor:
     """The specification of `paged_prefill`: gather a sequence's KV, attend in fp32 at least."""
-    output = (
-        torch.empty_like(query, memory_format=torch.contiguous_format) if output is None else output
-    )
+    if output is None:
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     _, block_size, num_kv_heads, _ = key_cache.shape
     wide = torch.promote_types(query.dtype, torch.float32)

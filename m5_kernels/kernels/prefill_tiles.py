@@ -50,7 +50,7 @@ def prefill_tiles(
     walks = torch.where(rows_left > 0, positions + rows_left.clamp(max=QUERIES), 0)
     order = walks.argsort(descending=True)[: num_tokens // QUERIES + max_seqs]
     columns = starts[owner] + tokens, rows_left, positions, seqs[owner]
-    return torch.stack(columns, 1)[order].contiguous()
+    return torch.stack(columns, 1)[order]
 
 
 @functools.cache

@@ -21,10 +21,9 @@ gets the very bits that it would have got alone.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
-from .backend import ceil_div, launch_options, runs_triton, tl, triton, wait_for_previous
-from .silu_mul import gated, silu_mul_torch
+from .backend import ceil_div, launch_options, tl, triton, wait_for_previous
+from .silu_mul import gated
 from .tiles import LinearTile, register_tile
 
 MAX_TOKENS = 16
@@ -47,15 +46,7 @@ def register_linear(
     tile: LinearTile | None = None,
     pdl: int = 0,
 ) -> torch.Tensor:
-    """`hidden @ weight.T + bias`, accumulated in fp32, for at most `MAX_TOKENS` rows.
-
-    hidden: `[num_tokens, in_size]`, rows contiguous; weight: `[out_size, in_size]`, contiguous;
-    bias: `[out_size]` or None. Returns `[num_tokens, out_size]`.
-    is_gated: the first half of the outputs is a gate: returns silu(gate) * up, half as many.
-    pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
-    """
-    if not runs_triton(hidden):
-        return register_linear_torch(hidden, weight, bias, is_gated)
+    """As `linear`, for at most `MAX_TOKENS` rows in fp16 or bf16."""
     num_tokens, in_size = hidden.shape
     size = len(weight) // 2 if is_gated else len(weight)
     tile = tile or register_tile(in_size)
@@ -67,7 +58,6 @@ def register_linear(
         TOKENS=8 if num_tokens <= 8 else 16,
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
-        HAS_BIAS=bias is not None,
         IS_GATED=is_gated,
         PDL=pdl,
         num_warps=tile.num_warps,
@@ -84,7 +74,6 @@ def _register_linear_kernel(
     TOKENS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     IS_GATED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -113,7 +102,7 @@ def _register_linear_kernel(
         h = tl.permute(_as_lanes_multiply(h, TOKENS, CHUNKS), [0, 2, 1])
         sums = tl.dot(w, h, sums, input_precision="ieee")
     result = tl.sum(sums, 0)
-    if HAS_BIAS:
+    if bias is not None:
         column = tl.arange(0, COLUMNS)
         rows = column // OUTPUTS * size + tl.minimum(first + column % OUTPUTS, size - 1)
         result += tl.load(bias + rows).to(tl.float32)[:, None]
@@ -148,16 +137,3 @@ def _as_lanes_multiply(tile, ROWS: tl.constexpr, CHUNKS: tl.constexpr):
     """
     tile = tl.reshape(tile, [ROWS // 8, CHUNKS, 8, 4, 2, 2, 2])
     return tl.reshape(tl.permute(tile, [1, 0, 2, 4, 5, 3, 6]), [CHUNKS, ROWS, 32])
-
-
-def register_linear_torch(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    is_gated: bool = False,
-    tile: LinearTile | None = None,
-    pdl: int = 0,
-) -> torch.Tensor:
-    """The specification of `register_linear`."""
-    output = F.linear(hidden, weight, bias)
-    return silu_mul_torch(output) if is_gated else output

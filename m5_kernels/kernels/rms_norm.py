@@ -76,16 +76,14 @@ def _launch(
     if num_tokens == 0:
         return
     row = next_power_of_2(hidden_size)
-    is_first = input_ids is not None  # of a step: see `wait_for_previous`
     _rms_norm_kernel[(num_tokens,)](
         input_ids, hidden, residual, weight, output,
         hidden.stride(0), residual.stride(0), epsilon,
         HIDDEN_SIZE=hidden_size,
         ROW=row,
-        IS_FIRST=is_first,
         PDL=pdl,
         num_warps=min(16, max(1, row // 512)),
-        **launch_options(0 if is_first else pdl),
+        **launch_options(pdl if input_ids is None else 0),  # see `wait_for_previous`
     )  # fmt: skip
 
 
@@ -95,7 +93,6 @@ def _rms_norm_kernel(
     hidden_stride, residual_stride, epsilon,
     HIDDEN_SIZE: tl.constexpr,
     ROW: tl.constexpr,
-    IS_FIRST: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -103,10 +100,10 @@ def _rms_norm_kernel(
     mask = columns < HIDDEN_SIZE
     weights = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
     wait_for_previous(PDL)
-    source = tl.load(input_ids + token).to(tl.int64) if IS_FIRST else token
+    source = token if input_ids is None else tl.load(input_ids + token).to(tl.int64)
     row = tl.load(hidden + source * hidden_stride + columns, mask=mask, other=0.0)
     pointers = residual + token * residual_stride + columns
-    if not IS_FIRST:
+    if input_ids is None:
         total = row.to(tl.float32) + tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
         row = total.to(row.dtype)
     tl.store(pointers, row, mask=mask)

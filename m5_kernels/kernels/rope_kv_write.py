@@ -10,7 +10,6 @@
 One program takes one token and HEADS of its heads, as two tiles `[HEADS, head_dim / 2]`, since
 rotary embeddings (in the layout of Hugging Face) pair element i with element i + head_dim / 2.
 Done apart this is five launches and three more trips of query and key through memory.
-Also here: `write_kv`, the last step alone, for models whose modules do the rest.
 Paper: Su et al., RoFormer (2021).
 """
 
@@ -36,8 +35,8 @@ def rope_kv_write(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
     num_q_heads: int,
-    positions: torch.Tensor | None = None,
-    cos_sin: torch.Tensor | None = None,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
@@ -48,8 +47,8 @@ def rope_kv_write(
     qkv: `[num_tokens, (num_q_heads + 2 * num_kv_heads) * head_dim]`, rows contiguous.
     key_cache, value_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`, same strides.
     slot_mapping: int64 `[num_tokens]`, block * block_size + offset; -1 stores nothing.
-    positions: int `[num_tokens]`, with cos_sin: fp32 `[max_positions, head_dim]`, a position's
-    cosines, then its sines; both None: no rotation.
+    positions: int `[num_tokens]`; cos_sin: fp32 `[max_positions, head_dim]`, a position's cosines,
+    then its sines.
     q_norm, k_norm: `[head_dim]` RMSNorm weights, or both None; epsilon is that of these norms.
     pdl: start before the previous kernel ends, which wrote only qkv of all this.
     Returns the queries, a view `[num_tokens, num_q_heads, head_dim]` of qkv.
@@ -74,8 +73,6 @@ def rope_kv_write(
             HALF_PAD=next_power_of_2(head_dim // 2),
             BLOCK_SIZE=block_size,
             HEADS=heads,
-            HAS_ROPE=cos_sin is not None,
-            HAS_NORM=q_norm is not None,
             PDL=pdl,
             num_warps=2,
             **launch_options(pdl),
@@ -94,8 +91,6 @@ def _rope_kv_write_kernel(
     HALF_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
-    HAS_ROPE: tl.constexpr,
-    HAS_NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -110,22 +105,21 @@ def _rope_kv_write_kernel(
     row = qkv + token * qkv_stride + heads[:, None] * HEAD_DIM + halves[None, :]
     dtype = qkv.dtype.element_ty
     slot = tl.load(slot_mapping + token)
-    if HAS_NORM:
+    if q_norm is not None:
         weights = tl.where(is_query[:, None], q_norm + halves[None, :], k_norm + halves[None, :])
         is_normed = (is_query | is_key)[:, None] & is_half[None, :]
         weight_low = tl.load(weights, mask=is_normed, other=0.0).to(tl.float32)
         weight_high = tl.load(weights + HALF, mask=is_normed, other=0.0).to(tl.float32)
-    if HAS_ROPE:
-        angles = cos_sin + tl.load(positions + token).to(tl.int64) * HEAD_DIM + halves
-        # A value is "rotated" by an angle of zero.
-        cos = tl.where(is_value[:, None], 1.0, tl.load(angles, mask=is_half, other=1.0)[None, :])
-        sin = tl.load(angles + HALF, mask=is_half, other=0.0)[None, :]
-        sin = tl.where(is_value[:, None], 0.0, sin)
+    angles = cos_sin + tl.load(positions + token).to(tl.int64) * HEAD_DIM + halves
+    # A value is "rotated" by an angle of zero.
+    cos = tl.where(is_value[:, None], 1.0, tl.load(angles, mask=is_half, other=1.0)[None, :])
+    sin = tl.load(angles + HALF, mask=is_half, other=0.0)[None, :]
+    sin = tl.where(is_value[:, None], 0.0, sin)
 
     wait_for_previous(PDL)
     low = tl.load(row, mask=mask, other=0.0).to(tl.float32)
     high = tl.load(row + HALF, mask=mask, other=0.0).to(tl.float32)
-    if HAS_NORM:
+    if q_norm is not None:
         square = tl.sum(low * low, 1) + tl.sum(high * high, 1)
         scale = tl.rsqrt(square / HEAD_DIM + epsilon)[:, None]
         # Rounded where Hugging Face rounds: before the weight and after it.
@@ -133,9 +127,7 @@ def _rope_kv_write_kernel(
         normed_high = ((high * scale).to(dtype).to(tl.float32) * weight_high).to(dtype)
         low = tl.where(is_value[:, None], low, normed_low.to(tl.float32))
         high = tl.where(is_value[:, None], high, normed_high.to(tl.float32))
-    if HAS_ROPE:
-        low, high = low * cos - high * sin, high * cos + low * sin
-
+    low, high = low * cos - high * sin, high * cos + low * sin
     low = low.to(dtype)
     high = high.to(dtype)
     query_mask = is_query[:, None] & is_half[None, :]
@@ -153,69 +145,14 @@ def _rope_kv_write_kernel(
         tl.store(value_cache + offsets + HALF, high.to(key_cache.dtype.element_ty), mask=value_mask)
 
 
-def write_kv(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-) -> None:
-    """Store keys and values `[num_tokens, num_kv_heads, head_dim]` (any strides) in their slots.
-
-    The caches and slot_mapping are those of `rope_kv_write`.
-    """
-    if not runs_triton(key):
-        return write_kv_torch(key, value, key_cache, value_cache, slot_mapping)
-    num_tokens, num_kv_heads, head_dim = key.shape
-    if num_tokens:
-        _write_kv_kernel[(num_tokens,)](
-            key, value, key_cache, value_cache, slot_mapping,
-            *key.stride(), *value.stride(), *key_cache.stride()[:3],
-            NUM_KV_HEADS=num_kv_heads,
-            HEAD_DIM=head_dim,
-            BLOCK_SIZE=key_cache.shape[1],
-            HEADS=next_power_of_2(num_kv_heads),
-            HEAD_DIM_PAD=next_power_of_2(head_dim),
-        )  # fmt: skip
-    return None
-
-
-@triton.jit
-def _write_kv_kernel(
-    key, value, key_cache, value_cache, slot_mapping,
-    key_stride, key_head_stride, key_dim_stride,
-    value_stride, value_head_stride, value_dim_stride,
-    block_stride, slot_stride, head_stride,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD_DIM_PAD: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slot_mapping + token)
-    if slot < 0:
-        return
-    heads = tl.arange(0, HEADS)[:, None]
-    dims = tl.arange(0, HEAD_DIM_PAD)[None, :]
-    mask = (heads < NUM_KV_HEADS) & (dims < HEAD_DIM)
-    place = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride
-    offsets = place + heads * head_stride + dims
-    keys = key + token * key_stride + heads * key_head_stride + dims * key_dim_stride
-    values = value + token * value_stride + heads * value_head_stride + dims * value_dim_stride
-    dtype = key_cache.dtype.element_ty
-    tl.store(key_cache + offsets, tl.load(keys, mask=mask).to(dtype), mask=mask)
-    tl.store(value_cache + offsets, tl.load(values, mask=mask).to(dtype), mask=mask)
-
-
 def rope_kv_write_torch(
     qkv: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
     num_q_heads: int,
-    positions: torch.Tensor | None = None,
-    cos_sin: torch.Tensor | None = None,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
@@ -233,21 +170,15 @@ def rope_kv_write_torch(
 
 def norm_and_rotate_torch(
     heads: torch.Tensor,
-    positions: torch.Tensor | None,
-    cos_sin: torch.Tensor | None,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
     norm: torch.Tensor | None,
     epsilon: float,
 ) -> torch.Tensor:
     """Queries or keys `[num_tokens, num_heads, head_dim]` as `rope_kv_write` leaves them."""
     if norm is not None:
         heads = rms_norm_torch(heads, norm, epsilon)
-    if cos_sin is not None and positions is not None:
-        cos, sin = cos_sin[positions.long()][:, None, :].chunk(2, dim=-1)
-        heads = _rotate(heads, cos, sin)
-    return heads
-
-
-def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    cos, sin = cos_sin[positions.long()][:, None, :].chunk(2, dim=-1)
     low, high = heads.float().chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(heads.dtype)
 
@@ -259,9 +190,13 @@ def write_kv_torch(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """The specification of `write_kv`."""
-    is_kept = slot_mapping >= 0
-    slots = slot_mapping[is_kept]
+    """Store keys and values in their slots, without asking the host which tokens are padding.
+
+    Padding writes once more what the first token writes, which is never padding in a step that
+    somebody is in.
+    """
+    is_padding = slot_mapping < 0
+    slots = torch.where(is_padding, slot_mapping[:1], slot_mapping)
     blocks, offsets = slots // key_cache.shape[1], slots % key_cache.shape[1]
-    key_cache[blocks, offsets] = key[is_kept].to(key_cache.dtype)
-    value_cache[blocks, offsets] = value[is_kept].to(value_cache.dtype)
+    for cache, new in ((key_cache, key), (value_cache, value)):
+        cache[blocks, offsets] = torch.where(is_padding[:, None, None], new[:1], new)

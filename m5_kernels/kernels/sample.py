@@ -7,7 +7,7 @@
                                             token, exactly                and exactly
 
 The noise of an id is a function of (seed, output position, id) alone - Philox4x32-10, the very
-bits of `engine.philox` - so that no state is kept and every chunk can make its own. A row without
+bits of `core.philox` - so that no state is kept and every chunk can make its own. A row without
 filters is read once; softmax, cumulative sums and sorting, each a trip over `[num_rows, vocab]`, do
 not happen. For rows with top-k, top-p or min-p `find_cutoffs` says first which logits are kept.
 
@@ -20,6 +20,9 @@ from __future__ import annotations
 
 import torch
 
+from milestone_llm.core.philox import gumbel_noise
+from milestone_llm.core.sampling import MIN_TEMPERATURE, filter_logits
+
 from .backend import (
     ceil_div,
     fast_log2,
@@ -30,7 +33,7 @@ from .backend import (
     triton,
     wait_for_previous,
 )
-from .cutoff import MIN_TEMPERATURE, find_cutoffs
+from .cutoff import LOWEST_TEMPERATURE, find_cutoffs
 
 CHUNK = 4096  # vocabulary ids a program scores
 PART = 1024  # of those, for which it leaves a score: so many are scored again
@@ -79,8 +82,6 @@ def sample(
     arguments = (logits, rows, temperature, seeds, positions, cutoffs, last_ties, scores)
     constants = {
         "PART": PART,
-        "HAS_FILTERS": has_filters,
-        "MIN_TEMPERATURE": MIN_TEMPERATURE,
         "PDL": pdl,
         "num_warps": 4,
         **launch_options(pdl),
@@ -101,8 +102,6 @@ def _score_chunk_kernel(
     vocab_size, logits_stride,
     CHUNK: tl.constexpr,
     PART: tl.constexpr,
-    HAS_FILTERS: tl.constexpr,
-    MIN_TEMPERATURE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0)
@@ -112,9 +111,8 @@ def _score_chunk_kernel(
     noise = _rough_noise(heat, tl.load(seeds + row), tl.load(positions + place), chunk, CHUNK)
     wait_for_previous(PDL)  # noise needs no logits
     raw, rough, _ = _rough_scores(
-        logits, heat, noise, cutoffs, last_ties, place, chunk,
-        vocab_size, logits_stride, CHUNK, HAS_FILTERS, MIN_TEMPERATURE,
-    )  # fmt: skip
+        logits, heat, noise, cutoffs, last_ties, place, chunk, vocab_size, logits_stride, CHUNK
+    )
     # Infinity marks a row that is broken; a score that is kept is always finite.
     is_broken = tl.sum(((raw != raw) | (raw == float("inf"))).to(tl.int32)) > 0
     PARTS: tl.constexpr = CHUNK // PART
@@ -129,8 +127,6 @@ def _pick_best_kernel(
     vocab_size, logits_stride, num_parts,
     PARTS_PAD: tl.constexpr,
     PART: tl.constexpr,
-    HAS_FILTERS: tl.constexpr,
-    MIN_TEMPERATURE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0)
@@ -154,8 +150,7 @@ def _pick_best_kernel(
             part = tl.min(tl.where(is_part & (parts > part), parts, PARTS_PAD))
             _, rough, columns = _rough_scores(
                 logits, heat, _rough_noise(heat, seed, position, part, PART),
-                cutoffs, last_ties, place, part,
-                vocab_size, logits_stride, PART, HAS_FILTERS, MIN_TEMPERATURE,
+                cutoffs, last_ties, place, part, vocab_size, logits_stride, PART,
             )  # fmt: skip
             is_candidate = rough >= rough_best - slack
             # All candidates of a greedy row are equal, and the first of them is the token.
@@ -170,7 +165,7 @@ def _pick_best_kernel(
                 score = score.to(tl.float32)
                 if heat > 0:
                     noise = _gumbel(seed, position, token_id)
-                    score = tl.div_rn(score, tl.maximum(heat, MIN_TEMPERATURE)) + noise
+                    score = tl.div_rn(score, tl.maximum(heat, LOWEST_TEMPERATURE)) + noise
                 best_id = tl.where(score > best_score, token_id, best_id)
                 best_score = tl.maximum(score, best_score)
     tl.store(tokens + place, best_id)
@@ -181,25 +176,18 @@ def _rough_scores(
     logits, heat, noise, cutoffs, last_ties, place, chunk,
     vocab_size, logits_stride,
     CHUNK: tl.constexpr,
-    HAS_FILTERS: tl.constexpr,
-    MIN_TEMPERATURE: tl.constexpr,
 ):  # fmt: skip
     """Logits, scores to about 1e-5 (-inf where not kept) and ids of a chunk: `[CHUNK / 4, 4]`."""
-    columns = chunk * CHUNK + _tile(CHUNK)
+    # One counter of the generator serves a row of four.
+    columns = chunk * CHUNK + (tl.arange(0, CHUNK // 4)[:, None] * 4 + tl.arange(0, 4)[None, :])
     pointers = logits + place.to(tl.int64) * logits_stride + columns
     raw = tl.load(pointers, mask=columns < vocab_size, other=-float("inf")).to(tl.float32)
-    rough = raw * tl.where(heat > 0, 1.0 / tl.maximum(heat, MIN_TEMPERATURE), 1.0) + noise
-    if HAS_FILTERS:
+    rough = raw * tl.where(heat > 0, 1.0 / tl.maximum(heat, LOWEST_TEMPERATURE), 1.0) + noise
+    if cutoffs is not None:
         cutoff = tl.load(cutoffs + place)
         is_tie = (raw == cutoff) & (columns <= tl.load(last_ties + place))
         rough = tl.where((raw > cutoff) | is_tie, rough, -float("inf"))
     return raw, rough, columns
-
-
-@triton.jit
-def _tile(CHUNK: tl.constexpr):
-    """The ids of a chunk, `[CHUNK / 4, 4]`: one counter of the generator serves a row of four."""
-    return tl.arange(0, CHUNK // 4)[:, None] * 4 + tl.arange(0, 4)[None, :]
 
 
 @triton.jit
@@ -253,10 +241,6 @@ def sample_torch(
     has_filters: bool = True,
 ) -> torch.Tensor:
     """The specification of `sample`: the filters and the noise of the first milestone."""
-    # Imported here: the package of the first milestone brings its engine and transformers along.
-    from milestone_llm.core.philox import gumbel_noise
-    from milestone_llm.core.sampling import filter_logits
-
     index = rows.clamp(min=0)
     temperature, seeds = temperature[index], seeds[index]
     raw = logits.float()

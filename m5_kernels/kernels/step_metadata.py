@@ -22,8 +22,6 @@ from dataclasses import dataclass
 
 import torch
 
-from .backend import ceil_div
-
 
 @dataclass(frozen=True)
 class RowState:
@@ -31,33 +29,15 @@ class RowState:
 
     token_ids: int32 `[num_rows, max_model_len]`; block_table: int32 `[num_rows, max_blocks]`;
     num_computed_tokens, prompt_lens: int32 `[num_rows]`; num_guesses: int32 `[num_rows]`, tokens
-    behind the known ones that are guesses (see `guesses`), where anybody guesses.
+    behind the known ones that are guesses (see `guesses`).
     """
 
     token_ids: torch.Tensor
     block_table: torch.Tensor
     num_computed_tokens: torch.Tensor
     prompt_lens: torch.Tensor
+    num_guesses: torch.Tensor
     block_size: int
-    num_guesses: torch.Tensor | None = None
-
-    @classmethod
-    def allocate(
-        cls, num_rows: int, max_model_len: int, block_size: int, device: torch.device | str
-    ) -> RowState:
-        """Empty rows for requests of up to `max_model_len` tokens."""
-
-        def zeros(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=device)
-
-        return cls(
-            zeros(num_rows, max_model_len),
-            zeros(num_rows, 16 * ceil_div(max_model_len, 16 * block_size)),
-            zeros(num_rows),
-            zeros(num_rows),
-            block_size,
-            zeros(num_rows),
-        )
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ rounding.
 from __future__ import annotations
 
 import functools
-import math
 from typing import NamedTuple
 
 import torch
 
-from .backend import ceil_div, next_power_of_2
+from .backend import ceil_div, next_power_of_2, num_multiprocessors
 
 
 class GPU(NamedTuple):
@@ -95,40 +94,6 @@ class HopperTile(NamedTuple):
     num_stages: int  # of so many inputs, on their way
 
 
-class HopperInt8Tile(NamedTuple):
-    """How programs cover a matrix product with a weight in int8, on Hopper."""
-
-    rows: int  # tokens: a power of two, or with half or a quarter more
-    side_by_side: int  # warpgroups, each of 64 outputs
-    turns: int  # warpgroups of the same outputs, that take steps in turn
-    depth: int  # inputs of a step
-    num_stages: int  # steps on their way, as many for each turn
-    programs_per_sm: int = 1
-    num_parts: int = 1  # of the inputs: programs of the same outputs
-
-    @property
-    def wide(self) -> int:
-        """Rows that are multiplied together; the others are, too."""
-        return 1 << self.rows.bit_length() - 1
-
-    @property
-    def registers(self) -> tuple[int, int]:
-        """Of a thread when a program starts, and of one that multiplies afterwards.
-
-        No more than needed, so that programs of other kernels find room beside this one.
-        """
-        needed = self.rows // 2 + self.depth // 4 + 48  # sums, integers, addresses
-        warps = 4 * self.side_by_side * self.turns
-        whole = max(ceil_div(needed * warps + 4 * COPY_REGISTERS, warps + 4), self.wide // 2 + 30)
-        whole = ceil_div(whole, 8) * 8
-        return whole, min(((warps + 4) * whole - 4 * COPY_REGISTERS) // warps // 8 * 8, 232)
-
-    def grid(self, num_tokens: int, size: int, is_gated: bool) -> tuple[int, int]:
-        """Tiles below each other, and side by side. size: outputs, with a gate half of them."""
-        columns = 64 * self.side_by_side // (1 + is_gated)
-        return ceil_div(num_tokens, self.rows), ceil_div(size, columns)
-
-
 LONG_ROW = 3072
 """Elements of a row of a weight, above which another product of a few tokens is faster."""
 
@@ -144,28 +109,9 @@ H200_PREFILL = {
     (2, 128): PrefillTile(128, 128, 8, 2),
     (2, 256): PrefillTile(128, 64, 8, 2),
 }
-H200_INT8 = (
-    HopperInt8Tile(16, 3, 1, 128, 7),
-    HopperInt8Tile(32, 3, 1, 128, 6),
-    HopperInt8Tile(64, 3, 1, 128, 4),
-    HopperInt8Tile(96, 3, 1, 64, 7),
-    HopperInt8Tile(128, 3, 1, 64, 6),
-    HopperInt8Tile(160, 3, 1, 64, 5),
-    HopperInt8Tile(192, 3, 1, 64, 4),
-    HopperInt8Tile(256, 2, 1, 64, 4),
-    HopperInt8Tile(16, 1, 4, 128, 12),
-    HopperInt8Tile(32, 1, 4, 128, 8),
-    HopperInt8Tile(64, 1, 4, 64, 12),
-    HopperInt8Tile(128, 1, 3, 64, 6),
-    HopperInt8Tile(128, 1, 1, 64, 4, 2),
-)
 NUM_SMS = 132
 """Of an H200. Programs that share a tile run at once there."""
 ENOUGH_PROGRAMS = 96
-SHORTEST_PART = 768
-"""Inputs that are worth adding up somewhere else."""
-COPY_REGISTERS = 32
-"""Of a thread that does nothing but start copies."""
 RING_BYTES = 192 * 1024
 """Of a multiprocessor's shared memory: what the copy engine fills; the rest is for results."""
 SCRATCH_BYTES = 2048
@@ -270,8 +216,7 @@ def dot_tile(out_size: int, device: torch.device) -> DotTile:
     tile = DotTile(64, 128, 4, 4)
     if device.type != "cuda":
         return tile
-    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-    if 2 * out_size <= num_sms * tile.columns:
+    if 2 * out_size <= num_multiprocessors(device) * tile.columns:
         tile = tile._replace(num_stages=6)
     return fit_dot(tile, GPU.of(device))
 
@@ -313,38 +258,3 @@ def hopper_tile(num_tokens: int, size: int, is_gated: bool) -> HopperTile:
     depth = 128 if width <= 64 else 64
     programs_per_sm = 1 if num_programs(columns) <= NUM_SMS else 2
     return HopperTile(columns, depth, RING_BYTES // programs_per_sm // (2 * (64 + width) * depth))
-
-
-def hopper_int8_tile(
-    num_tokens: int, size: int, in_size: int, is_gated: bool = False
-) -> HopperInt8Tile:
-    """The tile of `hopper_int8` that is expected to be the fastest. size: as in `grid`.
-
-    Its inputs are cut into parts where that gives more multiprocessors something to do.
-    """
-    fitting = [tile for tile in H200_INT8 if tile.rows < 2 * num_tokens] or H200_INT8[:1]
-    tiles = [tile._replace(num_parts=parts) for tile in fitting for parts in (1, 2, 3, 4)]
-    return min(tiles, key=lambda tile: int8_cycles(tile, num_tokens, size, in_size, is_gated))
-
-
-def int8_cycles(
-    tile: HopperInt8Tile, num_tokens: int, size: int, in_size: int, is_gated: bool
-) -> float:
-    """What a product takes on an H200, in cycles. The numbers fit some 700 measurements."""
-    num_down, num_across = tile.grid(num_tokens, size, is_gated)
-    num_programs = num_down * num_across * tile.num_parts
-    at_once = NUM_SMS * tile.programs_per_sm
-    if tile.num_parts > 1 and num_programs > at_once:
-        return math.inf
-    side_by_side = min(tile.programs_per_sm, ceil_div(num_programs, NUM_SMS)) * tile.side_by_side
-    multiply, convert = 2 * tile.rows, 207  # for 64 inputs and 64 outputs
-    step = max(
-        side_by_side * max(multiply, convert),
-        (multiply + 245) / tile.turns,  # one after the other
-        side_by_side * (4096 + 128 * tile.rows / tile.side_by_side) / 82,  # bytes from L2
-    )
-    start = 3770 + 300 * (tile.turns > 1)
-    cycles = ceil_div(num_programs, at_once) * (start + in_size / 64 / tile.num_parts * step)
-    if tile.num_parts > 1:
-        cycles += 1190 + 28 * tile.num_parts * tile.rows
-    return max(cycles, (1 + is_gated) * size * in_size / 1560)  # bytes from memory

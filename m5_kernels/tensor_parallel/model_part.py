@@ -49,17 +49,36 @@ def load_part(
     is_ready = isinstance(model, PreTrainedModel)
     device = config.device if ranks is None else None if is_ready else ranks.device
     loaded = load_model(model, tokenizer, config.dtype, device, weights=False)
+    whole = part = loaded.model
     if quantization is not None:
-        check_quantization(loaded.model.config, quantization)
-    shard, device, part = Shard(), loaded.model.device, loaded.model
+        check_quantization(whole.config, quantization)
+    shard, device = Shard(), whole.device
     if ranks is not None:
         shard, device = ranks.shard, ranks.device
-        part = model_part(loaded.model, shard, device)
+        part = model_part(whole, shard, device)
     max_model_len = config.resolve_max_model_len(max_position(part))
-    source = model if isinstance(model, str) else None
-    limits = max_model_len, config.max_num_seqs
-    decoder = decoder_part(loaded.model, source, shard, device, *limits, quantization)
+    is_there = has_weights(whole)
+    decoder = FusedDecoder(
+        DecoderConfig.of_model(whole) if is_there else DecoderConfig.from_hf(whole.config),
+        rope_table(whole.config, max_model_len), whole.dtype, device, shard, config.max_num_seqs,
+        quantization,
+    )  # fmt: skip
+    if is_there:
+        decoder.load(read_model(whole, consume=False))
+    else:
+        fill(decoder, str(model))
     return dataclasses.replace(loaded, model=part), decoder, max_model_len
+
+
+def fill(decoder: FusedDecoder, source: str) -> None:
+    """Read the weights of what `source` names, as far as this rank keeps them."""
+    place, _ = locate(source)
+    if not Path(place).is_dir():
+        if place.startswith(PREFIX):
+            decoder.fill_randomly()
+            return
+        place = snapshot_download(place, allow_patterns=["*.safetensors", "*.json"])
+    decoder.load(read_safetensors(Path(place)))
 
 
 def check_quantization(hf_config: PretrainedConfig, quantization: str) -> None:
@@ -88,36 +107,3 @@ def model_part(whole: PreTrainedModel, shard: Shard, device: torch.device) -> Pr
     model = build_empty_model(config, whole.dtype, device)
     model.generation_config = whole.generation_config
     return model
-
-
-def decoder_part(
-    whole: PreTrainedModel,
-    source: str | None,
-    shard: Shard,
-    device: torch.device,
-    max_positions: int,
-    max_num_seqs: int,
-    quantization: str | None,
-) -> FusedDecoder:
-    """The fused decoder with a rank's part of the weights.
-
-    Args:
-        whole: with its weights, or an empty model of what `source` names.
-        max_positions, max_num_seqs, quantization: as `FusedDecoder` takes them.
-    """
-    cos_sin = rope_table(whole.config, max_positions)
-    is_whole = has_weights(whole)
-    config = DecoderConfig.of_model(whole) if is_whole else DecoderConfig.from_hf(whole.config)
-    decoder = FusedDecoder(config, cos_sin, whole.dtype, device, shard, max_num_seqs, quantization)
-    if is_whole:
-        decoder.load(read_model(whole, consume=False))
-        return decoder
-    place, _ = locate(str(source))
-    if Path(place).is_dir():
-        decoder.load(read_safetensors(Path(place)))
-    elif place.startswith(PREFIX):
-        decoder.fill_randomly()
-    else:
-        patterns = ["*.safetensors", "*.json"]
-        decoder.load(read_safetensors(Path(snapshot_download(place, allow_patterns=patterns))))
-    return decoder

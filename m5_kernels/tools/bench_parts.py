@@ -9,11 +9,11 @@ from typing import Any
 from unittest.mock import patch
 
 import m4_prefix_chunked
-from m5_kernels.decoder import decoder
+from m5_kernels.decoder import decoder, parallel
 from m5_kernels.engine import LLMEngine
 from m5_kernels.kernels import linear as linear_file
-from m5_kernels.kernels import rope_kv_write as rope_file
 from m5_kernels.kernels.rms_norm import add_rms_norm_torch
+from m5_kernels.kernels.rope_kv_write import rope_kv_write_torch
 from m5_kernels.kernels.silu_mul import silu_mul_torch
 from milestone_llm.lab.bench.workloads import random_tokens
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
@@ -26,14 +26,9 @@ FIELDS: dict[str, dict[str, Any]] = {
     "eight-bits": {"quantization": None},
 }
 """What `--without` can switch off by a field of the configuration."""
-WRITERS = rope_file.write_kv_torch, rope_file.write_kv
 KERNELS: dict[str, list[tuple[Any, str, Any]]] = {
-    "add-norm": [(decoder, "add_rms_norm", add_rms_norm_torch)],
-    "rope-kv": [
-        (decoder, "rope_kv_write", rope_file.rope_kv_write_torch),
-        # But on a GPU: no graph can hold the twin.
-        (rope_file, "write_kv_torch", lambda key, *others: WRITERS[key.is_cuda](key, *others)),
-    ],
+    "add-norm": [(parallel, "add_rms_norm", add_rms_norm_torch)],
+    "rope-kv": [(decoder, "rope_kv_write", rope_kv_write_torch)],
     "silu-mul": [(linear_file, "silu_mul", silu_mul_torch)],
     "skinny-linear": [(decoder, "linear", linear_file.linear_torch)],  # the library's products
     # Programmatic dependent launch, and the products that need it.

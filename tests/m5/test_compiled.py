@@ -15,9 +15,10 @@ from docs.questions.m5_metadata import HostRequest, make_on_host
 from m5_kernels import LLMEngine, SamplingParams
 from m5_kernels.decoder import decoder
 from m5_kernels.decoder.decoder import FusedDecoder
+from m5_kernels.device_state import DeviceState
 from m5_kernels.kernels.expand_step import expand_step_torch
 from m5_kernels.kernels.rope_kv_write import rope_kv_write_torch
-from m5_kernels.kernels.step_metadata import RowState, StepMetadata
+from m5_kernels.kernels.step_metadata import StepMetadata
 from milestone_llm.models.tiny_models import build_tiny_model
 
 pytest_plugins = ["bench_helpers"]
@@ -51,12 +52,12 @@ def test_what_is_compiled_gives_the_same_tokens(
         engine = LLMEngine(model, max_num_seqs=3, max_model_len=64, max_num_batched_tokens=16)
         return [output.token_ids for output in engine.generate(prompts, params)]
 
-    before = decoder.add_rms_norm, FusedDecoder.forward
+    before = decoder.rope_kv_write, FusedDecoder.forward
     expected = tokens()
     with compiled(scope):
-        assert (decoder.add_rms_norm, FusedDecoder.forward) != before
+        assert (decoder.rope_kv_write, FusedDecoder.forward) != before
         assert tokens() == expected
-    assert (decoder.add_rms_norm, FusedDecoder.forward) == before
+    assert (decoder.rope_kv_write, FusedDecoder.forward) == before
     assert ("_between" in as_it_is) == (scope == "decoder")
 
 
@@ -82,14 +83,20 @@ def rope_inputs() -> tuple[torch.Tensor, list[torch.Tensor], tuple[Any, ...]]:
 
 def test_padding_is_written_nowhere() -> None:
     qkv, caches, rest = rope_inputs()
-    expected = [cache.clone() for cache in caches]
-    query = rope_kv_write_torch(qkv.clone(), *expected, *rest)
-    torch.testing.assert_close(rope_kv_write_pure(qkv, *caches, *rest)[:3], query[:3])
-    torch.testing.assert_close(caches, expected)
+    before = [cache.flatten(0, 1).clone() for cache in caches]
+    copies = [cache.clone() for cache in caches]
+    queries = rope_kv_write_pure(qkv, *caches, *rest)
+    assert torch.equal(queries, rope_kv_write_torch(qkv.clone(), *copies, *rest))
+    value = qkv.unflatten(1, (8, 8))[:3, 6:]
+    for cache, old in zip(caches, before, strict=True):
+        found, kept = cache.flatten(0, 1), [slot for slot in range(12) if slot not in (5, 2, 11)]
+        assert torch.equal(found[kept], old[kept])
+        assert not torch.equal(found[[5, 2, 11]], old[[5, 2, 11]])
+    assert torch.equal(caches[1].flatten(0, 1)[[5, 2, 11]], value)
 
 
 def test_the_host_makes_the_metadata_that_the_device_expands() -> None:
-    state = RowState.allocate(2, 64, 4, "cpu")
+    state = DeviceState(2, 64, 4, 100, torch.device("cpu")).rows
     tables = [[7, 3, 9], [4, 1]]
     for row, (table, length, prompt) in enumerate(zip(tables, (9, 5), (6, 2), strict=True)):
         state.token_ids[row, :length] = torch.arange(length, dtype=torch.int32) + 10 * row

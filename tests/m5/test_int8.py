@@ -16,13 +16,13 @@ from engine_helpers import assert_empty, greedy, hf_generate, make_engine, rando
 from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.decoder.parallel import Shard
-from m5_kernels.kernels.int8_weight import NUM_ARRIVALS, Int8Weight
-from m5_kernels.kernels.tiles import (
+from m5_kernels.kernels.hopper_int8_tiles import (
     COPY_REGISTERS,
     H200_INT8,
     HopperInt8Tile,
     hopper_int8_tile,
 )
+from m5_kernels.kernels.int8_weight import NUM_ARRIVALS, Int8Weight
 from milestone_llm.models.tiny_models import build_tiny_model
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
@@ -205,7 +205,7 @@ def test_the_tile_for_hopper_gives_multiprocessors_something_to_do(
     tile = hopper_int8_tile(num_tokens, size, in_size, is_gated)
     num_down, num_across = tile.grid(num_tokens, size, is_gated)
     num_tiles = num_down * num_across
-    assert num_tiles * tile.num_parts >= 44 or in_size <= 1024
+    assert num_tiles * tile.num_parts >= 44 or in_size <= 1024 or size <= 1024
     assert tile.num_parts == 1 or tile.side_by_side * num_tiles <= NUM_ARRIVALS
     assert tile.rows < 2 * num_tokens or tile.rows == 16
 
@@ -217,7 +217,7 @@ def test_tiles_for_hopper_fit(tile: HopperInt8Tile) -> None:
     ring = tile.num_stages * (2 * tile.rows + outputs) * tile.depth
     sums = (2 + 4 * (tile.turns - 1)) * outputs * tile.wide
     assert (ring + sums + 1500) * tile.programs_per_sm < 227 * 1024
-    assert tile.num_stages % tile.turns == 0
+    assert tile.turns == 1 or (tile.side_by_side == 1 and tile.num_stages % tile.turns == 0)
     threads = 128 * (warpgroups + 1) * tile.programs_per_sm
     whole, multiplying = tile.registers
     assert threads * whole <= 65536

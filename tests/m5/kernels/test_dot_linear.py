@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from m5_kernels.kernels.backend import runs_triton
-from m5_kernels.kernels.dot_linear import dot_is_faster, dot_linear, dot_linear_torch
-from m5_kernels.kernels.linear import linear
+from m5_kernels.kernels.dot_linear import dot_linear
+from m5_kernels.kernels.linear import linear, linear_torch, takes_dot
 from m5_kernels.kernels.tiles import GPU, DotTile, dot_tile, fit_dot
 from m5_kernels.tools.measure import relative_error
 
@@ -35,7 +34,7 @@ def test_equals_the_library(
     for bias in (None, torch.randn(out_size, dtype=dtype, device=device)):
         tile = TILE if device == "cpu" else None
         output = dot_linear(hidden, weight, bias, tile)
-        exact = dot_linear_torch(
+        exact = linear_torch(
             hidden.double(), weight.double(), None if bias is None else bias.double()
         )
         assert output.dtype == dtype
@@ -44,8 +43,6 @@ def test_equals_the_library(
 
 def test_a_row_gets_the_same_bits_in_any_company(dtype: torch.dtype, device: str) -> None:
     hidden = torch.randn(16, 300, dtype=dtype, device=device)
-    if not runs_triton(hidden):
-        pytest.skip("the twin is the library's product, which promises nothing of the kind")
     weight = torch.randn(50, 300, dtype=dtype, device=device)
     together = dot_linear(hidden, weight, tile=TILE)
     for num_tokens in (1, 2, 4, 9):
@@ -65,18 +62,14 @@ def test_a_step_with_guesses_has_the_products_of_one_without(in_size: int, most:
 
 def test_it_is_taken_where_it_was_the_fastest() -> None:
     """Qwen3's shapes at 1, 4, 16 and 17 rows: 0.6B's short rows, its small weights, 8B's."""
-    taken = {
-        (out_size, in_size): [dot_is_faster(n, out_size, in_size, limit) for n in (1, 4, 16, 17)]
-        for out_size, in_size, limit in (
-            (6144, 1024, 4),
-            (1024, 3072, 4),
-            (6144, 4096, 1),
-            (4096, 12288, 1),
-        )
-    }
-    assert taken[6144, 1024] == [True, True, True, False]
-    assert taken[1024, 3072] == [False, False, True, False]
-    assert taken[6144, 4096] == taken[4096, 12288] == [False, True, True, False]
+
+    def taken(*size: int) -> list[bool]:
+        weight = torch.empty(size, dtype=torch.bfloat16, device="meta")
+        return [takes_dot(n, weight) for n in (1, 4, 16, 17)]
+
+    assert taken(6144, 1024) == [True, True, True, False]
+    assert taken(1024, 3072) == [False, False, True, False]
+    assert taken(6144, 4096) == taken(4096, 12288) == [False, True, True, False]
 
 
 def test_tiles_fit_gpus_with_less_shared_memory() -> None:

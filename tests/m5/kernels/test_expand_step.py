@@ -8,6 +8,7 @@ from dataclasses import fields
 import pytest
 import torch
 
+from m5_kernels.device_state import DeviceState
 from m5_kernels.kernels.expand_step import (
     append_sampled,
     append_sampled_torch,
@@ -18,7 +19,7 @@ from m5_kernels.kernels.step_metadata import RowState, StepMetadata
 
 
 def random_state(device: str, num_rows: int, max_model_len: int, block_size: int) -> RowState:
-    state = RowState.allocate(num_rows, max_model_len, block_size, device)
+    state = DeviceState(num_rows, max_model_len, block_size, 1000, torch.device(device)).rows
     state.token_ids.random_(0, 1000)
     state.block_table.random_(0, 500)
     state.num_computed_tokens.random_(0, max_model_len // 2)
@@ -97,7 +98,7 @@ def test_long_context_copies_its_whole_block_table(device: str) -> None:
 
 
 def test_a_full_row_takes_no_token(device: str) -> None:
-    state = RowState.allocate(2, 4, 2, device)
+    state = DeviceState(2, 4, 2, 10, torch.device(device)).rows
     state.num_computed_tokens.copy_(torch.tensor([3, 2]))
     row_ids = torch.tensor([0, 1], dtype=torch.int32, device=device)
     ones = torch.ones(2, dtype=torch.int32, device=device)

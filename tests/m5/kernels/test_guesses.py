@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from m4_prefix_chunked.ngram import NgramProposer
+from m5_kernels.device_state import DeviceState
 from m5_kernels.kernels.expand_step import expand_step, expand_step_torch
 from m5_kernels.kernels.guesses import (
     MISSING,
@@ -25,7 +26,7 @@ from milestone_llm.core.sampling_params import SamplingParams
 
 def state_of(device: str, num_known: list[int], vocab_size: int, max_model_len: int) -> RowState:
     """Rows of tokens of which all but the last are computed; behind them anything."""
-    state = RowState.allocate(len(num_known), max_model_len, 4, device)
+    state = DeviceState(len(num_known), max_model_len, 4, vocab_size, torch.device(device)).rows
     state.token_ids.random_(0, vocab_size)
     state.block_table.random_(0, 500)
     state.num_computed_tokens[:] = torch.tensor(num_known) - 1

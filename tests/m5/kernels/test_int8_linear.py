@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from m5_kernels.kernels.backend import HAS_TRITON, runs_triton
+from m5_kernels.kernels.hopper_int8_tiles import H200_INT8, HopperInt8Tile
 from m5_kernels.kernels.int8_linear import int8_linear, max_int8_tokens
 from m5_kernels.kernels.int8_weight import Int8Weight, int8_linear_torch
 from m5_kernels.kernels.linear import linear
 from m5_kernels.kernels.silu_mul import silu_mul_torch
-from m5_kernels.kernels.tiles import H200_INT8, HopperInt8Tile, Int8Tile, LinearTile
+from m5_kernels.kernels.tiles import Int8Tile, LinearTile
 from m5_kernels.tools.measure import relative_error
 
 if HAS_TRITON:

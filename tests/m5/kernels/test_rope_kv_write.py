@@ -1,16 +1,11 @@
-"""QK-norm + RoPE + KV write against its twin, and the plain KV write."""
+"""QK-norm + RoPE + KV write against its twin."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from m5_kernels.kernels.rope_kv_write import (
-    rope_kv_write,
-    rope_kv_write_torch,
-    write_kv,
-    write_kv_torch,
-)
+from m5_kernels.kernels.rope_kv_write import rope_kv_write, rope_kv_write_torch
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 4e-2}
 
@@ -24,7 +19,6 @@ def check(
     block_size: int = 5,
     dtype: torch.dtype = torch.float32,
     has_norm: bool = True,
-    has_rope: bool = True,
 ) -> None:
     width = (num_q_heads + 2 * num_kv_heads) * head_dim
     qkv = torch.randn(num_tokens, width, dtype=dtype, device=device)
@@ -36,14 +30,11 @@ def check(
     norms = [torch.randn(head_dim, dtype=dtype, device=device) if has_norm else None for _ in "qk"]
     positions = torch.randint(0, 50, (num_tokens,), dtype=torch.int32, device=device)
     angles = torch.rand(50, head_dim // 2, device=device) * 6
-    cos_sin = torch.cat((angles.cos(), angles.sin()), -1) if has_rope else None
+    cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
     results = []
     for function in (rope_kv_write, rope_kv_write_torch):
         own_qkv, own_caches = qkv.clone(), [cache.clone() for cache in caches]
-        query = function(
-            own_qkv, *own_caches, slots, num_q_heads, positions if has_rope else None, cos_sin,
-            *norms, 1e-6,
-        )  # fmt: skip
+        query = function(own_qkv, *own_caches, slots, num_q_heads, positions, cos_sin, *norms, 1e-6)
         assert query.data_ptr() == own_qkv.data_ptr(), "queries are changed in place"
         results.append((query, *own_caches))
     for output, expected in zip(*results, strict=True):
@@ -52,9 +43,9 @@ def check(
         )
 
 
-@pytest.mark.parametrize(("has_norm", "has_rope"), [(False, True), (True, False), (True, True)])
-def test_norm_and_rotation_are_optional(has_norm: bool, has_rope: bool, device: str) -> None:
-    check(device, has_norm=has_norm, has_rope=has_rope)
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_norms_are_optional(has_norm: bool, device: str) -> None:
+    check(device, has_norm=has_norm)
 
 
 @pytest.mark.parametrize(("num_q_heads", "num_kv_heads"), [(1, 1), (3, 1), (14, 2), (9, 3)])
@@ -76,16 +67,3 @@ def test_block_sizes(block_size: int, device: str) -> None:
 @pytest.mark.gpu
 def test_many_tokens() -> None:
     check("cuda", 5000, 16, 8, 128, 16, torch.bfloat16)
-
-
-@pytest.mark.parametrize("is_transposed", [False, True])
-def test_plain_write_takes_any_strides(is_transposed: bool, device: str) -> None:
-    key, value = torch.randn(2, 6, 3, 20, device=device)
-    if is_transposed:  # as Hugging Face modules hand them over: [heads, tokens, head_dim]
-        key, value = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (key, value))
-    slots = torch.tensor([4, 0, -1, 17, 9, -1], device=device)
-    caches = [torch.full((6, 3, 3, 20), torch.nan, device=device) for _ in range(4)]
-    write_kv(key, value, caches[0], caches[1], slots)
-    write_kv_torch(key, value, caches[2], caches[3], slots)
-    for output, expected in zip(caches[:2], caches[2:], strict=True):
-        torch.testing.assert_close(output, expected, rtol=0, atol=0, equal_nan=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from m5_kernels.kernels.backend import runs_triton
+from m5_kernels.kernels.linear import linear_torch
 from m5_kernels.kernels.silu_mul import silu_mul
-from m5_kernels.kernels.skinny_linear import skinny_linear, skinny_linear_torch
+from m5_kernels.kernels.skinny_linear import skinny_linear
 from m5_kernels.kernels.tiles import LinearTile
 from m5_kernels.tools.measure import relative_error
 
@@ -15,7 +15,7 @@ MAX_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
 @pytest.mark.parametrize("dtype", list(MAX_ERROR), ids=str)
-@pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 4, 6])
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4])
 @pytest.mark.parametrize(
     ("out_size", "in_size"),
     [(1, 1), (5, 70), (8, 128), pytest.param(6144, 1024, marks=pytest.mark.gpu)],
@@ -27,7 +27,7 @@ def test_equals_the_library(
     weight = torch.randn(out_size, in_size, dtype=dtype, device=device)
     for bias in (None, torch.randn(out_size, dtype=dtype, device=device)):
         output = skinny_linear(hidden, weight, bias, tile=LinearTile(4, 64, 2))
-        expected = skinny_linear_torch(
+        expected = linear_torch(
             hidden.double(), weight.double(), None if bias is None else bias.double()
         )
         assert output.dtype == dtype
@@ -43,8 +43,6 @@ def test_rows_may_be_apart(device: str) -> None:
 @pytest.mark.parametrize("dtype", list(MAX_ERROR), ids=str)
 def test_a_row_gets_the_same_bits_in_any_company(dtype: torch.dtype, device: str) -> None:
     hidden = torch.randn(4, 300, dtype=dtype, device=device)
-    if not runs_triton(hidden):
-        pytest.skip("the twin is the library's product, which promises nothing of the kind")
     weight = torch.randn(5, 300, dtype=dtype, device=device)
     tile = LinearTile(2, 64, 4)
     alone = torch.cat([skinny_linear(row[None], weight, tile=tile) for row in hidden])

@@ -1,0 +1,107 @@
+"""How programs of `hopper_int8` cover a product: what they can have, and which is the fastest.
+
+    side by side, 3 x 1         one after the other, 1 x 4
+    |  64 |  64 |  64 |         |  64 |        outputs of a warpgroup
+    +-----+-----+-----+         +-----+
+    |  A  |  B  |  C  | rows    | A+B | rows
+    |     |     |     |         | C+D |
+    steps 0 1 2 ...             A: 0 4 ..  B: 1 5 ..  C: 2 6 ..  D: 3 7 ..
+
+Making bf16 of bytes is a long chain of short instructions, in which a warpgroup spends more time
+than the tensor cores need. So there are three or four of them. Side by side they share the rows;
+that is for weights with many outputs. Else they take steps in turn: then a program has only 64
+outputs, and there are enough programs for all multiprocessors.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from .backend import ceil_div
+from .tiles import NUM_SMS
+
+COPY_REGISTERS = 32
+"""Of a thread that does nothing but start copies."""
+
+
+class HopperInt8Tile(NamedTuple):
+    """What a program multiplies, and with what."""
+
+    rows: int  # tokens: a power of two, or a half or a quarter more than one
+    side_by_side: int  # warpgroups, each of 64 other outputs
+    turns: int  # warpgroups of the same outputs
+    depth: int  # inputs of a step
+    num_stages: int  # steps on their way, as many for each turn
+    programs_per_sm: int = 1
+    num_parts: int = 1  # of the inputs: programs of the same outputs
+
+    @property
+    def wide(self) -> int:
+        """Rows that are multiplied together; those beyond a power of two are, too."""
+        return 1 << self.rows.bit_length() - 1
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Of a thread when a program starts, and of one that multiplies afterwards.
+
+        No more than needed, so that a program of another kernel finds room beside this one.
+        """
+        needed = self.rows // 2 + self.depth // 4 + 48  # sums, integers, addresses
+        warps = 4 * self.side_by_side * self.turns
+        mean = ceil_div(needed * warps + 4 * COPY_REGISTERS, warps + 4)
+        mean = ceil_div(max(mean, self.wide // 2 + 30), 8) * 8  # 30: of a matrix instruction
+        return mean, min(((warps + 4) * mean - 4 * COPY_REGISTERS) // warps // 8 * 8, 232)
+
+    def grid(self, num_tokens: int, size: int, is_gated: bool) -> tuple[int, int]:
+        """Tiles below each other, and beside. size: outputs, with a gate half of them."""
+        columns = 64 * self.side_by_side // (1 + is_gated)
+        return ceil_div(num_tokens, self.rows), ceil_div(size, columns)
+
+
+H200_INT8 = (
+    HopperInt8Tile(16, 3, 1, 128, 7),
+    HopperInt8Tile(32, 3, 1, 128, 6),
+    HopperInt8Tile(64, 3, 1, 128, 4),
+    HopperInt8Tile(96, 3, 1, 64, 7),
+    HopperInt8Tile(128, 3, 1, 64, 6),
+    HopperInt8Tile(160, 3, 1, 64, 5),
+    HopperInt8Tile(192, 3, 1, 64, 4),
+    HopperInt8Tile(128, 2, 1, 128, 4),
+    HopperInt8Tile(256, 2, 1, 64, 4),
+    HopperInt8Tile(16, 1, 4, 128, 12),
+    HopperInt8Tile(32, 1, 4, 128, 8),
+    HopperInt8Tile(64, 1, 4, 64, 12),
+    HopperInt8Tile(128, 1, 3, 64, 6),
+    HopperInt8Tile(128, 1, 1, 64, 4, 2),
+)
+
+
+def hopper_int8_tile(
+    num_tokens: int, size: int, in_size: int, is_gated: bool = False
+) -> HopperInt8Tile:
+    """The tile that is expected to be the fastest. size: as in `grid`.
+
+    Inputs are cut into parts where that gives more multiprocessors something to do.
+    """
+    fitting = [tile for tile in H200_INT8 if tile.rows < 2 * num_tokens] or H200_INT8[:1]
+    tiles = [tile._replace(num_parts=parts) for tile in fitting for parts in (1, 2, 3, 4)]
+    return min(tiles, key=lambda tile: cycles(tile, num_tokens, size, in_size, is_gated))
+
+
+def cycles(tile: HopperInt8Tile, num_tokens: int, size: int, in_size: int, is_gated: bool) -> float:
+    """About what a product takes on an H200. The numbers were fitted to measured steps."""
+    num_down, num_across = tile.grid(num_tokens, size, is_gated)
+    num_programs = num_down * num_across * tile.num_parts
+    at_once = NUM_SMS * tile.programs_per_sm
+    if tile.num_parts > 1 and num_programs > at_once:
+        return math.inf
+    # Of 64 inputs: the tensor cores, making bf16, and both one after the other in a warpgroup.
+    multiply, convert, wait = 2 * tile.rows, 175, 256
+    if tile.depth > 64:
+        convert, wait = convert * 3 // 4, wait * 3 // 4
+    sharing = min(tile.programs_per_sm, ceil_div(num_programs, NUM_SMS)) * tile.side_by_side
+    step = max(sharing * max(multiply, convert), (multiply + wait) / tile.turns)
+    rounds = (num_programs / at_once + ceil_div(num_programs, at_once)) / 2
+    adding = (550 + 15 * tile.num_parts * tile.rows) * (tile.num_parts > 1)
+    return rounds * (1550 + in_size / 64 / tile.num_parts * step) + adding
