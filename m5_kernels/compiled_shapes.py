@@ -6,14 +6,14 @@ of a launch, such as the power of two above the number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from .sampler import Needs
 from .step_graphs import MAX_TOKENS, StepShape
 
 
 def shapes_of_all_kernels(
-    max_num_seqs: int, max_tokens: int, max_guess_rows: int
+    max_num_seqs: int, max_tokens: int, max_guess_rows: int, more_counts: Iterable[int] = ()
 ) -> Iterator[tuple[StepShape, Needs]]:
     """Shapes of steps, and what their rows need.
 
@@ -21,16 +21,22 @@ def shapes_of_all_kernels(
         max_num_seqs: most rows of a step.
         max_tokens: most tokens of a step.
         max_guess_rows: most rows of a step with guesses, those included; 0: there is none.
+        more_counts: numbers of tokens for which products have kernels of their own.
     """
     if max_tokens > MAX_TOKENS:  # the one that takes longest to compile comes first
         yield StepShape(MAX_TOKENS + 1, 1, 1, 1), Needs()
-    for n in (1, 2, 3, 4, 8, 16, 17, 32, 64, 128, 256, 512, 1024, max_num_seqs):
+    for n in (1, 2, 3, 4, 8, 16, 17, 32, 64, 128, 256, 512, 1024, max_num_seqs, *more_counts):
         if n <= max_num_seqs:
             yield StepShape(n, n, n, 0), Needs()
     for n in (1, 16, 17):
         if n <= min(max_num_seqs, max_tokens):
             yield StepShape(min(max(n, 64), max_tokens), n, n, n), Needs()
-    for n in (128, 192, 256):  # products of up to as many tokens differ in their tiles
+    for n in (
+        128,
+        192,
+        256,
+        *more_counts,
+    ):  # products of up to as many tokens differ in their tiles
         if n - 64 < max_tokens:
             yield StepShape(min(n, max_tokens), 1, 1, 1), Needs()
     for n in (1, 2, 16):

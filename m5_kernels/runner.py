@@ -107,7 +107,8 @@ class FusedRunner:
             return
         part = self.device_step.of_layers(self.decoder.layers_of_each_kind)
         most = max(self.graphs.guess_rows, default=0) if self.graphs else part.max_guess_rows
-        shapes = shapes_of_all_kernels(self.state.num_places, part.max_tokens, most)
+        counts = self.decoder.token_counts(part.max_tokens)
+        shapes = shapes_of_all_kernels(self.state.num_places, part.max_tokens, most, counts)
         with torch.cuda.device_of(self.decoder.embedding), compiling():
             for shape, needs in shapes:
                 with lack_of_memory_suppressed(is_alone=self.decoder.shard.size == 1):

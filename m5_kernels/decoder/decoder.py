@@ -27,7 +27,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from m5_kernels.kernels.backend import EARLY, LATE, supports_pdl
+from m5_kernels.kernels.backend import EARLY, LATE, is_hopper, supports_pdl
+from m5_kernels.kernels.hopper_int8_tiles import token_counts
 from m5_kernels.kernels.int8_weight import Int8Weight
 from m5_kernels.kernels.linear import linear, takes_registers
 from m5_kernels.kernels.rms_norm import embed_rms_norm
@@ -160,6 +161,15 @@ class FusedDecoder:
         """The first layer with each window: between them they launch every kernel."""
         windows = self.config.windows
         return [windows.index(window) for window in dict.fromkeys(windows)]
+
+    def token_counts(self, max_tokens: int) -> list[int]:
+        """Numbers of tokens for which products have kernels of their own, in eight bits."""
+        layer, products = self.layers[0], set[tuple[int, int, bool]]()
+        for weight in (layer.qkv, layer.output, layer.gate_up, layer.down, self.lm_head):
+            if isinstance(weight, Int8Weight) and is_hopper(self.embedding.device):
+                is_gated = weight is layer.gate_up
+                products.add((len(weight) // (1 + is_gated), weight.in_size, is_gated))
+        return token_counts(max_tokens, products)
 
     def of_layers(self, layers: list[int]) -> FusedDecoder:
         """The same weights, of these layers alone."""

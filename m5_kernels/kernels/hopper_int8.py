@@ -41,9 +41,9 @@ def hopper_int8(
     tile = tile or hopper_int8_tile(num_tokens, size, in_size, is_gated)
     output = hidden.new_empty(num_tokens, size)
     num_down, num_across = tile.grid(num_tokens, size, is_gated)
-    num_tiles, num_programs = num_down * num_across, num_down * num_across
+    num_programs = num_tiles = num_down * num_across
     if tile.num_parts == tile.turns == 1:
-        num_programs = min(num_tiles, NUM_SMS * tile.programs_per_sm)
+        num_programs = min(num_tiles, NUM_SMS)
     num_shared = num_tiles if tile.num_parts > 1 else 0
     assert num_shared * tile.side_by_side <= len(weight.arrivals)
     sums_shape = (num_shared, tile.num_parts, tile.side_by_side, OUTPUTS.value, tile.rows)

@@ -15,6 +15,7 @@ outputs, and there are enough programs for all multiprocessors.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -33,7 +34,6 @@ class HopperInt8Tile(NamedTuple):
     turns: int  # warpgroups of the same outputs
     depth: int  # inputs of a step
     num_stages: int  # steps on their way, as many for each turn
-    programs_per_sm: int = 1
     num_parts: int = 1  # of the inputs: programs of the same outputs
 
     @property
@@ -73,7 +73,6 @@ H200_INT8 = (
     HopperInt8Tile(32, 1, 4, 128, 8),
     HopperInt8Tile(64, 1, 4, 64, 12),
     HopperInt8Tile(128, 1, 3, 64, 6),
-    HopperInt8Tile(128, 1, 1, 64, 4, 2),
 )
 
 
@@ -84,7 +83,33 @@ def hopper_int8_tile(
 
     Inputs are cut into parts where that gives more multiprocessors something to do.
     """
-    fitting = [tile for tile in H200_INT8 if tile.rows < 2 * num_tokens] or H200_INT8[:1]
+    return _fastest(rounded(num_tokens), size, in_size, is_gated)
+
+
+def rounded(num_tokens: int) -> int:
+    """The largest number of tokens with the same tile."""
+    few = 16 if num_tokens <= 1024 else 256
+    return ceil_div(num_tokens, few) * few
+
+
+def token_counts(max_tokens: int, products: set[tuple[int, int, bool]]) -> list[int]:
+    """Numbers of tokens that between them have all tiles which up to `max_tokens` have.
+
+    products: as `hopper_int8_tile` takes them.
+    """
+    counts, seen = [], set[tuple[HopperInt8Tile, bool]]()
+    for num_tokens in sorted({rounded(n) for n in range(1, max_tokens + 1, 16)}):
+        for product in products:
+            tile = hopper_int8_tile(num_tokens, *product)._replace(num_parts=1), product[2]
+            if tile not in seen:
+                seen.add(tile)
+                counts.append(min(num_tokens, max_tokens))
+    return counts
+
+
+@functools.cache
+def _fastest(num_tokens: int, size: int, in_size: int, is_gated: bool) -> HopperInt8Tile:
+    fitting = [tile for tile in H200_INT8 if tile.rows < 2 * num_tokens]
     tiles = [tile._replace(num_parts=parts) for tile in fitting for parts in (1, 2, 3, 4)]
     return min(tiles, key=lambda tile: cycles(tile, num_tokens, size, in_size, is_gated))
 
@@ -93,15 +118,13 @@ def cycles(tile: HopperInt8Tile, num_tokens: int, size: int, in_size: int, is_ga
     """About what a product takes on an H200. The numbers were fitted to measured steps."""
     num_down, num_across = tile.grid(num_tokens, size, is_gated)
     num_programs = num_down * num_across * tile.num_parts
-    at_once = NUM_SMS * tile.programs_per_sm
-    if tile.num_parts > 1 and num_programs > at_once:
+    if tile.num_parts > 1 and num_programs > NUM_SMS:
         return math.inf
     # Of 64 inputs: the tensor cores, making bf16, and both one after the other in a warpgroup.
     multiply, convert, wait = 2 * tile.rows, 175, 256
     if tile.depth > 64:
         convert, wait = convert * 3 // 4, wait * 3 // 4
-    sharing = min(tile.programs_per_sm, ceil_div(num_programs, NUM_SMS)) * tile.side_by_side
-    step = max(sharing * max(multiply, convert), (multiply + wait) / tile.turns)
-    rounds = (num_programs / at_once + ceil_div(num_programs, at_once)) / 2
+    step = max(tile.side_by_side * max(multiply, convert), (multiply + wait) / tile.turns)
+    rounds = (num_programs / NUM_SMS + ceil_div(num_programs, NUM_SMS)) / 2
     adding = (550 + 15 * tile.num_parts * tile.rows) * (tile.num_parts > 1)
     return rounds * (1550 + in_size / 64 / tile.num_parts * step) + adding
