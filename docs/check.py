@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from milestone_llm.core.sampling_params import SamplingParams  # noqa: E402
+from milestone_llm.lab.cli import console, ended_in_one_line  # noqa: E402
 from milestone_llm.lab.trace.positions import Positions  # noqa: E402
 from milestone_llm.lab.walkthrough.guide import Look, read_look  # noqa: E402
 
@@ -57,28 +58,29 @@ def _question(paragraph: str) -> Question:
 CHECKS = read_checks((ROOT / "docs" / "checks.txt").read_text(encoding="utf-8"))
 
 
-def show(text: str, indent: str = "   ") -> None:
-    """Print a paragraph."""
-    print(textwrap.fill(text, 80, initial_indent=indent, subsequent_indent=indent))
+def show(text: str = "", indent: str = "   ") -> None:
+    """Print a paragraph, its first line indented."""
+    lines = textwrap.fill(text, 80, initial_indent=indent, subsequent_indent="   ")
+    console.print(lines, markup=False, soft_wrap=True)
 
 
 def ask(questions: Sequence[Question]) -> int:
     """Ask, and say what is right; returns the number of right answers."""
     num_right = 0
     for number, question in enumerate(questions, start=1):
-        print(f"{number}.")
+        show(f"{number}.", indent="")
         show(question.text)
         try:
             guess = input("   your answer: ").strip()
         except EOFError:
             guess = ""
-            print()
+            show()
         is_right = bool(guess) and question.look.is_guessed(guess, globals())
         num_right += is_right
         value, _ = question.look.evaluate(globals())
         verdict = "Right" if is_right else "Not so" if guess else "The answer"
         show(f"{verdict}: {value}. {question.look.meaning}")
-        print()
+        show()
     return num_right
 
 
@@ -188,12 +190,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="only the questions")
     options = parser.parse_args(arguments)
     questions = CHECKS[options.chapter]
-    if options.list:
-        for number, question in enumerate(questions, start=1):
-            print(textwrap.fill(f"{number}. {question.text}", 80, subsequent_indent="   "))
-        return 0
-    print(f"{ask(questions)} of {len(questions)} answers were right.")
-    return 0
+
+    def body() -> None:
+        if options.list:
+            for number, question in enumerate(questions, start=1):
+                show(f"{number}. {question.text}", indent="")
+        else:
+            show(f"{ask(questions)} of {len(questions)} answers were right.", indent="")
+
+    return ended_in_one_line(body)
 
 
 if __name__ == "__main__":

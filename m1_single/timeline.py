@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from milestone_llm.lab.cli import ended_in_one_line
+from milestone_llm.lab.cli import console, ended_in_one_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traces = [read_run(path) for path in options.traces]
         labels = [records[0].milestone for records in traces]
         labels = labels if options.labels is None else options.labels.split(",")
-        print(f"wrote {draw_timeline(traces, labels, options.output, by=options.by)}")
+        path = draw_timeline(traces, labels, options.output, by=options.by)
+        console.print(f"wrote {path}", markup=False, soft_wrap=True)
 
     return ended_in_one_line(draw)
 

@@ -31,13 +31,8 @@ def parser() -> argparse.ArgumentParser:
     parser = demo_parser("m2_batching", __doc__)
     add = parser.add_argument
     add_arrival_options(parser)
-    add(
-        "--max-num-batched-tokens",
-        type=numbers(1),
-        default="2048",
-        metavar="N[,N...]",
-        help="tokens of a step; several are run one after the other and compared",
-    )
+    about = "tokens of a step (default: 2048, or a longer prompt's); several are compared"
+    add("--max-num-batched-tokens", type=numbers(1), metavar="N[,N...]", help=about)
     add_options(parser, "max-model-len", max_num_seqs=2)
     add("--no-static", action="store_true", help="leave static batching out")
     return parser
@@ -53,7 +48,7 @@ def demo(args: argparse.Namespace) -> None:
     runs = []
     if not (args.no_static or args.scheduler):
         runs.append(work.run("static", m1_single, max_num_batched_tokens=None, trace=None))
-    budgets = list(dict.fromkeys(args.max_num_batched_tokens))
+    budgets = list(dict.fromkeys(args.max_num_batched_tokens or [None]))
     args.max_model_len = args.max_model_len or work.longest  # a region need not hold more
     if args.scheduler:
         ours = {"max_num_batched_tokens": budgets[0], "scheduler": None, "trace": None}

@@ -80,7 +80,7 @@ def small_pool(args: argparse.Namespace, work: Work) -> int:
     that may run at a time.
     """
     needs = sorted(
-        length + item.params.n * item.params.max_tokens
+        length + item.params.n * min(item.params.max_tokens, work.longest - length)
         for length, item in zip(work.prompt_lengths, work.items, strict=True)
     )
     num_prompts = max(1, args.max_num_seqs // args.n)

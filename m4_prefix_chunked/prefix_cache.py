@@ -139,8 +139,10 @@ class PrefixCache:
         return {**self.counts, "evictions": self.pool.num_evictions, "hit_rate": hit_rate}
 
     def _is_asked(self, request: Request) -> bool:
-        """Whether to look for a prefix: log-probabilities of prompt tokens need all logits."""
-        return self.is_enabled and not request.lacks_prompt_logprobs
+        """Whether to look for a prefix: log-probabilities of prompt tokens need all logits, and the
+        last token is always computed."""
+        is_of_use = request.num_tokens > 1 and not request.lacks_prompt_logprobs
+        return self.is_enabled and is_of_use
 
     def _hash(self, request: Request, index: int) -> bytes:
         """Hash of a request's full block; each is computed once."""

@@ -15,7 +15,7 @@ from milestone_llm.lab.cli import console
 from milestone_llm.lab.demo import show
 from milestone_llm.lab.demo.work import Work
 from milestone_llm.lab.trace.text import plural
-from milestone_llm.models.checkpoint import LoadedModel
+from milestone_llm.models.checkpoint import LoadedModel, max_position
 
 from .demo_texts import TALKS, chat_prompt, long_prompt
 
@@ -27,7 +27,8 @@ ARRIVAL_STEP, ANSWER_TOKENS, LATE_ANSWER_TOKENS = 6, 48, 8
 def long_arrival(args: argparse.Namespace, loaded: LoadedModel, picture: Path) -> None:
     """Serve the same requests under both policies; compare the pauses."""
     is_tiny = loaded.tokenizer is None
-    late = long_prompt(loaded, args.long_prompt_tokens or (400 if is_tiny else 1400))
+    num_tokens = args.long_prompt_tokens or (400 if is_tiny else 1400)
+    late = long_prompt(loaded, min(num_tokens, max_position(loaded.model) or num_tokens))
     answer, late_answer = (
         SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
         for count in (ANSWER_TOKENS, LATE_ANSWER_TOKENS)

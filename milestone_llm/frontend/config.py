@@ -55,9 +55,9 @@ class EngineConfig:
             if not is_good:
                 wanted = getattr(kind, "__name__", str(kind))
                 raise InputError(f"{name} must be of type {wanted}, got {value!r}")
-        for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens"):
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
         if self.max_model_len is not None:
             self.checked_length(self.max_model_len)

@@ -195,7 +195,7 @@ class BaseEngine:
         Raises:
             InputError: bad input; no other request is affected.
         """
-        params = sampling_params or SamplingParams()
+        params = SamplingParams() if sampling_params is None else sampling_params
         make = partial(self.input_processor.make, prompt, params, request_id, priority, chat)
         request = self._intake.run(make)
         self._exclusive.run(partial(self._add, [request], self._step_queue))
@@ -281,7 +281,8 @@ class BaseEngine:
         if num_requests := len(self.output_processor.states):
             raise RuntimeError(f"warm_up is for the start; there are {num_requests} requests")
         sizes = [min(size, self.config.max_num_seqs) for size in self.warm_up_sizes]
-        compute_unnoticed(self.core, self.input_processor, self.generate, sizes)
+        block_size = getattr(self.config, "block_size", None)  # from M3 on
+        compute_unnoticed(self.core, self.input_processor, self.generate, sizes, block_size)
 
     def stats(self) -> dict[str, Any]:
         """Counts since the engine was built, and the state of queues and KV memory now."""

@@ -90,10 +90,17 @@ class CompletionOutput:
         """Per token, log-probabilities by token id; None unless asked for."""
         return None if self._all_logprobs is None else self._all_logprobs[: self.num_tokens]
 
+    def _shown(self) -> tuple[Any, ...]:
+        return self.index, self.token_ids, self.logprobs, self.finish_reason, self.text
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both show the same."""
+        return isinstance(other, CompletionOutput) and self._shown() == other._shown()
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled without the request that it is a snapshot of."""
-        text = partial(str, self.text)
-        return type(self), (self.index, self.token_ids, self.logprobs, self.finish_reason, text)
+        *shown, text = self._shown()
+        return type(self), (*shown, partial(str, text))
 
     def __repr__(self) -> str:
         return (

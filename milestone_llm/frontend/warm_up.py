@@ -16,11 +16,20 @@ def compute_unnoticed(
     input_processor: InputProcessor,
     generate: Callable[[list[list[int]], SamplingParams], object],
     sizes: Sequence[int],
+    block_size: int | None,
 ) -> None:
     """Generate two tokens for so many short prompts at a time, one size after the other."""
     prompt = [0] * min(2, input_processor.max_model_len - 1)
-    # With prompt_logprobs it asks nothing of a prefix cache, which counts its queries.
-    params = SamplingParams(max_tokens=2, ignore_eos=True, prompt_logprobs=0)
+    # With prompt_logprobs it asks nothing of a prefix cache, which counts its queries, and nobody
+    # else has its salt.
+    params = SamplingParams(
+        max_tokens=2, ignore_eos=True, prompt_logprobs=0, cache_salt="of a warm-up"
+    )
+    if block_size is not None:
+        # A request stores three tokens. So few that none is preempted, nor evicts what the first
+        # has left in the cache.
+        most = core.scheduler.kv_usage().total // -(-3 // block_size) - 1
+        sizes = sorted({max(1, min(size, most)) for size in sizes})
     with _unnoticed(core, input_processor):
         for size in sizes:
             generate([prompt] * size, params)

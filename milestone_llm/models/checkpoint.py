@@ -28,11 +28,12 @@ from .chat import render_chat
 from .gguf_cache import converted_folder, file_key, packaged_gguf
 from .pretrained import (
     build_empty_model,
+    check_fits,
     from_pretrained,
     load_empty_model,
     load_whole_model,
 )
-from .shapes import PREFIX, check_fits, shape_config
+from .shapes import PREFIX, shape_config
 from .tiny_models import TINY_FAMILIES, build_tiny_model
 
 __all__ = [
@@ -130,7 +131,7 @@ def load_model(
         _cast(ready, target_dtype)
     ready = ready.eval().requires_grad_(False)
     if isinstance(tokenizer, (str, Path)):
-        own_tokenizer = _load_tokenizer(str(tokenizer))
+        own_tokenizer = _load_tokenizer(locate(tokenizer)[0])
         if own_tokenizer is None:
             raise InputError(f"the folder {str(tokenizer)!r} holds no tokenizer")
     elif not hasattr(tokenizer, "decode") and tokenizer is not None:
@@ -157,11 +158,12 @@ def max_position(model: PreTrainedModel) -> int | None:
 
 
 def _resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    if isinstance(dtype, str):
-        if dtype.removeprefix("torch.") not in _DTYPES:
-            raise InputError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
-        return _DTYPES[dtype.removeprefix("torch.")]
-    return dtype
+    if dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        return dtype
+    name = str(dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise InputError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
+    return _DTYPES[name]
 
 
 def _resolve_device(device: str | torch.device | None) -> torch.device:
@@ -170,7 +172,7 @@ def _resolve_device(device: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if num_cuda else "cpu")
     try:
         resolved = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError, ValueError):
         raise InputError(f'device must be like "cpu", "cuda" or "cuda:1", got {device!r}') from None
     if resolved.type == "cuda" and (resolved.index or 0) >= num_cuda:
         raise InputError(f"device is {device!s}, but torch sees {num_cuda} CUDA devices")
@@ -216,7 +218,8 @@ def locate(model: str | Path) -> tuple[str, str]:
     """
     if not isinstance(model, (str, Path)) or not str(model).strip():
         raise InputError(
-            f"a model is named by a Hugging Face id, a folder or a .gguf file, not by {model!r}"
+            "a model or a tokenizer is named by a Hugging Face id, a folder or a .gguf file, "
+            f"not by {model!r}"
         )
     text = str(model)
     try:

@@ -27,6 +27,8 @@ from transformers.utils import logging as transformers_logging
 
 from milestone_llm.core.errors import InputError
 
+from .machine import check_memory
+
 _HUB_TIMEOUT_S = 5.0
 _NUM_NAMES = 5
 """Weights that an error names; more are counted."""
@@ -36,8 +38,10 @@ def load_whole_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
     """The causal language model of a folder or Hugging Face id, if every weight is there.
 
     Raises:
-        InputError: it cannot be loaded, or lacks weights; the message names them.
+        InputError: it cannot be loaded, is larger than memory, or lacks weights; the message names
+            them.
     """
+    check_fits(source, from_pretrained(AutoConfig, source), dtype)
     model, info = from_pretrained(
         AutoModelForCausalLM,
         source,
@@ -47,6 +51,21 @@ def load_whole_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
     )
     check_whole(source, info)
     return model
+
+
+def check_fits(name: str, config: PretrainedConfig, dtype: torch.dtype) -> None:
+    """Refuse a model that is larger than this machine's memory.
+
+    Raises:
+        InputError: both numbers.
+    """
+    if getattr(config, "quantization_config", None):  # in fewer bits than dtype has
+        return
+    num_weights = 0
+    with contextlib.suppress(Exception), torch.device("meta"):  # loading says what is wrong
+        num_weights = AutoModelForCausalLM.from_config(config).num_parameters()
+    what, advice = f"{name} with weights of {dtype}", "take a smaller model or dtype"
+    check_memory(num_weights * dtype.itemsize, torch.device("cpu"), what, advice)
 
 
 def load_empty_model(
@@ -116,6 +135,10 @@ def from_pretrained(auto_class: Any, source: str, **options: Any) -> Any:
     is_local = folder.is_dir()
     if folder.exists() and not is_local:
         raise InputError(f"{source} is no folder")
+    if damage := _damage_of(folder / "generation_config.json"):  # which would be passed over
+        raise InputError(
+            f"cannot load the folder {source}: {damage}, and has tokens that end a text"
+        )
     try:
         with quiet_transformers(progress_bars=not is_local):
             return auto_class.from_pretrained(
@@ -175,17 +198,22 @@ def _hub_answers() -> bool:
 
 def _damaged_file(folder: Path) -> str | None:
     """The first file of a checkpoint that cannot be read, and why; None if all can."""
-    for file in sorted(folder.iterdir()):
-        try:
-            if file.suffix == ".safetensors":
-                with safe_open(file, framework="pt"):
-                    pass
-            elif file.suffix == ".json":
-                json.loads(file.read_bytes())
-            elif file.suffix in (".bin", ".pt", ".pth"):
-                torch.load(file, map_location="meta", weights_only=True)
-        except Exception as error:
-            return f"the file {file.name} is damaged ({one_line(error)})"
+    return next(filter(None, map(_damage_of, sorted(folder.iterdir()))), None)
+
+
+def _damage_of(file: Path) -> str | None:
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt"):
+                pass
+        elif file.suffix == ".json":
+            json.loads(file.read_bytes())
+        elif file.suffix in (".bin", ".pt", ".pth"):
+            torch.load(file, map_location="meta", weights_only=True)
+    except FileNotFoundError:
+        return None
+    except Exception as error:
+        return f"the file {file.name} is damaged ({one_line(error)})"
     return None
 
 

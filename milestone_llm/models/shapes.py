@@ -6,11 +6,9 @@ Speed depends on shapes and not on the values of weights, so nothing needs to be
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from milestone_llm.core.errors import InputError
 
@@ -55,20 +53,3 @@ def shape_config(name: str) -> PretrainedConfig:
         known = ", ".join(PREFIX + each for each in SHAPES)
         raise InputError(f"there is no model {PREFIX + name!r}; there are {known}")
     return AutoConfig.for_model(**SHAPES[name])
-
-
-def check_fits(name: str, config: PretrainedConfig, dtype: torch.dtype) -> None:
-    """Refuse a model that is larger than this machine's memory.
-
-    Raises:
-        InputError: both numbers.
-    """
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    needed = sum(weight.numel() for weight in model.parameters()) * dtype.itemsize
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
-        raise InputError(
-            f"{name} has {needed / 2**30:.0f} GiB of weights, and this machine {there / 2**30:.0f} "
-            "GiB of memory: it is meant for a GPU"
-        )

@@ -17,6 +17,7 @@ _TYPES = {
 _KINDS = {
     "prompt": "text, token ids, or a list of texts or of lists of token ids",
     "stop": "text or a list of texts",
+    "content": 'text or a list of parts like {"type": "text", "text": "..."}',
 }
 """Fields that may be of several types."""
 MAX_CHARACTERS = 500
@@ -76,8 +77,10 @@ async def answer_bad_fields(request: Request, error: Exception) -> JSONResponse:
     path = [str(part) for part in first["loc"][1:]]  # after "body"
     message = first["msg"].removeprefix("Value error, ")
     # Of a field with several types, Pydantic tells what each of them misses.
-    if path and path[0] in _KINDS and first["type"] != "missing":
-        path, message = path[:1], f"it must be {_KINDS[path[0]]}"
+    several = [place for place, name in enumerate(path) if name in _KINDS]
+    if several and first["type"] != "missing":
+        path = path[: several[0] + 1]
+        message = f"it must be {_KINDS[path[-1]]}"
     if not path:
         return ApiError(400, f"the body: {message} (is Content-Type application/json?)").response()
     return ApiError(400, f"{'.'.join(path)}: {message}", param=path[0]).response()

@@ -28,14 +28,19 @@ from .shared_counts import SharedCounts
 
 MAX_PROCESSES, CORES_OF_ONE = 2, 4
 """Processes for HTTP beside a GPU, unless a number is given, and cores for each of them."""
+MOST_PROCESSES = 64
+"""Each takes 200 MB or so."""
 
 
 def num_http_processes(args: argparse.Namespace) -> int:
     """How many processes HTTP has.
 
     Raises:
-        InputError: more than one are asked for, and the engine has none of its own.
+        InputError: too many are asked for, or more than one and the engine has none of its own.
     """
+    if (args.http_processes or 1) > MOST_PROCESSES:
+        text = f"--http-processes {args.http_processes} is more than {MOST_PROCESSES}"
+        raise InputError(f"{text}, and beyond the cores that are free they gain nothing")
     is_alone = args.debug or args.replicas
     if is_alone and (args.http_processes or 1) > 1:
         raise InputError(

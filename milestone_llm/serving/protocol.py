@@ -166,7 +166,14 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Name
+    """Of any name, as in vLLM: the chat template refuses those that it does not take."""
     content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Message:
+        if self.content is None and self.role in ("developer", "system", "tool", "user"):
+            raise ValueError(f"a message of role {self.role} needs a content")
+        return self
 
     @property
     def num_characters(self) -> int:

@@ -1,6 +1,7 @@
 """The questions at the end of each chapter: their answers are what the code computes."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -59,6 +60,17 @@ def test_an_answer_is_right_or_not_and_none_is_given_away(monkeypatch, capsys):
     verdicts = ["Right: 3. Two and one.", "Not so: 3. Two", "The answer: 3. Two"]
     places = [printed.index(verdict) for verdict in verdicts]
     assert places == sorted(places)
+
+
+def test_a_reader_that_has_gone_ends_the_list_without_a_traceback(monkeypatch):
+    """As `python docs/check.py m3 --list | head -1` does."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", encoding="utf-8") as gone:
+        monkeypatch.setattr("sys.stdout", gone)
+        monkeypatch.setattr(check.console, "quiet", False)  # it stays quiet afterwards
+        with pytest.raises(SystemExit):
+            check.main(["m3", "--list"])
 
 
 def test_a_list_gives_no_answer_away(capsys):

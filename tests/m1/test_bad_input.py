@@ -146,6 +146,9 @@ def test_numbers_of_prompts_and_params_must_agree(package):
     engine = make_engine(package)
     with pytest.raises(ValueError, match="3 prompts, but 2 sampling_params"):
         engine.generate([[5], [6], [7]], [SamplingParams()] * 2)
+    for nothing in ([], {}):
+        with pytest.raises(ValueError, match="must be SamplingParams, got"):
+            engine.add_request([5], nothing)
     assert_empty(engine)
 
 
@@ -276,7 +279,7 @@ def test_a_step_budget_beyond_all_requests_takes_no_memory(package):
         ({"max_model_length": 4}, "did you mean 'max_model_len'"),
         ({"zzz": 1}, "'zzz'.*it has .*max_num_seqs"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
-        ({"max_model_len": -5}, "max_model_len must be at least 1, got -5"),
+        ({"max_model_len": -5}, "max_model_len must be at least 2, got -5 .*one of output"),
         ({"max_model_len": 1025}, "max_model_len is 1025.*only 1024"),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be at least 1, got 0"),
         ({"max_num_seqs": True}, "max_num_seqs must be of type int, got True"),

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.utils import parameters_to_vector
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from milestone_llm.core.errors import InputError
 from milestone_llm.models import gguf_cache
 from milestone_llm.models.checkpoint import (
     TINY_FAMILIES,
@@ -216,7 +217,7 @@ def test_model_that_cannot_be_had_gives_one_line_that_says_what_to_do(tmp_path):
     with pytest.raises(ValueError, match="cannot load the folder"):
         load_model(tmp_path)
     for missing in ("./no/such/folder", "missing.gguf", "/no/such"):
-        with pytest.raises(ValueError, match="there is no file or folder"):
+        with pytest.raises(ValueError, match=r"there is no file or folder"):
             load_model(missing)
 
 
@@ -292,6 +293,12 @@ def test_a_config_that_makes_no_sense_is_refused(tmp_path, heads):
     assert "the file config.json is damaged" in refusal(tmp_path)
 
 
+def test_a_model_is_not_served_without_the_stop_tokens_of_a_damaged_file(tmp_path):
+    """Hugging Face goes on with those of config.json, which may be fewer."""
+    (saved(tmp_path) / "generation_config.json").write_text('{"eos_token_id": [2, 5')
+    assert "the file generation_config.json is damaged" in refusal(tmp_path)
+
+
 def test_code_that_comes_with_a_checkpoint_is_never_run(tmp_path, monkeypatch):
     asked: list[str] = []
     monkeypatch.setattr("builtins.input", lambda *question: asked.append(str(question)) or "y")
@@ -314,6 +321,16 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
     for tokenizer in (5, "", tmp_path):
         with pytest.raises(ValueError, match="tokenizer"):
             load_model("tiny-llama", tokenizer=tokenizer)
+    with pytest.raises(ValueError, match=r"there is no file or folder .*mine"):
+        load_model("tiny-llama", tokenizer=tmp_path / "mine")
+
+
+@pytest.mark.parametrize("wrong", [-1, 0.5, [], (1,), object(), torch.int8])
+def test_dtypes_and_devices_of_any_other_kind_are_refused(wrong):
+    with pytest.raises(InputError, match=r"dtype must be one of float32, .* got "):
+        load_model("tiny-llama", dtype=wrong)
+    with pytest.raises(InputError, match=r"device must be like .* got "):
+        load_model("tiny-llama", device=wrong)
 
 
 def test_without_a_network_a_hub_name_is_refused_soon_and_quietly(monkeypatch, capfd):

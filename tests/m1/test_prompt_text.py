@@ -46,7 +46,9 @@ def test_nothing_is_decoded_until_somebody_asks_and_then_once(engine, monkeypatc
 def test_an_output_that_was_pickled_shows_the_same(engine):
     for output in engine.stream(["w7 w12"], greedy(3, logprobs=2, prompt_logprobs=1)):
         copy = pickle.loads(pickle.dumps(output))
+        assert copy == output
         assert repr(copy) == repr(output)
         assert (copy.logprobs, copy.prompt_logprobs) == (output.logprobs, output.prompt_logprobs)
         assert copy.finished == output.finished
     assert len(copy.token_ids) == 3
+    assert copy.outputs != engine.generate("w7 w12", greedy(2, logprobs=2))[0].outputs

@@ -107,6 +107,16 @@ def test_serve_skips_steps_in_which_there_is_nothing_to_do():
     assert engine.stats()["steps"] == 2
 
 
+def test_an_arrival_that_no_clock_reaches_is_waited_for_in_parts(monkeypatch):
+    def sleep(seconds):
+        assert seconds == 60
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        serve(make_engine(m1_single), [WorkItem(PROMPTS[0], greedy(1), arrival_time=1e300)])
+
+
 def test_serve_waits_until_the_arrival_time():
     engine = make_engine(m2_batching)
     start = time.perf_counter()

@@ -59,6 +59,12 @@ def test_batch_falls_from_three_to_two_to_one(demo: Any) -> None:
 
 
 @pytest.mark.usefixtures("no_pixels")
+def test_a_step_has_a_token_for_each_of_many_rows(demo: Any) -> None:
+    out, _ = demo("--max-num-seqs", "2100", *SHORT)
+    assert "static and continuous gave the same tokens." in out
+
+
+@pytest.mark.usefixtures("no_pixels")
 def test_newcomer_joins_mid_flight(demo: Any) -> None:
     _, trace = demo("--arrivals", "0,0,3", *THREE_ROWS, *SHORT)
     assert [record["step"] for record in trace if "r2" in record["admitted"]] == [3]

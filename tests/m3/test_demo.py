@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
+import m3_paged
+from engine_helpers import greedy, tiny_model
 from m3_paged import LLMEngine
-from m3_paged.demo import main
+from m3_paged.demo import main, parser, small_pool
+from milestone_llm.lab.bench.workloads import WorkItem
+from milestone_llm.lab.demo.work import Work
 from milestone_llm.lab.trace.jsonl import read_run
+from milestone_llm.models.checkpoint import LoadedModel
 
 PNG = b"\x89PNG\r\n"
 
@@ -98,6 +103,26 @@ def test_own_prompts_and_lengths(demo: Any) -> None:
     out, trace = demo("--prompts", "one two three", "four five", "--max-tokens", "7")
     assert "3 token ids" in out
     assert sum(len(record["admitted"]) for record in trace) == 2
+
+
+def test_a_step_holds_the_longest_prompt_and_a_token_of_each_row() -> None:
+    """The demo has no option for a step's tokens: nobody could raise them."""
+    loaded = LoadedModel(tiny_model(max_position_embeddings=4096), None, "tiny")
+    items = [WorkItem([5] * 3000, greedy(2))]
+    for num_rows, num_tokens in ((8, 3002), (3500, 3500)):
+        work = Work(parser().parse_args(["--max-num-seqs", str(num_rows)]), loaded, items)
+        engine = work.engine(m3_paged, max_model_len=work.longest)
+        assert engine.config.max_num_batched_tokens == num_tokens
+    work = Work(parser().parse_args([]), loaded, [WorkItem([5] * 30, greedy(2))])
+    assert work.engine(m3_paged).config.max_num_batched_tokens == 2048
+
+
+def test_the_pool_is_made_for_tokens_that_the_model_can_have() -> None:
+    args = parser().parse_args([])
+    loaded = LoadedModel(tiny_model(), None, "tiny")
+    for max_tokens in (1000, 10**12):
+        work = Work(args, loaded, [WorkItem([5] * 24, greedy(max_tokens))] * 3)
+        assert small_pool(args, work) == 1536
 
 
 @pytest.mark.usefixtures("no_pixels")

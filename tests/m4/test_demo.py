@@ -129,6 +129,10 @@ def test_own_questions_and_bad_options(demo: Any, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit):
         main(["--model", "tiny-llama", "--spacing", "-1"])
     assert "--spacing: -1 is below 0" in capsys.readouterr().err
+    too_long = ["--part", "2", "--long-prompt-tokens", str(10**5)]
+    assert main(["--model", "tiny-llama", *too_long]) == 2
+    said = capsys.readouterr().err
+    assert "the prompt has 1024 tokens, but max_model_len=1024" in said, "no more were made"
 
 
 # --- the tree by itself -------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from milestone_llm.models import shapes
+from milestone_llm.models import machine, shapes
 from milestone_llm.models.checkpoint import load_model
 from milestone_llm.models.pretrained import has_weights
 
@@ -26,10 +26,12 @@ def test_an_unknown_shape_is_refused_with_those_there_are():
         load_model("random-gpt5", device="cpu")
 
 
-def test_a_model_larger_than_memory_is_refused_with_both_numbers(monkeypatch):
-    monkeypatch.setattr(shapes.os, "sysconf", lambda name: 2**15)  # 1 GiB
-    with pytest.raises(ValueError, match=r"has 2 GiB of weights, and this machine 1 GiB"):
-        load_model("random-qwen3-0.6b", device="cpu")
+def test_a_model_larger_than_memory_is_refused_with_both_numbers(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "host_memory", lambda: 2**30)
+    shapes.shape_config("qwen3-0.6b").save_pretrained(tmp_path)
+    for name in ("random-qwen3-0.6b", tmp_path):
+        with pytest.raises(ValueError, match=r"float32 takes 2.2 GiB, and this machine has 1.0 "):
+            load_model(name, device="cpu")
 
 
 def test_without_weights_there_are_config_and_modules(monkeypatch):

@@ -19,6 +19,10 @@ HELLO = [{"role": "user", "content": "Hello"}]
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
 
 
+def chat_with(content):
+    return {"messages": [{"role": "user", "content": content}]}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "message", "param"),
     [
@@ -57,6 +61,10 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url":
         (CHATS, {"messages": HELLO, "top_logprobs": 3}, "needs logprobs", "top_logprobs"),
         (CHATS, {"messages": HELLO, "top_logprobs": 21}, "or equal to 20", "top_logprobs"),
         (CHATS, b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate pair", None),
+        (CHATS, chat_with(None), "messages.0: a message of role user needs", "messages"),
+        (CHATS, {"messages": [*HELLO, {"role": "tool"}]}, "messages.1: a message of", "messages"),
+        (CHATS, chat_with({}), "messages.0.content: it must be text or a list of", "messages"),
+        (CHATS, chat_with([{"type": "text", "text": 5}]), "content: it must be text", "messages"),
         (CHATS, {"messages": IMAGE}, "image_url are not supported", "messages"),
         (
             CHATS,
@@ -80,6 +88,12 @@ def test_what_asks_for_nothing_and_what_nobody_knows_is_ignored(m4):
     body = {"messages": HELLO, "max_tokens": 1, "tools": [], "response_format": {"type": "text"}}
     body |= {"frequency_penalty": 0.0, "logit_bias": None, "no_such_field": 1, "user": "me"}
     assert m4.fetch("POST", CHATS, body)[0] == 200
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "tool", "of a fine-tuned model"])
+def test_a_role_is_for_the_chat_template_to_refuse(m4, role):
+    messages = [*HELLO, {"role": "assistant", "content": None}, {"role": role, "content": "a"}]
+    assert m4.fetch("POST", CHATS, {"messages": messages, "max_tokens": 1})[0] == 200
 
 
 def test_other_models_other_paths_other_methods(m4):

@@ -284,6 +284,8 @@ def test_there_are_as_many_as_cores_allow_beside_a_gpu(monkeypatch):
     assert [number(cores=cores) for cores in (2, 7, 8, 16, 128)] == [1, 1, 2, 2, 2]
     assert number(has_gpu=False) == number("--device", "cpu") == number("--debug") == 1
     assert number("--http-processes", "3", cores=2, has_gpu=False) == 3
+    with pytest.raises(InputError, match="--http-processes 65 is more than 64"):
+        number("--http-processes", "65")
     for options in (["--debug"], ["--replicas", "2"]):
         assert number(*options) == 1
         with pytest.raises(InputError, match="an engine with a process of its own"):

@@ -5,7 +5,7 @@ import random
 import pytest
 
 import m5_kernels
-from engine_helpers import every_milestone, make_engine
+from engine_helpers import PACKAGES, every_milestone, make_engine
 from m5_kernels import SamplingParams
 from m5_kernels.sampler import Needs
 from serving_helpers import random_engine_outputs
@@ -19,6 +19,20 @@ def test_a_warm_up_changes_nothing_that_a_request_could_see(package):
     assert random_engine_outputs(warm) == random_engine_outputs(cold)
     assert warm.tracer.records[0].step == 0
     assert warm.stats()["kv"]["used"] == 0
+
+
+@every_milestone
+@pytest.mark.parametrize("max_model_len", [2, 3])
+def test_a_warm_up_counts_nothing_whatever_the_limits(package, max_model_len):
+    fields = {"max_model_len": max_model_len}
+    if package in PACKAGES[2:]:
+        fields |= {"block_size": 1, "kv_cache_tokens": 5, "max_num_seqs": 20}
+    engine = make_engine(package, **fields)
+    cold = engine.stats()
+    engine.warm_up()
+    warm = engine.stats()
+    cold["kv"].pop("cached"), warm["kv"].pop("cached")  # these are there, though nobody's salt
+    assert warm == cold
 
 
 def test_a_warm_up_comes_first(oracle):

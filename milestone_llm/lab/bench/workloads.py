@@ -138,7 +138,7 @@ def serve(
             is_idle = not engine.has_unfinished_requests()
             if is_idle and pending:  # nothing to compute: go to the next arrival
                 step = max(step, items[pending[0]].arrival_step)
-                time.sleep(max(0.0, items[pending[0]].arrival_time - now))
+                time.sleep(min(max(0.0, items[pending[0]].arrival_time - now), 60.0))
                 now = time.perf_counter() - started
             while pending and items[pending[0]].arrival_step <= step:
                 item = items[pending[0]]

@@ -100,8 +100,10 @@ class Work:
         """
         names = [field.name for field in fields(milestone.EngineConfig)]
         options = {name: getattr(self.args, name, None) for name in names} | changes
-        given = {name: value for name, value in options.items() if value is not None}
-        given.setdefault("trace", "memory")
+        default = milestone.EngineConfig.max_num_batched_tokens
+        budget = max(default, self.longest, self.args.max_num_seqs)  # holds any prompt, any rows
+        given = {"trace": "memory", "max_num_batched_tokens": budget}
+        given |= {name: value for name, value in options.items() if value is not None}
         return milestone.LLMEngine(self.loaded.model, tokenizer=self.loaded.tokenizer, **given)
 
     def run(self, label: str, milestone: Any, **changes: Any) -> DemoRun:

@@ -27,6 +27,7 @@ from typing import Any
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.cli import (
     Formatter,
+    console,
     ended_in_one_line,
     model_libraries,
     positive,
@@ -214,7 +215,7 @@ def explore(args: argparse.Namespace) -> None:
     texts = [token_texts(trace, decode) for trace in traces]
     runs = zip(labels, traces, [args.max_num_batched_tokens] * len(traces), texts, strict=True)
     write_page([Run(*run) for run in runs], args.output)
-    print(f"wrote {args.output}")
+    console.print(f"wrote {args.output}", markup=False, soft_wrap=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
