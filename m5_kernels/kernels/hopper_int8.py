@@ -91,7 +91,6 @@ def _hopper_int8_kernel(
     PDL: gl.constexpr,
     OTHER_WARPS: gl.constexpr,
     OTHER_REGISTERS: gl.constexpr,
-    num_warps: gl.constexpr,
 ):  # fmt: skip
     PIECES: gl.constexpr = 1 + IS_GATED  # of a warpgroup's outputs: half gates, half ups
     num_boxes: gl.constexpr = STAGES * SIDES * (DEPTH // GROUP) * PIECES

@@ -33,7 +33,7 @@ def start_ranks(module: str, size: int, arguments: Sequence[str] | None) -> None
         module: the command, as `python -m` takes it.
         arguments: of it; None: those of the command line.
     """
-    if size == 1 or "RANK" in os.environ:
+    if size <= 1 or "RANK" in os.environ:
         return
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
