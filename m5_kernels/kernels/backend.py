@@ -147,7 +147,7 @@ def wait_for_previous(PDL: tl.constexpr = 1):
         tl.extra.cuda.gdc_launch_dependents()
 
 
-HAS_FAST_LOG2 = tl.constexpr(HAS_TRITON and not INTERPRETED and torch.version.hip is None)
+HAS_PTX = tl.constexpr(HAS_TRITON and not INTERPRETED and torch.version.hip is None)
 
 
 @triton.jit
@@ -156,7 +156,7 @@ def fast_log2(x):
 
     That is one instruction of NVIDIA's GPUs; `tl.log2` is two dozen, and a little more exact.
     """
-    if HAS_FAST_LOG2:
+    if HAS_PTX:
         return tl.extra.cuda.libdevice.fast_log2f(x)
     else:
         return tl.log2(x)

@@ -118,7 +118,7 @@ def cycles(tile: HopperInt8Tile, num_tokens: int, size: int, in_size: int, is_ga
     """About what a product takes on an H200. The numbers were fitted to measured steps."""
     num_down, num_across = tile.grid(num_tokens, size, is_gated)
     num_programs = num_down * num_across * tile.num_parts
-    if tile.num_parts > 1 and num_programs > NUM_SMS:
+    if tile.num_parts > 1 and (num_programs > NUM_SMS or in_size < tile.num_parts * tile.depth):
         return math.inf
     # Of 64 inputs: the tensor cores, making bf16, and both one after the other in a warpgroup.
     multiply, convert, wait = 2 * tile.rows, 175, 256

@@ -20,8 +20,7 @@ from __future__ import annotations
 import torch
 
 from .backend import (
-    HAS_TRITON,
-    INTERPRETED,
+    HAS_PTX,
     ceil_div,
     launch_options,
     runs_triton,
@@ -31,8 +30,6 @@ from .backend import (
 )
 from .int8_weight import WORD_TO_FP32, Int8Weight, int8_linear_torch
 from .tiles import Int8Tile, LinearTile, int8_tile, skinny_int8_tile
-
-HAS_PTX = tl.constexpr(HAS_TRITON and not INTERPRETED and torch.version.hip is None)
 
 
 def max_int8_tokens(in_size: int) -> int:
@@ -68,8 +65,7 @@ def int8_linear(
             IN_SIZE=in_size,
             COLUMNS=tile.columns,
             DEPTH=tile.depth,
-            HAS_BIAS=bias is not None,
-            PDL=pdl,
+            PDL=int(pdl),
             num_warps=tile.num_warps,
             **launch_options(pdl),
         )  # fmt: skip
@@ -83,8 +79,7 @@ def int8_linear(
         ROWS=tile.rows,
         DEPTH=tile.depth,
         IS_EVEN=integers.shape[1] % tile.depth == 0,
-        HAS_BIAS=bias is not None,
-        PDL=pdl,
+        PDL=int(pdl),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         **launch_options(pdl),
@@ -100,7 +95,6 @@ def _skinny_int8_kernel(
     IN_SIZE: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -109,43 +103,32 @@ def _skinny_int8_kernel(
     rows = words + last[:, None] * ((IN_SIZE + 63) // 64 * 16)
     factors = tl.load(scale + last)
     offsets = tl.zeros([COLUMNS], dtype=tl.float32)
-    if HAS_BIAS:
+    if bias is not None:
         offsets = tl.load(bias + last).to(tl.float32)
     w = _load_words(rows, 0, word, IN_SIZE, DEPTH)
     following = w
     if IN_SIZE > DEPTH:
         following = _load_words(rows, DEPTH, word, IN_SIZE, DEPTH)
-    if PDL:
-        wait_for_previous()  # the first two parts of the weight are on their way by now
+    wait_for_previous(PDL)  # the first two parts of the weight are on their way by now
     # One sum a row, and none of all rows at once: the compiler would order that by their number.
-    first = tl.zeros([COLUMNS, DEPTH // 4], dtype=tl.float32)
-    second = tl.zeros([COLUMNS, DEPTH // 4], dtype=tl.float32)
-    third = tl.zeros([COLUMNS, DEPTH // 4], dtype=tl.float32)
-    fourth = tl.zeros([COLUMNS, DEPTH // 4], dtype=tl.float32)
+    sums = tl.tuple(())
+    for _ in tl.static_range(NUM_TOKENS):
+        sums += (tl.zeros([COLUMNS, DEPTH // 4], dtype=tl.float32),)
     for start in tl.static_range(0, IN_SIZE, DEPTH):
         if start == DEPTH:
             w = following
         elif start > DEPTH:
             w = _load_words(rows, start, word, IN_SIZE, DEPTH)
         w0, w1, w2, w3 = _as_fp32(w)
-        first = _add_products(first, hidden, w0, w1, w2, w3, start, word, IN_SIZE, DEPTH)
-        if NUM_TOKENS > 1:
-            x = hidden + hidden_stride
-            second = _add_products(second, x, w0, w1, w2, w3, start, word, IN_SIZE, DEPTH)
-        if NUM_TOKENS > 2:
-            x = hidden + 2 * hidden_stride
-            third = _add_products(third, x, w0, w1, w2, w3, start, word, IN_SIZE, DEPTH)
-        if NUM_TOKENS > 3:
-            x = hidden + 3 * hidden_stride
-            fourth = _add_products(fourth, x, w0, w1, w2, w3, start, word, IN_SIZE, DEPTH)
-    pointers, mask = output + columns, columns < out_size
-    _store_row(pointers, first, factors, offsets, mask)
-    if NUM_TOKENS > 1:
-        _store_row(pointers + out_size, second, factors, offsets, mask)
-    if NUM_TOKENS > 2:
-        _store_row(pointers + 2 * out_size, third, factors, offsets, mask)
-    if NUM_TOKENS > 3:
-        _store_row(pointers + 3 * out_size, fourth, factors, offsets, mask)
+        more = tl.tuple(())
+        for token in tl.static_range(NUM_TOKENS):
+            x = hidden + token * hidden_stride
+            more += (_add_products(sums[token], x, w0, w1, w2, w3, start, word, IN_SIZE, DEPTH),)
+        sums = more
+    for token in tl.static_range(NUM_TOKENS):
+        row = tl.sum(sums[token], 1) * factors + offsets
+        places = output + token * out_size + columns
+        tl.store(places, row.to(output.dtype.element_ty), mask=columns < out_size)
 
 
 @triton.jit
@@ -177,12 +160,6 @@ def _load_inputs(row, places, IS_EVEN: tl.constexpr, IN_SIZE: tl.constexpr):
     return tl.load(row + places, mask=places < IN_SIZE, other=0.0)[None, :].to(tl.float32)
 
 
-@triton.jit
-def _store_row(pointers, products, factors, offsets, mask):
-    row = tl.sum(products, 1) * factors + offsets
-    tl.store(pointers, row.to(pointers.dtype.element_ty), mask=mask)
-
-
 @triton.jit(do_not_specialize=["num_tokens"])
 def _int8_kernel(
     hidden, integers, scale, bias, output,
@@ -191,7 +168,6 @@ def _int8_kernel(
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
     IS_EVEN: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -203,10 +179,9 @@ def _int8_kernel(
     is_row = (rows < num_tokens)[None, :]
     factors = tl.load(scale + last)
     offsets = tl.zeros([COLUMNS], dtype=tl.float32)
-    if HAS_BIAS:
+    if bias is not None:
         offsets = tl.load(bias + last).to(tl.float32)
-    if PDL:
-        wait_for_previous()
+    wait_for_previous(PDL)
     sums = tl.zeros([COLUMNS, ROWS], dtype=tl.float32)
     for start in range(0, in_size, DEPTH):
         if IS_EVEN:

@@ -53,10 +53,12 @@ def test_no_graph_is_left_to_capture():
 
 
 @pytest.mark.gpu
-def test_no_kernel_is_left_to_compile(monkeypatch):
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_no_kernel_is_left_to_compile(monkeypatch, quantization):
     """To compile one stops all requests for a second, to load one for a fifth of that."""
     triton = pytest.importorskip("triton")
-    engine = m5_kernels.LLMEngine("tiny-llama", max_num_seqs=40, dtype="bfloat16")
+    fields = {"max_num_seqs": 40, "dtype": "bfloat16", "quantization": quantization}
+    engine = m5_kernels.LLMEngine("tiny-llama", **fields)
     engine.warm_up()
     compiled = []
     hook = lambda *, repr, **others: compiled.append(repr)  # noqa: E731
