@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,14 +108,18 @@ def test_own_prompts_and_lengths(demo: Any) -> None:
 
 def test_a_step_holds_the_longest_prompt_and_a_token_of_each_row() -> None:
     """The demo has no option for a step's tokens: nobody could raise them."""
-    loaded = LoadedModel(tiny_model(max_position_embeddings=4096), None, "tiny")
-    items = [WorkItem([5] * 3000, greedy(2))]
-    for num_rows, num_tokens in ((8, 3002), (3500, 3500)):
-        work = Work(parser().parse_args(["--max-num-seqs", str(num_rows)]), loaded, items)
-        engine = work.engine(m3_paged, max_model_len=work.longest)
-        assert engine.config.max_num_batched_tokens == num_tokens
-    work = Work(parser().parse_args([]), loaded, [WorkItem([5] * 30, greedy(2))])
-    assert work.engine(m3_paged).config.max_num_batched_tokens == 2048
+    config = m3_paged.EngineConfig
+
+    def tokens_of_a_step(prompt_len: int, *options: str) -> int:
+        milestone = SimpleNamespace(EngineConfig=config, LLMEngine=lambda model, **told: told)
+        loaded = LoadedModel(tiny_model(max_position_embeddings=4096), None, "tiny")
+        item = WorkItem([5] * prompt_len, greedy(2))
+        told = Work(parser().parse_args(options), loaded, [item]).engine(milestone)
+        return told["max_num_batched_tokens"]
+
+    assert tokens_of_a_step(30) == config.max_num_batched_tokens == 2048
+    assert tokens_of_a_step(3000) == 3002
+    assert tokens_of_a_step(3000, "--max-num-seqs", "3500") == 3500
 
 
 def test_the_pool_is_made_for_tokens_that_the_model_can_have() -> None:

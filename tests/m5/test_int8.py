@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -198,18 +199,17 @@ def test_other_values_are_refused_with_the_choices() -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [3, 17, 33, 65, 129, 256, 1024, 8192])
-@pytest.mark.parametrize("size", [1024, 4096, 24576, 151936])
-@pytest.mark.parametrize("in_size", [64, 1024, 4096, 12288])
-@pytest.mark.parametrize("is_gated", [False, True], ids=["", "gated"])
-def test_the_tile_for_hopper_gives_multiprocessors_something_to_do(
-    num_tokens: int, size: int, in_size: int, is_gated: bool
-) -> None:
-    tile = hopper_int8_tile(num_tokens, size, in_size, is_gated)
-    num_down, num_across = tile.grid(num_tokens, size, is_gated)
-    num_tiles = num_down * num_across
-    assert num_tiles * tile.num_parts >= 44 or in_size <= 1024 or size <= 1024
-    assert tile.num_parts == 1 or tile.side_by_side * num_tiles <= NUM_ARRIVALS
-    assert tile.rows < 2 * num_tokens or tile.rows == 16
+def test_the_tile_for_hopper_gives_multiprocessors_something_to_do(num_tokens: int) -> None:
+    for size, in_size, is_gated in itertools.product(
+        [1024, 4096, 24576, 151936], [64, 1024, 4096, 12288], [False, True]
+    ):
+        tile = hopper_int8_tile(num_tokens, size, in_size, is_gated)
+        num_down, num_across = tile.grid(num_tokens, size, is_gated)
+        num_tiles = num_down * num_across
+        assert num_tiles * tile.num_parts >= 44 or in_size <= 1024 or size <= 1024
+        assert tile.num_parts == 1 or tile.side_by_side * num_tiles <= NUM_ARRIVALS
+        assert tile.num_parts == 1 or in_size >= tile.num_parts * tile.depth
+        assert tile.rows < 2 * num_tokens or tile.rows == 16
 
 
 def test_every_tile_for_hopper_is_compiled_at_the_start() -> None:
