@@ -18,6 +18,7 @@ from engine_helpers import assert_empty, greedy, hf_generate, make_engine, rando
 from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.decoder.parallel import Shard
+from m5_kernels.kernels import linear as linear_file
 from m5_kernels.kernels.hopper_int8_tiles import (
     COPY_REGISTERS,
     H200_INT8,
@@ -196,6 +197,27 @@ def test_other_values_are_refused_with_the_choices() -> None:
         m5_kernels.LLMEngine("tiny-llama", quantization="int4")
     with pytest.raises(ValueError, match="has no field 'quantization'"):
         m4_prefix_chunked.LLMEngine("tiny-llama", quantization="int8")
+
+
+@pytest.mark.parametrize("is_gated", [False, True], ids=["", "gated"])
+def test_on_hopper_many_rows_have_a_kernel_of_their_own(
+    is_gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its twin in its place, which counts rows."""
+    kernel, seen = pytest.importorskip("m5_kernels.kernels.hopper_int8"), []
+
+    def twin(hidden: torch.Tensor, *args: Any, pdl: bool) -> torch.Tensor:
+        seen.append(len(hidden))
+        return linear_file.linear_torch(hidden, *args)
+
+    monkeypatch.setattr(linear_file, "fits_copy_engine", lambda hidden, size: size == 24)
+    monkeypatch.setattr(kernel, "hopper_int8", twin)
+    weight = Int8Weight.zeros(24 * (1 + is_gated), 40, "cpu")
+    weight.round_from(torch.randn(len(weight), 40))
+    for num_rows in (0, 4, 5, 70):
+        given = torch.randn(num_rows, 40), weight, torch.randn(len(weight)), is_gated
+        assert torch.equal(linear_file.linear(*given), linear_file.linear_torch(*given))
+    assert seen == [5, 70]
 
 
 @pytest.mark.parametrize("num_tokens", [3, 17, 33, 65, 129, 256, 1024, 8192])
