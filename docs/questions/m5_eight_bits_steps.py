@@ -1,7 +1,7 @@
 """Decode steps of Qwen3-8B's shape, whole, with weights in bfloat16 and in eight bits.
 
     python -m docs.questions.m5_eight_bits_steps             what was measured on one H200
-    python -m docs.questions.m5_eight_bits_steps --measure   on a GPU: measure anew
+    python -m docs.questions.m5_eight_bits_steps --measure   on a GPU: anew, or another shape
 
 A step here is layers and LM head: in a graph, without sampling, each row with 500 tokens. Eight
 layers stand for 36: their weights are many times what the L2 cache holds.
@@ -23,7 +23,7 @@ from m5_kernels.kernels.decode_parts import DecodeWorkspace
 from m5_kernels.tools.measure import median_us
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.report import table
-from milestone_llm.lab.cli import add_options, console, run_command
+from milestone_llm.lab.cli import add_options, console, positive, run_command
 from milestone_llm.models.shapes import shape_config
 
 SHAPE, NUM_LAYERS, CONTEXT, BLOCK = "qwen3-8b", 8, 500, 16
@@ -77,15 +77,15 @@ def decode_step(decoder: FusedDecoder, num_rows: int) -> Callable[[], torch.Tens
         ),
     )
     caches = decoder.allocate_caches(num_rows * num_blocks, BLOCK)
-    tokens = torch.randint(0, c.vocab_size, (num_rows,), device=device)
+    tokens = rows % c.vocab_size
     return lambda: decoder.logits(decoder.forward(tokens, metadata, caches))
 
 
 @torch.inference_mode()
-def measure() -> dict[int, tuple[float, float]]:
+def measure(shape: str, num_layers: int) -> dict[int, tuple[float, float]]:
     """What `MEASURED` holds, on this GPU."""
-    config = shape_config(SHAPE)
-    decoders = [decoder_of(config, NUM_LAYERS, each, "cuda") for each in (None, "int8")]
+    config = shape_config(shape)
+    decoders = [decoder_of(config, num_layers, each, "cuda") for each in (None, "int8")]
     return {
         num_rows: (
             median_us([decode_step(decoders[0], num_rows)]),
@@ -99,16 +99,20 @@ def show(args: argparse.Namespace) -> None:
     """Print the table.
 
     Raises:
-        InputError: it is to be measured, and there is no GPU.
+        InputError: it is to be measured, and there is no GPU; or it was not, and is asked for.
     """
     if args.measure and not torch.cuda.is_available():
         raise InputError("this measures steps on an NVIDIA GPU, and torch sees none here")
-    found = measure() if args.measure else MEASURED
+    if not args.measure and (args.shape, args.layers) != (SHAPE, NUM_LAYERS):
+        raise InputError(f"only {NUM_LAYERS} layers of {SHAPE} were measured: add --measure")
+    found = measure(args.shape, args.layers) if args.measure else MEASURED
     rows = [
         [str(num_rows), f"{bf16 / 1e3:.2f}", f"{int8 / 1e3:.2f}", f"{bf16 / int8:.2f}x"]
         for num_rows, (bf16, int8) in found.items()
     ]
-    console.print(f"{SHAPE}'s shape, {NUM_LAYERS} layers and the LM head, {CONTEXT} tokens a row")
+    console.print(
+        f"{args.shape}'s shape, {args.layers} layers and the LM head, {CONTEXT} tokens a row"
+    )
     console.print(table("", ["rows", "bf16, ms", "8 bits, ms", "gain"], rows))
 
 
@@ -118,6 +122,8 @@ def main() -> int:
         prog="python -m docs.questions.m5_eight_bits_steps", description=__doc__
     )
     parser.add_argument("--measure", action="store_true", help="on this GPU")
+    parser.add_argument("--shape", default=SHAPE, help="of the model (default: %(default)s)")
+    parser.add_argument("--layers", type=positive, default=NUM_LAYERS, metavar="N")
     add_options(parser, "threads")
     return run_command(show, parser.parse_args())
 

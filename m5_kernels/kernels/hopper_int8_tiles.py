@@ -1,6 +1,6 @@
 """How programs of `hopper_int8` cover a product: what they can have, and which is the fastest.
 
-    side by side, 3 x 1         one after the other, 1 x 4
+    side by side, 3 x 1         in turn, 1 x 4
     |  64 |  64 |  64 |         |  64 |        outputs of a warpgroup
     +-----+-----+-----+         +-----+
     |  A  |  B  |  C  | rows    | A+B | rows
@@ -8,9 +8,10 @@
     steps 0 1 2 ...             A: 0 4 ..  B: 1 5 ..  C: 2 6 ..  D: 3 7 ..
 
 Making bf16 of bytes is a long chain of short instructions, in which a warpgroup spends more time
-than the tensor cores need. So there are three or four of them. Side by side they share the rows;
-that is for weights with many outputs. Else they take steps in turn: then a program has only 64
-outputs, and there are enough programs for all multiprocessors.
+than the tensor cores need. So there are three or four of them, or two where the sums of many rows
+leave no registers. Side by side they share the rows; that is for weights with many outputs. Else
+they take steps in turn: then a program has only 64 outputs, and there are enough programs for all
+multiprocessors.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ H200_INT8 = (
     HopperInt8Tile(64, 1, 4, 64, 12),
     HopperInt8Tile(128, 1, 3, 64, 6),
 )
+"""Those that were the fastest somewhere, with Qwen3's shapes on an H200."""
 
 
 def hopper_int8_tile(

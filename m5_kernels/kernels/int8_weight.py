@@ -26,8 +26,9 @@ LARGEST = 127
 """Of the integers. -128 is left out: a weight and its negative are equally far from theirs."""
 GROUP = 64
 """Columns that share 16 words."""
-NUM_ARRIVALS = 264
-"""Warpgroups of tiles that several programs make parts of."""
+NUM_ARRIVALS = 198
+"""Warpgroups that make parts of a product: three in a tile, of which there is one for every two
+multiprocessors, as it is made in two parts or more."""
 ROWS_AT_ONCE = 4096
 """Rows of a matrix that are rounded together: in fp32 they take four times what they become."""
 

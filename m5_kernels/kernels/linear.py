@@ -3,7 +3,7 @@
 A step of few rows is nothing but reading weights, and there ours are faster than the library:
 
     weight                     tokens   kernel
-    of 8 bits                  5..      hopper_int8: made bf16 in registers, in bf16 (on Hopper)
+    of 8 bits, in bf16         5..      hopper_int8, with long rows from 3 on (on Hopper)
     of 8 bits                  any      int8_linear
     small, of 16 bits          1..16    register_linear: all on its way at once (from Hopper on)
     small, in bf16             17..256  hopper_linear: on its way early (on Hopper)
@@ -15,7 +15,8 @@ A step of few rows is nothing but reading weights, and there ours are faster tha
 The first line that fits; but many rows of up to 1,024 elements, of 16 bits, have `dot_linear` from
 one token on. Each kernel adds up all tokens alike. So a token's products have the same bits alone
 and beside guesses, where the number of tokens does not decide between two kernels: with rows of
-more than 3,072 elements, a single one has `skinny_linear`, and others have `dot_linear`.
+more than 3,072 elements, a single one has `skinny_linear`, and others have `dot_linear`. In eight
+bits it decides between tiles, too.
 """
 
 from __future__ import annotations
