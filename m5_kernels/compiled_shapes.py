@@ -31,12 +31,8 @@ def shapes_of_all_kernels(
     for n in (1, 16, 17):
         if n <= min(max_num_seqs, max_tokens):
             yield StepShape(min(max(n, 64), max_tokens), n, n, n), Needs()
-    for n in (
-        128,
-        192,
-        256,
-        *more_counts,
-    ):  # products of up to as many tokens differ in their tiles
+    # Products of up to as many tokens differ in their tiles.
+    for n in (128, 192, 256, *more_counts):
         if n - 64 < max_tokens:
             yield StepShape(min(n, max_tokens), 1, 1, 1), Needs()
     for n in (1, 2, 16):
