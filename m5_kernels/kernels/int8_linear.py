@@ -6,9 +6,9 @@ A row's scale is the same for all of its products, so it waits until they are ad
 
 The integers are read as bytes, half of what bf16 takes, and become bf16 or fp32 in registers, which
 hold each of them exactly. Reading is so quick then that instructions count: some seven a weight is
-all that an H200 has time for. With one or two rows, a program multiplies in registers, as in
-`skinny_linear`, four weights of a word at a time. With more, tensor cores do: on Hopper in
-`hopper_int8`, on others here, where inputs are first sorted as the bytes of the words are.
+all that an H200 has time for. With one row, or four where a matrix is small, a program multiplies
+in registers, as in `skinny_linear`, four weights of a word at a time. With more, tensor cores do:
+on Hopper in `hopper_int8`, on others here, where inputs are first sorted as the bytes of the words.
 
     integers                  hidden, transposed
       |== COLUMNS rows ==|      | ROWS tokens |       a program: COLUMNS x ROWS sums in fp32, DEPTH
@@ -29,12 +29,15 @@ from .backend import (
     wait_for_previous,
 )
 from .int8_weight import WORD_TO_FP32, Int8Weight, int8_linear_torch
-from .tiles import Int8Tile, LinearTile, int8_tile, skinny_int8_tile
+from .register_linear import fits_registers
+from .tiles import SHORT_ROW, Int8Tile, LinearTile, int8_tile, skinny_int8_tile
 
 
-def max_int8_tokens(in_size: int) -> int:
+def max_int8_tokens(out_size: int, in_size: int) -> int:
     """Tokens up to which products in registers are quicker than tensor cores."""
-    return 4 if in_size <= 3072 else 2
+    if fits_registers(out_size, in_size):
+        return 4
+    return 0 if in_size <= SHORT_ROW else 1
 
 
 def int8_linear(
@@ -53,8 +56,8 @@ def int8_linear(
     if not num_tokens or not runs_triton(hidden):
         return int8_linear_torch(hidden, weight, bias)
     out_size = len(weight)
-    if tile is None and num_tokens <= max_int8_tokens(in_size):
-        tile = skinny_int8_tile()
+    if tile is None and num_tokens <= max_int8_tokens(out_size, in_size):
+        tile = skinny_int8_tile(out_size, in_size)
     tile = tile or int8_tile(num_tokens, hidden.element_size())
     output = hidden.new_empty(num_tokens, out_size)
     if isinstance(tile, LinearTile):

@@ -3,20 +3,20 @@
 A step of few rows is nothing but reading weights, and there ours are faster than the library:
 
     weight                     tokens   kernel
-    of 8 bits, in bf16         5..      hopper_int8, with long rows from 3 on (on Hopper)
-    of 8 bits                  any      int8_linear
+    of 8 bits, small           1..4     int8_linear: multiplied as it comes, no tensor cores
+    of 8 bits                  1        int8_linear
+    of 8 bits, in bf16         2..      hopper_int8 (on Hopper)
+    of 8 bits                  2..      int8_linear: tensor cores
     small, of 16 bits          1..16    register_linear: all on its way at once (from Hopper on)
     small, in bf16             17..256  hopper_linear: on its way early (on Hopper)
-    rows of up to 3,072        1..4     skinny_linear: multiplied as it comes, no tensor cores
-    any                        1        skinny_linear
-    of 16 bits                 1..16    dot_linear: tensor cores, by shared memory
+    any                        1        skinny_linear: multiplied as it comes
+    of 16 bits                 2..16    dot_linear: tensor cores, by shared memory
     any                        any      the library's
 
-The first line that fits; but many rows of up to 1,024 elements, of 16 bits, have `dot_linear` from
-one token on. Each kernel adds up all tokens alike. So a token's products have the same bits alone
-and beside guesses, where the number of tokens does not decide between two kernels: with rows of
-more than 3,072 elements, a single one has `skinny_linear`, and others have `dot_linear`. In eight
-bits it decides between tiles, too.
+The first line that fits; but many rows of up to 1,024 elements have the kernel of two tokens from
+one on. Each kernel adds up all tokens alike. So a token's products have the same bits alone and
+beside guesses, where the number of tokens does not decide between two kernels; in eight bits it
+decides between tiles, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .int8_weight import Int8Weight, int8_linear_torch
 from .register_linear import MAX_TOKENS, fits_registers, register_linear
 from .silu_mul import silu_mul, silu_mul_torch
 from .skinny_linear import skinny_linear
-from .tiles import LONG_ROW
+from .tiles import SHORT_ROW
 
 MAX_HOPPER_TOKENS = 256
 """Up to which the library's products take longer than `hopper_linear`, measured on an H200."""
@@ -66,7 +66,7 @@ def linear(
         return hopper_linear(hidden, weight, bias, is_gated, pdl=pdl)
     elif has_kernels and takes_dot(num_tokens, weight):
         output = dot_linear(hidden, weight, bias, pdl=pdl)
-    elif has_kernels and 1 <= num_tokens <= max_skinny_tokens(weight):
+    elif has_kernels and num_tokens == 1:
         return skinny_linear(hidden, weight, bias, is_gated, pdl=pdl)
     else:
         output = F.linear(hidden, weight, bias)
@@ -82,38 +82,32 @@ def takes_registers(num_tokens: int, weight: torch.Tensor | Int8Weight) -> bool:
         return False
     if not supports_pdl(weight.device):
         return False
-    return 1 <= num_tokens <= MAX_TOKENS and fits_registers(weight)
+    return 1 <= num_tokens <= MAX_TOKENS and fits_registers(*weight.shape)
 
 
 def takes_hopper(hidden: torch.Tensor, weight: torch.Tensor, is_gated: bool = False) -> bool:
     """Whether the product goes to `hopper_linear`: larger weights the library reads as fast."""
-    if not MAX_TOKENS < len(hidden) <= MAX_HOPPER_TOKENS or not fits_registers(weight):
-        return False
     out_size, in_size = weight.shape
+    if not MAX_TOKENS < len(hidden) <= MAX_HOPPER_TOKENS or not fits_registers(out_size, in_size):
+        return False
     return fits_copy_engine(hidden, in_size, out_size // (1 + is_gated))
 
 
 def takes_dot(num_tokens: int, weight: torch.Tensor) -> bool:
     """Whether the product goes to `dot_linear`: what was fastest on an H200 with Qwen3's shapes.
 
-    With fewer tokens `skinny_linear` is faster; but not where a weight has many short rows, which
-    its programs are through with too soon.
+    Of many short rows the programs of `skinny_linear` are through with each too soon.
     """
-    has_short_rows = weight.shape[1] <= 1024 and len(weight) >= 4096
-    fewest = 1 if has_short_rows else 1 + max_skinny_tokens(weight)
+    has_short_rows = weight.shape[1] <= SHORT_ROW and len(weight) >= 4096
+    fewest = 1 if has_short_rows else 2
     return weight.element_size() == 2 and fewest <= num_tokens <= MAX_TOKENS
-
-
-def max_skinny_tokens(weight: torch.Tensor) -> int:
-    """Tokens up to which `skinny_linear` beats the library; fewer where rows are long."""
-    return 4 if weight.shape[1] <= LONG_ROW else 1
 
 
 def takes_hopper_int8(hidden: torch.Tensor, weight: Int8Weight, is_gated: bool) -> bool:
     """Whether the product goes to `hopper_int8`, and not to a kernel for fewer tokens."""
-    num_tokens, in_size = hidden.shape
-    has_rows = num_tokens > max_int8_tokens(in_size)
-    return has_rows and fits_copy_engine(hidden, len(weight) // (1 + is_gated))
+    out_size, (num_tokens, in_size) = len(weight), hidden.shape
+    has_rows = num_tokens > max_int8_tokens(out_size, in_size)
+    return has_rows and fits_copy_engine(hidden, out_size // (1 + is_gated))
 
 
 def linear_torch(

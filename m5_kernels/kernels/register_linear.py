@@ -33,9 +33,9 @@ MAX_ROW = 3072
 """Elements of a row of the weight: there are not registers for more."""
 
 
-def fits_registers(weight: torch.Tensor) -> bool:
-    """Whether the weight is so small that this is the fastest product, whatever the rows."""
-    return weight.numel() <= MAX_ELEMENTS and weight.shape[1] <= MAX_ROW
+def fits_registers(out_size: int, in_size: int) -> bool:
+    """Whether a weight is so small that this is the fastest product, whatever the rows."""
+    return out_size * in_size <= MAX_ELEMENTS and in_size <= MAX_ROW
 
 
 def register_linear(

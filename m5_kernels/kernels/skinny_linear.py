@@ -1,6 +1,6 @@
-"""`hidden @ weight.T` for up to four rows: a matrix product that is nothing but reading the weight.
+"""`hidden @ weight.T` for one row: a matrix product that is nothing but reading the weight.
 
-    weight [out_size, in_size]              hidden [num_tokens, in_size], one to four rows
+    weight [out_size, in_size]              hidden [1, in_size]
       |== program 0: COLUMNS rows ==|         shared by all programs, from the L2 cache
       |== program 1 ================|
       |   DEPTH elements at a time  |  -> products in registers, summed once at the end
@@ -8,11 +8,10 @@
 With one token in a step each weight is used for one multiplication. A tensor core would
 work on a sixteenth of its tile; the library's choice for a single token is at times a tile made
 for many, which leaves most of the GPU waiting. Here nothing but loads matters: no shared memory, no
-pipeline to fill, all of a strip's loads under way at once.
+pipeline to fill, all of a strip's loads under way at once. With two rows multiplying would take as
+long as reading, so they have `dot_linear`.
 
-It is for weights that do not fit into registers (`register_linear`), and for fp32. Every row is
-added up in the same order, however many there are: a token computed beside guesses gets the very
-bits that it would have got alone.
+It is for weights that do not fit into registers (`register_linear`), and for fp32.
 """
 
 from __future__ import annotations
@@ -32,15 +31,14 @@ def skinny_linear(
     tile: LinearTile | None = None,
     pdl: int = 0,
 ) -> torch.Tensor:
-    """As `linear`, for one to four rows."""
-    num_tokens, in_size = hidden.shape
+    """As `linear`, for one row."""
+    in_size = weight.shape[1]
     size = len(weight) // 2 if is_gated else len(weight)
     tile = tile or linear_tile(in_size)
-    output = hidden.new_empty(num_tokens, size)
+    output = hidden.new_empty(1, size)
     _skinny_linear_kernel[(ceil_div(size, tile.columns // 2 if is_gated else tile.columns),)](
         hidden, weight, bias, output,
-        size, hidden.stride(0),
-        NUM_TOKENS=num_tokens,
+        size,
         IN_SIZE=in_size,
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
@@ -55,8 +53,7 @@ def skinny_linear(
 @triton.jit
 def _skinny_linear_kernel(
     hidden, weight, bias, output,
-    size, hidden_stride,
-    NUM_TOKENS: tl.constexpr,
+    size,
     IN_SIZE: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -74,30 +71,16 @@ def _skinny_linear_kernel(
         biases = tl.load(bias + columns).to(tl.float32)
     w = _load_part(rows, 0, depth, IN_SIZE, DEPTH)
     wait_for_previous(PDL)  # the first part of the weight is on its way by now
-    # One sum a row, and none of all rows at once: the compiler would order that by their number.
-    sums = tl.tuple(())
-    for _ in tl.static_range(NUM_TOKENS):
-        sums += (tl.zeros([COLUMNS, DEPTH], dtype=tl.float32),)
-    for start in tl.static_range(0, IN_SIZE, DEPTH):
-        if start > 0:
-            w = _load_part(rows, start, depth, IN_SIZE, DEPTH)
-        more = tl.tuple(())
-        for token in tl.static_range(NUM_TOKENS):
-            row = hidden + token * hidden_stride
-            more += (sums[token] + w * _load_part(row, start, depth, IN_SIZE, DEPTH),)
-        sums = more
-    for token in tl.static_range(NUM_TOKENS):
-        _store_row(output + token * size, size, sums[token], biases, IS_GATED)
-
-
-@triton.jit
-def _store_row(row, size, products, biases, IS_GATED: tl.constexpr):
-    results = (tl.sum(products, 1) + biases).to(row.dtype.element_ty)
+    sums = w * _load_part(hidden, 0, depth, IN_SIZE, DEPTH)
+    for start in tl.static_range(DEPTH, IN_SIZE, DEPTH):
+        w = _load_part(rows, start, depth, IN_SIZE, DEPTH)
+        sums += w * _load_part(hidden, start, depth, IN_SIZE, DEPTH)
+    results = (tl.sum(sums, 1) + biases).to(output.dtype.element_ty)
     if IS_GATED:
-        gate, up = tl.split(tl.trans(tl.reshape(results, [2, products.shape[0] // 2])))
+        gate, up = tl.split(tl.trans(tl.reshape(results, [2, OUTPUTS])))
         results = gated(gate, up)
-    columns = tl.program_id(0) * results.shape[0] + tl.arange(0, results.shape[0])
-    tl.store(row + columns, results, mask=columns < size)
+    places = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    tl.store(output + places, results, mask=places < size)
 
 
 @triton.jit

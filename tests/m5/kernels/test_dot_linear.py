@@ -52,11 +52,11 @@ def test_a_row_gets_the_same_bits_in_any_company(dtype: torch.dtype, device: str
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("in_size", "most"), [(1024, 16), (3072, 16)])
-def test_a_step_with_guesses_has_the_products_of_one_without(in_size: int, most: int) -> None:
-    """In bf16, up to so many rows. Of longer rows, `skinny_linear` takes single ones alone."""
+@pytest.mark.parametrize("in_size", [1024, 3072])
+def test_a_step_with_guesses_has_the_products_of_one_without(in_size: int) -> None:
+    """In bf16, where a weight is small."""
     weight = torch.randn(2048, in_size, dtype=torch.bfloat16, device="cuda")
-    hidden = torch.randn(most, in_size, dtype=torch.bfloat16, device="cuda")
+    hidden = torch.randn(16, in_size, dtype=torch.bfloat16, device="cuda")
     assert torch.equal(linear(hidden, weight)[:1], linear(hidden[:1], weight))
 
 
@@ -68,8 +68,7 @@ def test_it_is_taken_where_it_was_the_fastest() -> None:
         return [takes_dot(n, weight) for n in (1, 4, 16, 17)]
 
     assert taken(6144, 1024) == [True, True, True, False]
-    assert taken(1024, 3072) == [False, False, True, False]
-    assert taken(6144, 4096) == taken(4096, 12288) == [False, True, True, False]
+    assert taken(1024, 3072) == taken(6144, 4096) == [False, True, True, False]
 
 
 def test_tiles_fit_gpus_with_less_shared_memory() -> None:

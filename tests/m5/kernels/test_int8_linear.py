@@ -116,7 +116,13 @@ def test_a_row_gets_the_same_bits_in_any_company(device: str) -> None:
     for num_tokens in (2, 3, 4):
         together = int8_linear(hidden[:num_tokens], weight, tile=tile)
         assert torch.equal(together, alone[:num_tokens])
-    assert max_int8_tokens(300) <= 4
+
+
+def test_up_to_how_many_rows_registers_are_quicker() -> None:
+    """Small matrices, Qwen3-0.6B's LM head of many short rows, large ones."""
+    assert max_int8_tokens(6144, 1024) == max_int8_tokens(1024, 3072) == 4
+    assert max_int8_tokens(151936, 1024) == 0
+    assert max_int8_tokens(24576, 4096) == max_int8_tokens(2048, 6144) == 1
 
 
 def test_every_integer_arrives(device: str) -> None:
