@@ -1,7 +1,7 @@
 """Decode steps of Qwen3-8B's shape, whole, with weights in bfloat16 and in eight bits.
 
-    python -m docs.questions.m5_eight_bits_steps             what was measured on one H200
-    python -m docs.questions.m5_eight_bits_steps --measure   on a GPU: anew, or another shape
+    python -m docs.questions.m5_eight_bits_steps
+    python -m docs.questions.m5_eight_bits_steps --shape qwen3-0.6b --layers 28
 
 A step here is layers and LM head: in a graph, without sampling, each row with 500 tokens. Eight
 layers stand for 36: their weights are many times what the L2 cache holds.
@@ -20,25 +20,13 @@ from m5_kernels.decoder.attention import AttentionMetadata
 from m5_kernels.decoder.config import DecoderConfig, rope_table
 from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.kernels.decode_parts import DecodeWorkspace
-from m5_kernels.tools.measure import median_us
-from milestone_llm.core.errors import InputError
+from m5_kernels.tools.measure import gpu_command, median_us
 from milestone_llm.lab.bench.report import table
-from milestone_llm.lab.cli import add_options, console, positive, run_command
+from milestone_llm.lab.cli import Formatter, console, positive
 from milestone_llm.models.shapes import shape_config
 
-SHAPE, NUM_LAYERS, CONTEXT, BLOCK = "qwen3-8b", 8, 500, 16
-MEASURED = {
-    8: (1297.0, 832.1),
-    16: (1352.3, 883.6),
-    32: (1508.8, 979.2),
-    64: (1657.8, 1201.7),
-    96: (1865.4, 1667.7),
-    128: (2006.2, 1726.8),
-    160: (2229.2, 2269.4),
-    192: (2464.9, 2545.7),
-    256: (2961.9, 3023.2),
-}
-"""By rows: microseconds in bfloat16, and in eight bits. One NVIDIA H200, torch 2.11, triton 3.6."""
+CONTEXT, BLOCK = 500, 16
+ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 256)
 
 
 @torch.inference_mode()
@@ -82,34 +70,15 @@ def decode_step(decoder: FusedDecoder, num_rows: int) -> Callable[[], torch.Tens
 
 
 @torch.inference_mode()
-def measure(shape: str, num_layers: int) -> dict[int, tuple[float, float]]:
-    """What `MEASURED` holds, on this GPU."""
-    config = shape_config(shape)
-    decoders = [decoder_of(config, num_layers, each, "cuda") for each in (None, "int8")]
-    return {
-        num_rows: (
-            median_us([decode_step(decoders[0], num_rows)]),
-            median_us([decode_step(decoders[1], num_rows)]),
-        )
-        for num_rows in MEASURED
-    }
-
-
 def show(args: argparse.Namespace) -> None:
-    """Print the table.
-
-    Raises:
-        InputError: it is to be measured, and there is no GPU; or it was not, and is asked for.
-    """
-    if args.measure and not torch.cuda.is_available():
-        raise InputError("this measures steps on an NVIDIA GPU, and torch sees none here")
-    if not args.measure and (args.shape, args.layers) != (SHAPE, NUM_LAYERS):
-        raise InputError(f"only {NUM_LAYERS} layers of {SHAPE} were measured: add --measure")
-    found = measure(args.shape, args.layers) if args.measure else MEASURED
-    rows = [
-        [str(num_rows), f"{bf16 / 1e3:.2f}", f"{int8 / 1e3:.2f}", f"{bf16 / int8:.2f}x"]
-        for num_rows, (bf16, int8) in found.items()
-    ]
+    """Measure, and print the table."""
+    config = shape_config(args.shape)
+    decoders = [decoder_of(config, args.layers, each, "cuda") for each in (None, "int8")]
+    rows = []
+    for num_rows in ROWS:
+        bf16, int8 = (median_us([decode_step(each, num_rows)]) for each in decoders)
+        times = f"{bf16 / 1e3:.2f}", f"{int8 / 1e3:.2f}", f"{bf16 / int8:.2f}x"
+        rows.append([str(num_rows), *times])
     console.print(
         f"{args.shape}'s shape, {args.layers} layers and the LM head, {CONTEXT} tokens a row"
     )
@@ -119,13 +88,13 @@ def show(args: argparse.Namespace) -> None:
 def main() -> int:
     """The command line. Returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m docs.questions.m5_eight_bits_steps", description=__doc__
+        prog="python -m docs.questions.m5_eight_bits_steps",
+        description=__doc__,
+        formatter_class=Formatter,
     )
-    parser.add_argument("--measure", action="store_true", help="on this GPU")
-    parser.add_argument("--shape", default=SHAPE, help="of the model (default: %(default)s)")
-    parser.add_argument("--layers", type=positive, default=NUM_LAYERS, metavar="N")
-    add_options(parser, "threads")
-    return run_command(show, parser.parse_args())
+    parser.add_argument("--shape", default="qwen3-8b", help="of the model (default: %(default)s)")
+    parser.add_argument("--layers", type=positive, default=8, metavar="N")
+    return gpu_command(parser, show)
 
 
 if __name__ == "__main__":

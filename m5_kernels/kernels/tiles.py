@@ -235,7 +235,7 @@ def fit_dot(tile: DotTile, gpu: GPU) -> DotTile:
 
 def skinny_int8_tile(out_size: int, in_size: int) -> LinearTile:
     """`linear_tile` for a weight in eight bits: more columns share what is loaded of the rows."""
-    if in_size > 8192:
+    if in_size > 16384:
         return LinearTile(4, 2048, 4)
     is_wide = out_size >= 8192 and 2048 < in_size < 4096
     return LinearTile(4, 512, 1) if is_wide else LinearTile(4, 1024, 2)
