@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -75,6 +76,7 @@ def ask(questions: Sequence[Question]) -> int:
         except EOFError:
             guess = ""
             show()
+        guess = re.sub(r"(?<=\d),(?=\d{3}\b)", "", guess)  # 12,288, as the pages write it
         is_right = bool(guess) and question.look.is_guessed(guess, globals())
         num_right += is_right
         value, _ = question.look.evaluate(globals())

@@ -145,7 +145,7 @@ def print_memory(run: DemoRun) -> None:
             "pool": f"{plural(figures.total, 'block')} of {size}, {num_tokens:,} tokens",
             "requests at a time": f"{figures.max_concurrent}; in regions of "
             f"max_model_len={longest} tokens: {num_tokens // longest}",
-            "watermark": plural(run.engine.stats()["kv"]["watermark"], "block"),
+            "peak used": plural(run.engine.stats()["kv"]["watermark"], "block"),
             "reserved, but empty": f"{figures.waste_share:.1%} of the places, "
             f"{figures.waste_per_request:.1f} a request on average",
             "preemptions": f"{figures.num_preemptions}, {figures.num_resumptions} resumed: "

@@ -107,7 +107,7 @@ def print_prefix_tree(
         if not names:
             names, refs = node.visitors, "refs 0, cached, was of "
         sign = used if node.holders else cached
-        head = f"{sign} {blocks.line(24).plain}".ljust(space - console.width + 28)
+        head = f"{sign} {blocks.line(24).plain}  ".ljust(space - console.width + 28)
         who = Words([safe(name) for name in names], head + refs)
         text = decode(node.token_ids) if decode else " ".join(map(str, node.token_ids))
         text = fit(safe(" ".join(text.split())), space - 2)

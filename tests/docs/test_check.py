@@ -62,6 +62,15 @@ def test_an_answer_is_right_or_not_and_none_is_given_away(monkeypatch, capsys):
     assert places == sorted(places)
 
 
+def test_an_answer_may_be_written_as_the_pages_write_numbers(monkeypatch, capsys):
+    (question,) = check.read_checks("\n# m0\nHow many\nbytes?\np 3 * 4096 == 12288\n  # So.\n")[
+        "m0"
+    ]
+    guesses = iter(["12,288", "12288", "12,28"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(guesses))
+    assert check.ask([question] * 3) == 2
+
+
 def test_a_reader_that_has_gone_ends_the_list_without_a_traceback(monkeypatch):
     """As `python docs/check.py m3 --list | head -1` does."""
     reader, writer = os.pipe()

@@ -246,6 +246,13 @@ def test_every_kind_of_trace_gives_a_picture(scene: str, tmp_path: Path) -> None
     assert written.read_bytes().startswith(PNG_HEADER)
 
 
+def test_no_tick_stands_between_two_steps_however_few_there_are(tmp_path: Path) -> None:
+    trace = [record(0, rows={"r0": "prefill"})]
+    text = draw_timeline([trace], ["m1"], tmp_path / "one.svg").read_text()
+    assert "<!-- 0 -->" in text
+    assert not re.search(r"<!-- \S?0\.", text)
+
+
 def test_chunks_of_a_prompt_are_told_apart_and_say_how_many_tokens_they_have() -> None:
     records = [
         record(0, rows={"r0": "prefill", "r1": "prefill"}),

@@ -74,7 +74,7 @@ def whole_numbers(count: int | Literal["auto"] = "auto") -> MaxNLocator:
     """Ticks for steps, rows and blocks."""
     from matplotlib.ticker import MaxNLocator
 
-    return MaxNLocator(nbins=count, integer=True, steps=[1, 2, 5, 10])
+    return MaxNLocator(nbins=count, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
 
 
 def mark_style(kind: str, size: float) -> dict[str, Any]:
