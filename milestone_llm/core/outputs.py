@@ -15,7 +15,7 @@ class Logprob:
     """1 for the most likely token of the vocabulary."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class SampledToken:
     """What the runner gives back for one request in one step."""
 
