@@ -101,6 +101,9 @@ class BlockManager:
 
     def can_append(self, request_id: str, start: int, end: int) -> bool:
         """Whether tokens `start .. end - 1` can be written, growing and copying as needed."""
+        num_touched = self.num_blocks_for(end) - start // self.block_size
+        if num_touched <= self.pool.num_free:  # enough, be they all new or shared
+            return True
         table = self.block_tables[request_id]
         num_new = max(0, self.num_blocks_for(end) - len(table))
         return num_new + len(self._shared_indices(table, start, end)) <= self.pool.num_free
@@ -118,8 +121,8 @@ class BlockManager:
             self.pool.free(shared)
             table[index] = own
             copies.append((shared, own))
+            self.num_copies += 1
             self.events.append(KVEvent("copy_on_write", request_id, [shared, own]))
-        self.num_copies += len(copies)
         self._grow(request_id, end)
         return copies
 
@@ -152,8 +155,11 @@ class BlockManager:
 
     def _shared_indices(self, table: list[int], start: int, end: int) -> list[int]:
         """Which blocks that `start .. end - 1` would write into are in other tables too."""
-        touched = range(start // self.block_size, min(self.num_blocks_for(end), len(table)))
-        return [index for index in touched if self.pool.ref_counts[table[index]] > 1]
+        shared = []
+        for index in range(start // self.block_size, min(self.num_blocks_for(end), len(table))):
+            if self.pool.ref_counts[table[index]] > 1:
+                shared.append(index)
+        return shared
 
     def check_invariants(self) -> None:
         """Assert that reference counts equal table entries, and that free + owned == total."""

@@ -121,13 +121,13 @@ class Scheduler(BaseScheduler):
         row = ScheduledRequest(request, start, num_new_tokens, False, blocks, num_cached)
         plan.rows.append(row)
         self.prefix_cache.make_findable(request, row.end)
-        if row.samples:  # the prompt is complete: its further completions start from its KV
+        if request.forks and row.samples:  # its prompt is complete: they start from its KV
             for fork in request.forks:
                 self.kv.fork(request.request_id, fork.request_id)
                 fork.status = RequestStatus.RUNNING
                 self.running.append(fork)
                 plan.admitted.append(fork)
-            request.forks = []
+            request.forks.clear()
         return num_new_tokens
 
     def reason_to_wait(self, request: Request, budget: int) -> str | None:
