@@ -168,9 +168,11 @@ class FusedRunner:
     def _places(self, index: int, row: ScheduledRequest) -> list[StepPlace]:
         """A row's places in the step: one, and one for each guess."""
         guesses, num_wanted = row.draft_token_ids, 0
+        if not guesses:
+            return [StepPlace(index, row.num_new_tokens, int(row.samples))]
         if UNKNOWN in guesses:
             num_wanted = len(guesses)
-        elif guesses:
+        else:
             self.state.set("token_ids", index, guesses, column=row.end - len(guesses))
             self.state.set("num_guesses", index, [len(guesses)])
         num_certain = row.num_new_tokens - len(guesses)
