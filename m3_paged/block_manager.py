@@ -114,15 +114,18 @@ class BlockManager:
         Returns:
             Copies to make before the write, as (from block, to block).
         """
-        table = self.block_tables[request_id]
+        table, index = self.block_tables[request_id], start // self.block_size
+        is_inside = index == (end - 1) // self.block_size and index < len(table)
+        if is_inside and self.pool.ref_counts[table[index]] == 1:  # true of most tokens
+            return []
         copies = []
         for index in self._shared_indices(table, start, end):
             shared, own = table[index], self.pool.allocate()
             self.pool.free(shared)
             table[index] = own
             copies.append((shared, own))
-            self.num_copies += 1
             self.events.append(KVEvent("copy_on_write", request_id, [shared, own]))
+        self.num_copies += len(copies)
         self._grow(request_id, end)
         return copies
 
@@ -155,11 +158,8 @@ class BlockManager:
 
     def _shared_indices(self, table: list[int], start: int, end: int) -> list[int]:
         """Which blocks that `start .. end - 1` would write into are in other tables too."""
-        shared = []
-        for index in range(start // self.block_size, min(self.num_blocks_for(end), len(table))):
-            if self.pool.ref_counts[table[index]] > 1:
-                shared.append(index)
-        return shared
+        touched = range(start // self.block_size, min(self.num_blocks_for(end), len(table)))
+        return [index for index in touched if self.pool.ref_counts[table[index]] > 1]
 
     def check_invariants(self) -> None:
         """Assert that reference counts equal table entries, and that free + owned == total."""
