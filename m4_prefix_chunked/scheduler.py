@@ -114,7 +114,7 @@ class Scheduler(BaseScheduler):
     def _add_row(self, request: Request, plan: StepPlan, budget: int, num_cached: int = 0) -> int:
         """A row of as many tokens as the budget allows. Returns how many it takes."""
         num_new_tokens = request.num_uncomputed_tokens
-        if self.config.enable_chunked_prefill:
+        if num_new_tokens > 1 and self.config.enable_chunked_prefill:
             longest = self.config.long_prefill_token_threshold or budget
             num_new_tokens = min(num_new_tokens, budget, longest)
         start, blocks = request.num_computed_tokens, self.kv.block_tables[request.request_id]
