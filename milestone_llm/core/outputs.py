@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Logprob:
     """Log-probability of one token under the model's raw distribution (before temperature)."""
 
