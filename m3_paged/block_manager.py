@@ -114,9 +114,9 @@ class BlockManager:
         Returns:
             Copies to make before the write, as (from block, to block).
         """
-        table, index = self.block_tables[request_id], start // self.block_size
-        is_inside = index == (end - 1) // self.block_size and index < len(table)
-        if is_inside and self.pool.ref_counts[table[index]] == 1:  # true of most tokens
+        table, first = self.block_tables[request_id], start // self.block_size
+        is_inside = first == (end - 1) // self.block_size and first < len(table)
+        if is_inside and self.pool.ref_counts[table[first]] == 1:  # as it is with most tokens
             return []
         copies = []
         for index in self._shared_indices(table, start, end):
