@@ -101,6 +101,9 @@ class BlockManager:
 
     def can_append(self, request_id: str, start: int, end: int) -> bool:
         """Whether tokens `start .. end - 1` can be written, growing and copying as needed."""
+        num_touched = self.num_blocks_for(end) - start // self.block_size
+        if num_touched <= self.pool.num_free:  # enough, be they all new or shared
+            return True
         table = self.block_tables[request_id]
         num_new = max(0, self.num_blocks_for(end) - len(table))
         return num_new + len(self._shared_indices(table, start, end)) <= self.pool.num_free
@@ -111,7 +114,10 @@ class BlockManager:
         Returns:
             Copies to make before the write, as (from block, to block).
         """
-        table = self.block_tables[request_id]
+        table, first = self.block_tables[request_id], start // self.block_size
+        is_inside = first == (end - 1) // self.block_size and first < len(table)
+        if is_inside and self.pool.ref_counts[table[first]] == 1:  # as it is with most tokens
+            return []
         copies = []
         for index in self._shared_indices(table, start, end):
             shared, own = table[index], self.pool.allocate()

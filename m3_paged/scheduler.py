@@ -128,7 +128,7 @@ class Scheduler(BaseScheduler):
             fork.status = RequestStatus.RUNNING
             self.running.append(fork)
             plan.admitted.append(fork)
-        request.forks = []
+        request.forks.clear()
 
     # -- KV memory ---------------------------------------------------------------------------
 

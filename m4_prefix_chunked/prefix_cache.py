@@ -110,15 +110,15 @@ class PrefixCache:
         A block is found by its tokens. One whose last token is still being sampled has to wait
         until the next call.
         """
-        if not self.is_enabled:
-            return
-        table = self.kv.block_tables[request.request_id]
         first = self.num_findable.get(request.request_id, 0)
         num_full = min(end, len(request.token_ids)) // self.kv.block_size
+        if num_full <= first or not self.is_enabled:
+            return
+        table = self.kv.block_tables[request.request_id]
         for index in range(first, num_full):
             if self.pool.remember(table[index], self._hash(request, index)):
                 self.pending.add(table[index])
-        self.num_findable[request.request_id] = max(first, num_full)
+        self.num_findable[request.request_id] = num_full
 
     def forget_blocks(self, request: Request) -> None:
         """The blocks of a request that went wrong must not be found; their owners keep them."""

@@ -114,20 +114,20 @@ class Scheduler(BaseScheduler):
     def _add_row(self, request: Request, plan: StepPlan, budget: int, num_cached: int = 0) -> int:
         """A row of as many tokens as the budget allows. Returns how many it takes."""
         num_new_tokens = request.num_uncomputed_tokens
-        if self.config.enable_chunked_prefill:
+        if num_new_tokens > 1 and self.config.enable_chunked_prefill:
             longest = self.config.long_prefill_token_threshold or budget
             num_new_tokens = min(num_new_tokens, budget, longest)
         start, blocks = request.num_computed_tokens, self.kv.block_tables[request.request_id]
         row = ScheduledRequest(request, start, num_new_tokens, False, blocks, num_cached)
         plan.rows.append(row)
         self.prefix_cache.make_findable(request, row.end)
-        if row.samples:  # the prompt is complete: its further completions start from its KV
+        if request.forks and row.samples:  # its prompt is complete: they start from its KV
             for fork in request.forks:
                 self.kv.fork(request.request_id, fork.request_id)
                 fork.status = RequestStatus.RUNNING
                 self.running.append(fork)
                 plan.admitted.append(fork)
-            request.forks = []
+            request.forks.clear()
         return num_new_tokens
 
     def reason_to_wait(self, request: Request, budget: int) -> str | None:

@@ -37,14 +37,14 @@ class StepPlace(NamedTuple):
 
     row: int
     num_new_tokens: int
-    samples: int
-    """1 if a token is sampled behind it, else 0."""
+    samples: bool
+    """Whether a token is sampled behind it."""
     offset: int = 0
     num_wanted: int = 0
     """Guesses that the device is to make for the row."""
 
 
-IDLE = StepPlace(-1, 0, 0)
+IDLE = StepPlace(-1, 0, False)
 
 
 class DeviceState:

@@ -168,14 +168,16 @@ class FusedRunner:
     def _places(self, index: int, row: ScheduledRequest) -> list[StepPlace]:
         """A row's places in the step: one, and one for each guess."""
         guesses, num_wanted = row.draft_token_ids, 0
+        if not guesses:
+            return [StepPlace(index, row.num_new_tokens, row.samples)]
         if UNKNOWN in guesses:
             num_wanted = len(guesses)
-        elif guesses:
+        else:
             self.state.set("token_ids", index, guesses, column=row.end - len(guesses))
             self.state.set("num_guesses", index, [len(guesses)])
         num_certain = row.num_new_tokens - len(guesses)
-        first = StepPlace(index, num_certain, int(row.samples), num_wanted=num_wanted)
-        return [first, *(StepPlace(index, 1, 1, 1 + place) for place in range(len(guesses)))]
+        first = StepPlace(index, num_certain, row.samples, num_wanted=num_wanted)
+        return [first, *(StepPlace(index, 1, True, 1 + place) for place in range(len(guesses)))]
 
     # -- what comes back -----------------------------------------------------------------------
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import cycle
 
 import torch
@@ -108,20 +106,18 @@ def fetch(
         if column_copy is not None:
             for (place, num_wanted), row in zip(wanted.items(), column_copy.tolist(), strict=True):
                 logprobs[place] = read_logprobs(token_ids[place], row, num_wanted)
-        sampled: dict[str, list[SampledToken]] = {}
-        num_missing: Counter[str] = Counter()
-        for place, request in enumerate(requests):
-            if request is None:
+        sampled: dict[str, SampledToken] = {}
+        for place, (request, token_id) in enumerate(zip(requests, token_ids, strict=True)):
+            if request is None or token_id == REJECTED:
                 continue
-            if token_ids[place] == MISSING:
-                num_missing[request.request_id] += 1
-            elif token_ids[place] != REJECTED:
-                token = SampledToken(token_ids[place], logprobs.get(place))
-                sampled.setdefault(request.request_id, []).append(token)
-        return {
-            name: replace(own[-1], accepted=tuple(own[:-1]), num_missing=num_missing[name])
-            for name, own in sampled.items()
-        }
+            if token_id == MISSING:  # comes last of its request
+                sampled[request.request_id].num_missing += 1
+                continue
+            before = sampled.get(request.request_id)
+            accepted = () if before is None else (*before.accepted, before)
+            token = SampledToken(token_id, logprobs.get(place), accepted)
+            sampled[request.request_id] = token
+        return sampled
 
     return read
 

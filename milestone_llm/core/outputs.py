@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Logprob:
     """Log-probability of one token under the model's raw distribution (before temperature)."""
 
@@ -15,7 +15,7 @@ class Logprob:
     """1 for the most likely token of the vocabulary."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class SampledToken:
     """What the runner gives back for one request in one step."""
 

@@ -59,8 +59,8 @@ class ScheduledRequest:
         bans more stop tokens than it knows."""
         request = self.request
         return len(self.sampling_requests) > 1 or (
-            request.num_output_tokens < request.sampling_params.min_tokens
-            and len(request.stop_token_ids) > MAX_DEVICE_STOP_IDS
+            len(request.stop_token_ids) > MAX_DEVICE_STOP_IDS
+            and request.num_output_tokens < request.sampling_params.min_tokens
         )
 
     @property

@@ -87,9 +87,10 @@ class Request:
     @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens that a step can compute now: none while the last token is in flight."""
-        if self.num_in_flight and self.num_tokens >= self.max_num_tokens:
+        num_tokens = self.num_tokens
+        if self.num_in_flight and num_tokens >= self.max_num_tokens:
             return 0
-        return self.num_tokens - self.num_computed_tokens
+        return num_tokens - self.num_computed_tokens
 
     @property
     def num_output_tokens(self) -> int:
@@ -128,8 +129,8 @@ class Request:
         self._end_if_due()
 
     def _end_if_due(self) -> None:
-        may_stop = self.num_output_tokens > self.sampling_params.min_tokens
-        if may_stop and self.token_ids[-1] in self.stop_token_ids:
+        is_stop = self.token_ids[-1] in self.stop_token_ids
+        if is_stop and self.num_output_tokens > self.sampling_params.min_tokens:
             self.finish("stop")
         elif len(self.token_ids) >= self.max_num_tokens:
             self.finish("length")

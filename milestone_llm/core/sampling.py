@@ -56,16 +56,14 @@ def sample(
         columns = logprob_columns(raw[rows], token_ids[rows], num_top).tolist()
         for row, numbers in zip(rows, columns, strict=True):
             logprobs[row] = read_logprobs(chosen[row], numbers, wanted[row] or 0)
-    tokens: dict[str, list[SampledToken]] = {}
+    sampled: dict[str, SampledToken] = {}
     for row, request in enumerate(requests):
-        own = tokens.setdefault(request.request_id, [])
+        before = sampled.get(request.request_id)
+        accepted = () if before is None else (*before.accepted, before)
         # Of use if all guesses before it are what was sampled: a token then comes as if alone.
-        if [token.token_id for token in own] == guessed[row]:
-            own.append(SampledToken(chosen[row], logprobs.get(row)))
-    return {
-        name: SampledToken(own[-1].token_id, own[-1].logprobs, tuple(own[:-1]))
-        for name, own in tokens.items()
-    }
+        if [token.token_id for token in accepted] == guessed[row]:
+            sampled[request.request_id] = SampledToken(chosen[row], logprobs.get(row), accepted)
+    return sampled
 
 
 def apply_penalties(

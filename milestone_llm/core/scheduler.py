@@ -110,7 +110,8 @@ class BaseScheduler(ABC):
             if row.request.is_finished and not row.is_padding:
                 row.is_padding = True
                 plan.num_padding_tokens += row.num_new_tokens
-            if row.samples and row.phase == "decode" and not row.is_padding:
+            # Beyond the known tokens are guesses: its own, or wrong ones of the step before.
+            if row.end > len(row.request.token_ids) and row.samples and not row.is_padding:
                 self._correct(plan, row, sampled[row.request.request_id])
             for request in row.sampling_requests:
                 if not request.is_finished:
@@ -121,10 +122,10 @@ class BaseScheduler(ABC):
         """Give a request its token, behind accepted guesses; it leaves if one was its last."""
         status, num_before = request.status, len(request.token_ids)
         for token in (*sampled.accepted, sampled):
-            if not request.is_finished:
-                request.append_token(token)
-        if request.is_finished:
-            self._leave(request, status)
+            request.append_token(token)
+            if request.is_finished:
+                self._leave(request, status)
+                break
         new_ids = request.token_ids[num_before:]  # empty where there was none to choose
         logprobs = request.logprobs[num_before - request.num_prompt_tokens :]
         return EngineCoreOutput(request.request_id, new_ids, logprobs, request.finish_reason)

@@ -195,25 +195,25 @@ class GuardedCore(EngineCore):
                 self.scheduler.check_invariants()
 
     def _count(self, plan: StepPlan) -> None:
-        num_decode_tokens = sum(row.num_new_tokens for row in plan.rows if row.phase == "decode")
         counts = self.counts
         counts["steps"] += 1
         counts["rows"] += len(plan.rows)
-        counts["prefill_tokens"] += plan.num_tokens - num_decode_tokens
-        counts["decode_tokens"] += num_decode_tokens
         counts["padding_tokens"] += plan.num_padding_tokens
         for row in plan.rows:
+            if row.is_padding:
+                continue
+            counts[f"{row.phase}_tokens"] += row.num_new_tokens
             if row.draft_token_ids and row.num_accepted is not None:
                 counts["spec_decode_num_drafts"] += 1
                 counts["spec_decode_num_draft_tokens"] += len(row.draft_token_ids)
                 counts["spec_decode_num_accepted_tokens"] += row.num_accepted
                 self.accepted_per_position.update(range(row.num_accepted))
-            if not row.is_padding:
-                name = row.request.request_id
-                before = self._once_computed.pop(name, 0)
-                counts["recomputed_tokens"] += max(0, min(row.end, before) - row.start)
-                if not row.request.is_finished:
-                    self._once_computed[name] = max(row.end, before)
+            name, end = row.request.request_id, row.end
+            before = self._once_computed.get(name, 0)
+            if row.start < before:
+                counts["recomputed_tokens"] += min(end, before) - row.start
+            if end > before and not row.request.is_finished:
+                self._once_computed[name] = end
 
     def _note_events(self) -> None:
         """What happened to KV memory so far belongs to the last step that was planned."""

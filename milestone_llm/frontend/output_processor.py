@@ -199,11 +199,12 @@ class OutputProcessor:
             state, completion = self._completions.get(output.request_id, (None, None))
             if state is None or completion is None:  # it has ended meanwhile
                 continue
-            changed[state.request.request_id] = state
             if completion.finish_reason is None:
                 completion.take(output, now)
                 if completion.finish_reason is not None:
                     self._on_end(output.request_id, completion.finish_reason)
+            if state.queue.wants_all or completion.finish_reason is not None:
+                changed[state.request.request_id] = state
             if completion.finish_reason == "stop" and not completion.request.is_finished:
                 stopped[output.request_id] = completion.request
         for state in changed.values():

@@ -109,7 +109,7 @@ class CompletionOutput:
         )
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(repr=False)
 class RequestOutput:
     """What the user sees of a request: a snapshot, the last one once `finished`.
 
