@@ -33,7 +33,7 @@ def hopper_int8(
     bias: torch.Tensor | None = None,
     is_gated: bool = False,
     tile: HopperInt8Tile | None = None,
-    pdl: int = 0,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """As `linear`, in bf16. All rows, of the output too, begin at multiples of 16 bytes."""
     num_tokens, in_size = hidden.shape
@@ -105,20 +105,18 @@ def _hopper_int8_kernel(
         others: gl.constexpr = TURNS - 1
         shape: gl.constexpr = [others, OUTPUTS, ROWS]
         sums_of_turns = gl.allocate_shared_memory(gl.float32, shape, SUMS_OF_TURNS)
-    words_there = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    rows_there = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     turns_done = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
-        mbarrier.init(words_there.index(stage), count=1)
-        mbarrier.init(rows_there.index(stage), count=1)
+        mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=SIDES)
     mbarrier.init(turns_done, count=max(TURNS - 1, 1))
     fence_async_shared()
     part, num_parts = gl.program_id(1), gl.num_programs(1)
     steps = (part * num_steps // num_parts, (part + 1) * num_steps // num_parts)
     tiles = (num_down, num_across, size)
-    ring = (w, x, more_x, words_there, rows_there, empty)
+    ring = (w, x, more_x, full, empty)
     weights = (scale, bias)
     adding = (sums_of_turns, turns_done, sums_of_parts, arrivals)
     store = (output_boxes, more_output_boxes, result)
@@ -135,7 +133,7 @@ def _hopper_int8_kernel(
 @gluon.jit
 def _copy(word_boxes, row_boxes, more_row_boxes, tiles, steps, ring, work: gl.constexpr):
     """Let the copy engine fill the ring, a stage as soon as its warpgroups are done with it."""
-    w, x, more_x, words_there, rows_there, empty = ring
+    w, x, more_x, full, empty = ring
     MORE_ROWS: gl.constexpr = work[0]
     SIDES: gl.constexpr = work[1]
     STAGES: gl.constexpr = work[3]
@@ -143,7 +141,7 @@ def _copy(word_boxes, row_boxes, more_row_boxes, tiles, steps, ring, work: gl.co
     PDL: gl.constexpr = work[5]
     ROWS: gl.constexpr = x.shape[1]
     DEPTH: gl.constexpr = x.shape[2]
-    num_bytes: gl.constexpr = 2 * (ROWS + MORE_ROWS) * DEPTH
+    num_bytes: gl.constexpr = (2 * (ROWS + MORE_ROWS) + SIDES * OUTPUTS) * DEPTH
     num_tiles = tiles[0] * tiles[1]
     first, last = steps
     num_early = 0
@@ -151,23 +149,21 @@ def _copy(word_boxes, row_boxes, more_row_boxes, tiles, steps, ring, work: gl.co
         num_early = gl.minimum(STAGES, last - first)
         _row, column = corner(gl.program_id(0), tiles, ROWS + MORE_ROWS, SIDES, PIECES)
         for stage in range(num_early):
+            mbarrier.expect(full.index(stage), num_bytes)
             _copy_words(
-                word_boxes, column, tiles, first + stage, w, words_there, stage,
-                DEPTH, SIDES, PIECES,
-            )  # fmt: skip
-        wait_for_previous(PDL)
+                word_boxes, column, tiles, first + stage, w, full, stage, DEPTH, SIDES, PIECES
+            )
+        wait_for_previous()
     number = 0  # of a step, among those of all tiles
     for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
         row, column = corner(tile, tiles, ROWS + MORE_ROWS, SIDES, PIECES)
         for step in range(first, last):
             stage = number % STAGES
-            barrier, depth = rows_there.index(stage), step * DEPTH
+            barrier, depth = full.index(stage), step * DEPTH
             mbarrier.wait(empty.index(stage), (number // STAGES & 1) ^ 1)
             if number >= num_early:
-                _copy_words(
-                    word_boxes, column, tiles, step, w, words_there, stage, DEPTH, SIDES, PIECES
-                )
-            mbarrier.expect(barrier, num_bytes)
+                mbarrier.expect(barrier, num_bytes)
+                _copy_words(word_boxes, column, tiles, step, w, full, stage, DEPTH, SIDES, PIECES)
             tma.async_copy_global_to_shared(row_boxes, [row, depth], barrier, x.index(stage))
             if MORE_ROWS:
                 place = [row + ROWS, depth]
@@ -177,20 +173,17 @@ def _copy(word_boxes, row_boxes, more_row_boxes, tiles, steps, ring, work: gl.co
 
 @gluon.jit
 def _copy_words(
-    word_boxes, column, tiles, step, w, words_there, stage,
+    word_boxes, column, tiles, step, w, full, stage,
     DEPTH: gl.constexpr,
     SIDES: gl.constexpr,
     PIECES: gl.constexpr,
 ):  # fmt: skip
     """The words of a step; those of ups are as many rows below those of gates as there are."""
     GROUPS: gl.constexpr = DEPTH // GROUP
-    mbarrier.expect(words_there.index(stage), SIDES * OUTPUTS * DEPTH)
     for side in gl.static_range(SIDES):
         for group in gl.static_range(GROUPS):
             for piece in gl.static_range(PIECES):
                 row = column + side * (OUTPUTS // PIECES) + piece * tiles[2]
                 place = [row, (step * GROUPS + group) * (GROUP // 4)]
                 box = ((stage * SIDES + side) * GROUPS + group) * PIECES + piece
-                tma.async_copy_global_to_shared(
-                    word_boxes, place, words_there.index(stage), w.index(box)
-                )
+                tma.async_copy_global_to_shared(word_boxes, place, full.index(stage), w.index(box))

@@ -47,7 +47,7 @@ def multiply(
     warpgroup: gl.constexpr, tiles, steps, ring, weights, adding, store, work: gl.constexpr
 ):
     """Multiply what the copies bring: all steps of this warpgroup's turn."""
-    w, x, more_x, words_there, rows_there, empty = ring
+    w, x, more_x, full, empty = ring
     MORE_ROWS: gl.constexpr = work[0]
     SIDES: gl.constexpr = work[1]
     TURNS: gl.constexpr = work[2]
@@ -73,14 +73,12 @@ def multiply(
         sums = gl.zeros([OUTPUTS, ROWS], gl.float32, SUMS)
         more = gl.zeros([OUTPUTS, max(MORE_ROWS, 8)], gl.float32, MORE)
         for _ in range(first + turn, last, TURNS):
-            stage, phase = number % STAGES, number // STAGES & 1
-            mbarrier.wait(words_there.index(stage), phase)
+            stage = number % STAGES
+            mbarrier.wait(full.index(stage), number // STAGES & 1)
             used: gl.tuple = ()
             for group in gl.static_range(GROUPS):
                 words = w.index((stage * SIDES + side) * GROUPS + group)
                 integers = _integers(words.load(gl.DotOperandLayout(0, SUMS, 2)))
-                if group == 0:  # the first rows come later, when the kernel before has ended
-                    mbarrier.wait(rows_there.index(stage), phase)
                 for i in gl.static_range(4):
                     rows = x.index(stage * GROUPS + group).slice(16 * i, 16, dim=1)
                     sums = warpgroup_mma(integers[i], rows.permute((1, 0)), sums, is_async=True)

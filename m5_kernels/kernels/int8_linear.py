@@ -45,7 +45,7 @@ def int8_linear(
     weight: Int8Weight,
     bias: torch.Tensor | None = None,
     tile: LinearTile | Int8Tile | None = None,
-    pdl: int = 0,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """`hidden @ (scale * integers).T + bias`, accumulated in fp32.
 
@@ -68,7 +68,7 @@ def int8_linear(
             IN_SIZE=in_size,
             COLUMNS=tile.columns,
             DEPTH=tile.depth,
-            PDL=pdl,
+            PDL=int(pdl),
             num_warps=tile.num_warps,
             **launch_options(pdl),
         )  # fmt: skip
@@ -82,7 +82,7 @@ def int8_linear(
         ROWS=tile.rows,
         DEPTH=tile.depth,
         IS_EVEN=integers.shape[1] % tile.depth == 0,
-        PDL=pdl,
+        PDL=int(pdl),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         **launch_options(pdl),

@@ -56,8 +56,8 @@ def linear(
         if takes_hopper_int8(hidden, weight, is_gated):
             from .hopper_int8 import hopper_int8  # Gluon: NVIDIA's GPUs alone
 
-            return hopper_int8(hidden, weight, bias, is_gated, pdl=pdl)
-        output = int8_linear(hidden, weight, bias, pdl=pdl)
+            return hopper_int8(hidden, weight, bias, is_gated, pdl=bool(pdl))
+        output = int8_linear(hidden, weight, bias, pdl=bool(pdl))
     elif takes_registers(num_tokens, weight):
         return register_linear(hidden, weight, bias, is_gated, pdl=pdl)
     elif takes_hopper(hidden, weight, is_gated):
