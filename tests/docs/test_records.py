@@ -73,6 +73,17 @@ def test_what_a_program_prints_becomes_a_record(tmp_path):
     assert text.strip().startswith(f"```console\n$ {' '.join(command)}\n")
 
 
+def test_a_page_names_the_command_of_its_record():
+    def bare(command: str) -> str:
+        return re.sub(r" --(json \S+|markdown \S+|measure\b)", "", " ".join(command.split()))
+
+    for page in [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/reference/*.md")]:
+        text = page.read_text(encoding="utf-8")
+        for record, command in re.findall(r"<!-- measured: (\S+)\s+by: (.*?) -->", text):
+            made_by = [value for name, value in fields_of(ROOT / record) if name == "command"]
+            assert bare(command) in map(bare, made_by), f"{page.name}: {record}"
+
+
 def test_a_page_shows_a_record_without_its_head():
     shown = measured(ROOT / "docs/measurements/m5_split.md", "python -m x")
     assert shown.startswith("\nOn one NVIDIA H200")

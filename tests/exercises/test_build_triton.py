@@ -81,6 +81,20 @@ MISTAKES = {  # step, file, what stands there, the mistake, words of what is tol
         "tl.sum(weights, 0))",
         "written outside of output",
     ),
+    "output's rows where those of x are": (
+        2,
+        "row_softmax.py",
+        "row * output_stride",
+        "row * x_stride",
+        "written outside of output",
+    ),
+    "rows of x where those of output are": (
+        3,
+        "online_softmax.py",
+        "row * x_stride",
+        "row * output_stride",
+        "Row i begins at",
+    ),
     "no rescaling": (
         3,
         "online_softmax.py",
@@ -115,6 +129,13 @@ MISTAKES = {  # step, file, what stands there, the mistake, words of what is tol
         "tl.load(vector + columns, mask",
         "tl.load(vector + columns - start, mask",
         "Several tiles of columns",
+    ),
+    "rows of a matrix taken for neighbours": (
+        4,
+        "matvec.py",
+        "* row_stride",
+        "* num_columns",
+        "Rows may lie apart",
     ),
     "no mask of columns": (
         4,

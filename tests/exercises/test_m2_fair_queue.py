@@ -141,6 +141,29 @@ def check_what_is_aborted_costs_nothing(kind):
     )
 
 
+def check_of_equals_the_oldest_request_is_next(kind):
+    queue = kind()
+    for arrival, tenant in enumerate(("zoe", "ann", "ann", "zoe")):
+        queue_up(queue, tenant, 1, first_arrival=arrival)
+    arrivals = [queue.pop().arrival for _ in range(4)]
+    assert arrivals == [0, 1, 2, 3], (
+        f"requests 0 and 3 of zoe, 1 and 2 of ann cost the same, and are popped as {arrivals}. "
+        "Where two tenants have paid equally much, the one whose oldest request came first is next."
+    )
+
+
+def check_a_newcomer_is_lifted_to_before_the_last_turn(kind):
+    queue = kind()
+    queue_up(queue, "alice", 2, num_prompt_tokens=990)
+    queue.pop()
+    queue_up(queue, "bob", 3, first_arrival=2)
+    served = tenants_of(queue, 3)
+    assert served == ["bob"] * 3, (
+        "alice had paid nothing when her first request of 1,000 tokens was served. So bob, who "
+        f"comes then, has paid nothing either, and his three of 20 tokens are next, not {served}."
+    )
+
+
 def test_one_tenant_is_served_in_order_of_arrival(exercise):
     queue = exercise()
     queue_up(queue, "alice", 10)
@@ -168,6 +191,14 @@ def test_absence_forgives_no_debt(exercise):
 
 def test_what_is_aborted_costs_nothing(exercise):
     check_what_is_aborted_costs_nothing(exercise)
+
+
+def test_of_equals_the_oldest_request_is_next(exercise):
+    check_of_equals_the_oldest_request_is_next(exercise)
+
+
+def test_a_newcomer_is_lifted_to_before_the_last_turn(exercise):
+    check_a_newcomer_is_lifted_to_before_the_last_turn(exercise)
 
 
 def test_peek_length_iteration_and_removal_agree_with_pop(exercise):
@@ -228,6 +259,43 @@ def test_a_counter_that_is_lowered_is_caught():
     check_what_is_aborted_costs_nothing(ForgivesDebt)
     with pytest.raises(AssertionError, match="has 20 of 40 turns"):
         check_absence_forgives_no_debt(ForgivesDebt)
+
+
+def test_a_lift_to_after_the_last_turn_is_caught():
+    class LiftedTooFar(LeastServedFirst):
+        def __init__(self, policy="fcfs"):
+            super().__init__(policy)
+            self.level = 0
+
+        def add(self, request):
+            tenant = tenant_of(request)
+            if all(tenant_of(each) != tenant for each in self._requests.values()):
+                self.paid[tenant] = max(self.paid.get(tenant, 0), self.level)
+            super().add(request)
+
+        def pop(self):
+            request = super().pop()
+            self.level = self.paid[tenant_of(request)]
+            return request
+
+    check_absence_gains_no_credit(LiftedTooFar)
+    check_absence_forgives_no_debt(LiftedTooFar)
+    with pytest.raises(AssertionError, match="are next, not"):
+        check_a_newcomer_is_lifted_to_before_the_last_turn(LiftedTooFar)
+
+
+def test_tenants_in_the_order_of_their_names_are_caught():
+    class ByName(LeastServedFirst):
+        def peek(self):
+            def key(request):
+                tenant = tenant_of(request)
+                return (self.paid.get(tenant, 0), tenant, request.arrival)
+
+            return min(self._requests.values(), key=key)
+
+    check_a_small_tenant_does_not_wait_for_a_large_one(ByName)
+    with pytest.raises(AssertionError, match="whose oldest request came first"):
+        check_of_equals_the_oldest_request_is_next(ByName)
 
 
 def test_paying_when_a_request_is_added_is_caught():

@@ -130,6 +130,19 @@ def check_only_later_arrivals_overtake(kind):
     )
 
 
+def check_of_the_overtaken_the_first_to_come_is_next(kind):
+    life = life_with(kind, patience=2)
+    life.run(request_of("first", prompt("AAAA", 5, own="first"), max_tokens=2))
+    for name, blocks in (("none", "B"), ("some", "A"), ("all1", "AAAA"), ("all2", "AAAA")):
+        life.add(request_of(name, prompt(blocks, 5, own=name), max_tokens=2))
+    popped = [life.scheduler.waiting.pop().request_id for _ in range(3)]
+    assert popped == ["all1", "all2", "none"], (
+        f"popped were {popped}. After two requests with more in the cache, those before them have "
+        "been overtaken twice, with patience=2. Of these the first to come is next, though "
+        "nothing of it is cached."
+    )
+
+
 def test_requests_of_one_prompt_are_served_together(exercise, figure):
     share, before = saved_share(exercise), saved_share(FirstComeFirstServed)
     figure("prompt tokens that the cache saves", f"{share:.0%}", f"{before:.0%}")
@@ -142,6 +155,10 @@ def test_nobody_starves(exercise):
 
 def test_only_later_arrivals_overtake(exercise):
     check_only_later_arrivals_overtake(exercise)
+
+
+def test_of_the_overtaken_the_first_to_come_is_next(exercise):
+    check_of_the_overtaken_the_first_to_come_is_next(exercise)
 
 
 def test_of_equals_the_first_to_come_is_next(exercise):
@@ -204,3 +221,21 @@ def test_a_queue_that_counts_every_pop_is_caught():
     check_nobody_starves(CountsEveryPop)
     with pytest.raises(AssertionError, match="14 are admitted right after one of the same prompt"):
         check_only_later_arrivals_overtake(CountsEveryPop)
+
+
+def test_the_most_cached_of_the_overtaken_is_caught():
+    class MostCachedOfThem(CountsEveryPop):
+        def peek(self):
+            overtaken = [
+                request
+                for request in self._requests.values()
+                if self.num_pops.get(request.request_id, 0) >= self.patience
+            ]
+            cached = self.prefix_cache.find
+            if overtaken:
+                return max(overtaken, key=lambda request: cached(request).num_tokens)
+            return NeverPatient.peek(self)
+
+    check_nobody_starves(MostCachedOfThem)
+    with pytest.raises(AssertionError, match="'all2', 'some'"):
+        check_of_the_overtaken_the_first_to_come_is_next(MostCachedOfThem)

@@ -71,7 +71,28 @@ def check_own_tokens_come_first(kind):
     assert guesses == [50, 51, 52], (
         f"the request's own tokens say that 50, 51, 52 follow 2, 3; guessed were {guesses}"
     )
-    assert proposer.propose(request_of("c", [8, 1, 2, 3]), 2) in ([70, 71], [50, 51])
+
+
+def check_three_tokens_count_more_than_two(kind):
+    proposer = kind()
+    proposer.propose(request_of("a", [1, 2, 3, 70, 71, 72, 73]), NUM_GUESSES)
+    proposer.propose(request_of("b", [9, 2, 3, 50, 51, 52, 53]), NUM_GUESSES)
+    guesses = proposer.propose(request_of("c", [8, 1, 2, 3]), 2)
+    assert guesses == [70, 71], f"1, 2, 3 were followed by 70, 71; guessed were {guesses}"
+    guesses = proposer.propose(request_of("d", [8, 7, 2, 3]), 2)
+    assert guesses == [50, 51], (
+        f"nobody was told 7, 2, 3; the last time, 50, 51 followed 2, 3; guessed were {guesses}"
+    )
+
+
+def check_the_last_time_counts(kind):
+    proposer = kind()
+    proposer.propose(request_of("a", [1, 2, 3, 70, 71]), NUM_GUESSES)
+    proposer.propose(request_of("b", [1, 2, 3, 80, 81]), NUM_GUESSES)
+    guesses = proposer.propose(request_of("c", [8, 1, 2, 3]), 2)
+    assert guesses == [80, 81], (
+        f"1, 2, 3 were followed by 70, 71 and the last time by 80, 81; guessed were {guesses}"
+    )
 
 
 def check_tenants_stay_apart(kind):
@@ -103,8 +124,23 @@ class NobodyIsAStranger(NgramProposer):
         return super().propose(request, num_tokens) or super().propose(self.everything, num_tokens)
 
 
+class TwoTokens(NgramProposer):
+    """What followed the same two tokens, whatever came before them."""
+
+    def __init__(self):
+        super().__init__()
+        self.followers = {}
+
+    def propose(self, request, num_tokens):
+        known = request.token_ids
+        for position in range(2, len(known)):
+            self.followers[tuple(known[position - 2 : position])] = (known, position)
+        text, first = self.followers.get(tuple(known[-2:]), (known, len(known)))
+        return super().propose(request, num_tokens) or text[first : first + num_tokens]
+
+
 class OthersFirst(NgramProposer):
-    """The last that anybody was told."""
+    """The first that anybody was told."""
 
     def __init__(self):
         super().__init__()
@@ -136,6 +172,14 @@ def test_own_tokens_come_first(exercise):
     check_own_tokens_come_first(exercise)
 
 
+def test_three_tokens_count_more_than_two(exercise):
+    check_three_tokens_count_more_than_two(exercise)
+
+
+def test_the_last_time_counts(exercise):
+    check_the_last_time_counts(exercise)
+
+
 def test_tenants_stay_apart(exercise):
     check_tenants_stay_apart(exercise)
 
@@ -154,6 +198,13 @@ def test_tenants_in_one_list_are_caught():
         check_tenants_stay_apart(NobodyIsAStranger)
 
 
-def test_what_others_were_told_last_is_caught():
+def test_what_others_were_told_first_is_caught():
     with pytest.raises(AssertionError, match="the request's own tokens say"):
         check_own_tokens_come_first(OthersFirst)
+    with pytest.raises(AssertionError, match="the last time by 80, 81"):
+        check_the_last_time_counts(OthersFirst)
+
+
+def test_any_two_tokens_are_caught():
+    with pytest.raises(AssertionError, match=r"guessed were \[50, 51\]"):
+        check_three_tokens_count_more_than_two(TwoTokens)

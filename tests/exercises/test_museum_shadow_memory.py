@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,6 +88,36 @@ def check_sound(misreads, name: str) -> None:
         )
 
 
+def row(name: str, start: int, end: int, block: int) -> SimpleNamespace:
+    """Of a trace that no exhibit makes, in blocks of four."""
+    return SimpleNamespace(request_id=name, start=start, end=end, blocks=[block])
+
+
+def check_half_a_copy(misreads) -> None:
+    tokens = {name: [1, 2, 3, 4] for name in "abc"}
+    copy = SimpleNamespace(type="copy_on_write", blocks=[1, 0])
+    records = [
+        _Plain(0, [], [row("a", 0, 4, 0), row("b", 0, 2, 1)]),
+        _Plain(1, [copy], [row("c", 3, 4, 0)]),
+    ]
+    if list(misreads(records, tokens, 4)) != [(1, "c")]:
+        pytest.fail(
+            "block 1, of which two slots were never written, is copied to block 0, and c reads its "
+            "third slot: what block 0 held before is gone",
+            pytrace=False,
+        )
+
+
+def check_two_writers(misreads) -> None:
+    records = [_Plain(0, [], [row("a", 0, 2, 0), row("b", 0, 2, 0)])]
+    if len(list(misreads(records, {"a": [1, 2], "b": [3, 4]}, 4))) != 1:
+        pytest.fail(
+            "two rows of one step write into the same slots, and one of them reads what the other "
+            "wrote: a row reads its own positions, too",
+            pytrace=False,
+        )
+
+
 @pytest.mark.parametrize("name", FIRST)
 def test_a_misread_is_found_where_it_is_first(exercise, name, figure):
     caught = [each for each in FIRST if found_by(exercise, each, True)[:1] == [FIRST[each]]]
@@ -97,6 +128,11 @@ def test_a_misread_is_found_where_it_is_first(exercise, name, figure):
 @pytest.mark.parametrize("name", [*SOUND, *LOOKS_WRONG, "copied"])
 def test_a_correct_engine_misreads_nothing(exercise, name):
     check_sound(exercise, name)
+
+
+@pytest.mark.parametrize("check", [check_half_a_copy, check_two_writers])
+def test_what_no_exhibit_does_is_found(exercise, check):
+    check(exercise)
 
 
 # --- answers that look right ---------------------------------------------------------------------
@@ -119,6 +155,29 @@ def reads_first(records, tokens, block_size):
         halves.append(_Plain(record.step, record.events, reading))
         halves.append(_Plain(record.step, [], record.batch))
     return SOLUTION(halves, tokens, block_size)
+
+
+def nearly(records, tokens, block_size, is_own_read=True):
+    """What a copy should overwrite is kept; maybe a row's own positions are not looked at."""
+    memory, found = {}, []
+    for record in records:
+        for event in record.events:
+            source, target = ([(block, p) for p in range(block_size)] for block in event.blocks)
+            copied = {slot: memory.get(slot) for slot in source}
+            memory |= {t: copied[s] for s, t in zip(source, target, strict=True) if copied[s]}
+        slots = {
+            row.request_id: [(row.blocks[p // block_size], p % block_size) for p in range(row.end)]
+            for row in record.batch
+        }
+        for row in record.batch:
+            own = tokens[row.request_id]
+            memory |= {slots[row.request_id][p]: own[: p + 1] for p in range(row.start, row.end)}
+        for row in record.batch:
+            end = row.end if is_own_read else row.start
+            held = [memory.get(slot) for slot in slots[row.request_id][:end]]
+            if held != [tokens[row.request_id][: p + 1] for p in range(end)]:
+                found.append((record.step, row.request_id))
+    return found
 
 
 def tokens_alone(records, tokens, block_size):
@@ -160,3 +219,14 @@ def test_who_compares_tokens_alone_is_caught():
 def test_who_reads_before_the_step_writes_is_caught():
     with pytest.raises(pytest.fail.Exception, match="in the same step"):
         check_sound(reads_first, "shared_unwritten")
+
+
+def test_who_keeps_what_a_copy_overwrites_is_caught():
+    with pytest.raises(pytest.fail.Exception, match="what block 0 held before is gone"):
+        check_half_a_copy(nearly)
+
+
+def test_who_does_not_look_at_a_rows_own_positions_is_caught():
+    check_two_writers(nearly)
+    with pytest.raises(pytest.fail.Exception, match="its own positions, too"):
+        check_two_writers(functools.partial(nearly, is_own_read=False))

@@ -36,16 +36,16 @@ def check_tokens(cls: type[SlowState]) -> None:
         )
 
 
-def make(cls: type[SlowState]) -> tuple[SlowState, list[int]]:
-    """A state, and the sizes of the buffers that it makes from now on, the constructor's too."""
-    sizes: list[int] = []
+def make(cls: type[SlowState]) -> tuple[SlowState, list[torch.Tensor]]:
+    """A state, and the buffers that it makes from now on, the constructor's too."""
+    buffers: list[torch.Tensor] = []
 
     class Counting(cls):
         def pinned(self, size: int) -> torch.Tensor:
-            sizes.append(size)
-            return super().pinned(size)
+            buffers.append(super().pinned(size))
+            return buffers[-1]
 
-    return Counting(4, 32, 4, 199, torch.device("cpu")), sizes
+    return Counting(4, 32, 4, 199, torch.device("cpu")), buffers
 
 
 def changes(number: int, size: int = 10) -> torch.Tensor:
@@ -54,10 +54,17 @@ def changes(number: int, size: int = 10) -> torch.Tensor:
 
 def check_buffers(cls: type[SlowState], figure=None) -> None:
     """Twenty steps, of which one waits at a time."""
-    state, sizes = make(cls)
+    state, buffers = make(cls)
     before = state.in_host_memory(changes(0))
     for number in range(1, 20):
         own = state.in_host_memory(changes(number))
+        places = {each.untyped_storage().data_ptr() for each in buffers}
+        if own.untyped_storage().data_ptr() not in places:
+            pytest.fail(
+                f"the changes of step {number} are in no buffer that `self.pinned` has made: from "
+                "other memory no copy can start",
+                pytrace=False,
+            )
         if not torch.equal(before, changes(number - 1)):
             pytest.fail(
                 f"the changes of step {number - 1} were overwritten by those of step {number}, "
@@ -66,17 +73,17 @@ def check_buffers(cls: type[SlowState], figure=None) -> None:
             )
         before = own
     if figure:
-        figure("buffers made in 20 steps", str(len(sizes)), "20 (M5), 1 (the exhibit)")
-    if len(sizes) > 2:
+        figure("buffers made in 20 steps", str(len(buffers)), "20 (M5), 1 (the exhibit)")
+    if len(buffers) > 2:
         pytest.fail(
-            f"20 steps took {len(sizes)} buffers. Two are enough, if each is used in turn",
+            f"20 steps took {len(buffers)} buffers. Two are enough, if each is used in turn",
             pytrace=False,
         )
 
 
 def check_large(cls: type[SlowState]) -> None:
     """A step with more changes than a buffer holds, between small ones."""
-    state, sizes = make(cls)
+    state, buffers = make(cls)
     before = state.in_host_memory(changes(0))
     large = state.in_host_memory(changes(1, 700))
     if not (torch.equal(before, changes(0)) and torch.equal(large, changes(1, 700))):
@@ -86,8 +93,8 @@ def check_large(cls: type[SlowState]) -> None:
         pytest.fail("the step after 700 changes has overwritten them", pytrace=False)
     for number in range(3, 9):
         state.in_host_memory(changes(number, 700 if number % 2 else 10))
-    if len(sizes) > 4:
-        pytest.fail(f"{len(sizes)} buffers were made: a larger one is kept", pytrace=False)
+    if len(buffers) > 4:
+        pytest.fail(f"{len(buffers)} buffers were made: a larger one is kept", pytrace=False)
 
 
 @pytest.mark.parametrize("check", [check_tokens, check_large])
@@ -104,6 +111,13 @@ def test_buffers_are_made_once(exercise, figure):
 
 class Fresh(SlowState):
     """M5's way."""
+
+
+class Anywhere(SlowState):
+    """Memory that nobody writes a second time, and that no copy can start from."""
+
+    def in_host_memory(self, pairs):
+        return pairs
 
 
 class ByWork(SlowState):
@@ -132,6 +146,9 @@ def test_one_buffer_is_caught():
 
 
 def test_fresh_memory_is_caught():
+    check_tokens(Anywhere)
+    with pytest.raises(pytest.fail.Exception, match="step 1 are in no buffer"):
+        check_buffers(Anywhere)
     check_tokens(Fresh)
     with pytest.raises(pytest.fail.Exception, match="20 steps took 20 buffers"):
         check_buffers(Fresh)

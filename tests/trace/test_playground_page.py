@@ -68,6 +68,10 @@ def test_a_preset_is_drawn_by_the_explorer_and_its_figures_are_the_simulations(b
     assert opened.page.locator("#play-figures tr.shows").count() == 2
     opened.page.click("#play-tell")
     assert opened.page.inner_text("#play-answer") == presets()[4]["answer"]
+    opened.page.select_option("#play-preset", label="What do more rows cost?")
+    opened.page.wait_for_selector("[data-index='11']")
+    is_cut = "(all) => all.some((each) => each.value && each.scrollWidth > each.clientWidth)"
+    assert not opened.page.eval_on_selector_all("#play-requests [data-index] input", is_cut)
     assert opened.errors == []
 
 

@@ -111,11 +111,24 @@ def softmax_causes(x: torch.Tensor, tile: int) -> list[tuple[Callable[[torch.Ten
 
 
 def check_row_softmax(parts: Parts) -> None:
-    """Full tiles, tails, large and small numbers, -inf."""
+    """Full tiles, tails, large and small numbers, -inf, rows that lie apart."""
     for case, x in SCORES.items():
         output = output_of(*x.shape)
         call(parts, "row_softmax", "row_softmax", guarded(x), output)
         compare(case, output, x.softmax(1), softmax_causes(x, 8))
+    check_rows_apart(parts, "row_softmax")
+
+
+def check_rows_apart(parts: Parts, name: str, *tile: int) -> None:
+    """A softmax of rows between which other numbers lie, in x and not in the output."""
+    wide, output = random_tensor(3, 12), output_of(3, 5)
+    call(parts, name, name, guarded(wide)[:, :5], output, *tile)
+    compare(
+        "3 rows of 5 columns, in x 12 elements from one row's beginning to the next, in output 5",
+        output,
+        wide[:, :5].softmax(1),
+        [(always, "Row i begins at x + i * x_stride, and at output + i * output_stride.")],
+    )
 
 
 def check_online_softmax(parts: Parts) -> None:
@@ -150,6 +163,7 @@ def check_online_softmax(parts: Parts) -> None:
             )
             causes = [(has_nan, words), *causes]
         compare(f"{case}, tiles of 4", output, x.softmax(1), causes)
+    check_rows_apart(parts, "online_softmax", 4)
 
 
 # --- step 4 ---------------------------------------------------------------------------------------
@@ -175,6 +189,11 @@ def check_matvec(parts: Parts) -> None:
         case = f"matrix of {num_rows} x {num_columns}, tiles of 4 x 8"
         causes = [(has_nan, beyond), (always, words)]
         compare(case, output, matrix @ vector, causes, tolerance=1e-2)
+    wide, vector, output = random_tensor(6, 20), random_tensor(13, seed=1), output_of(6)
+    call(parts, "matvec", "matvec", guarded(wide)[:, :13], guarded(vector), output, (4, 8))
+    case = "matrix of 6 x 13, 20 elements from one row's beginning to the next"
+    causes = [(always, "Rows may lie apart: row i begins at matrix + i * row_stride.")]
+    compare(case, output, wide[:, :13] @ vector, causes, tolerance=1e-2)
     matrix, vector = torch.full((4, 4096), 0.1).half(), torch.full((4096,), 0.1).half()
     output = output_of(4)
     call(parts, "matvec", "matvec", guarded(matrix), guarded(vector), output, (4, 128))
