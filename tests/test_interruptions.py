@@ -20,6 +20,7 @@ from engine_helpers import (
 )
 from interrupter import Interrupter
 from m1_single import RequestOutput, SamplingParams
+from milestone_llm.frontend.exclusive import Exclusive
 from read_back import ReadBackRunner, right_output
 
 STRIDE = 1 if os.environ.get("STORM") else 193
@@ -236,3 +237,19 @@ def test_the_prefix_cache_can_be_reset_after_a_step_that_did_not_end(package, wh
     assert engine.reset_prefix_cache() is False
     run_to_end(engine)
     assert engine.reset_prefix_cache() is True
+
+
+def test_what_went_wrong_first_is_raised_where_the_restart_fails_as_well():
+    steps = []
+
+    def fail(name: str) -> None:
+        steps.append(name)
+        raise KeyError(name)
+
+    exclusive = Exclusive(restart=lambda: fail("restart"))
+    with pytest.raises(KeyError, match="change") as raised:
+        exclusive.run(lambda: fail("change"))
+    assert isinstance(raised.value.__cause__, KeyError)
+    with pytest.raises(KeyError, match="restart"):
+        exclusive.run(lambda: fail("never"))
+    assert steps == ["change", "restart", "restart"]

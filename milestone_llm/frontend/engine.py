@@ -137,7 +137,8 @@ class BaseEngine:
     ) -> Iterator[RequestOutput]:
         """Like `generate`, but yield each request's output whenever it has grown.
 
-        Closing the iterator early aborts the unfinished requests.
+        Closing the iterator early aborts the unfinished requests. The last output of a request that
+        is aborted meanwhile goes to who called `abort`.
         """
         return self._start(prompts, sampling_params, chat, OutputQueue(), [])
 

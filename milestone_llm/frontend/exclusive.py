@@ -39,8 +39,11 @@ class Exclusive:
                 self._is_torn = True
                 try:
                     result = change()
-                except BaseException:
-                    self._restart()
+                except BaseException as error:
+                    try:
+                        self._restart()
+                    except Exception as second:  # of what the first one left, most likely
+                        raise error from second
                     self._is_torn = False
                     raise
                 self._is_torn = False

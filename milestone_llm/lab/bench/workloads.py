@@ -155,9 +155,11 @@ def serve(
                 if on_step is not None:
                     on_step(changed)
             step += 1
-    finally:
-        for request_id in ids:
-            engine.abort(request_id)  # Ctrl-C or an error: leave nothing behind
+    except BaseException:  # Ctrl-C or an error: leave nothing behind
+        with contextlib.suppress(Exception):  # an engine that is beyond repair
+            for request_id in ids:
+                engine.abort(request_id)
+        raise
     return [outputs[index] for index in range(len(items))]
 
 
