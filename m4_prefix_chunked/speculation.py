@@ -76,8 +76,10 @@ class Speculation:
         computes a prompt or many rows: there is no idle arithmetic in those.
         """
         self._learn()
+        if plan.preempted or len(plan.rows) > self.max_rows:
+            return
         is_idle = all(row.phase == "decode" and row.samples for row in plan.rows)
-        if plan.preempted or not (is_idle and plan.can_run_ahead) or len(plan.rows) > self.max_rows:
+        if not (is_idle and plan.can_run_ahead):
             return
         for row in plan.rows:
             request, luck = row.request, self._luck.setdefault(row.request, Luck())
