@@ -59,8 +59,11 @@ class ForgivesDebt(LeastServedFirst):
     def add(self, request):
         tenant = tenant_of(request)
         if all(tenant_of(each) != tenant for each in self._requests.values()):
-            self.paid[tenant] = self.level
+            self.paid[tenant] = self.lifted(tenant)
         super().add(request)
+
+    def lifted(self, tenant):
+        return self.level
 
     def pop(self):
         self.level = self.paid.get(tenant_of(self.peek()), 0)
@@ -262,19 +265,12 @@ def test_a_counter_that_is_lowered_is_caught():
 
 
 def test_a_lift_to_after_the_last_turn_is_caught():
-    class LiftedTooFar(LeastServedFirst):
-        def __init__(self, policy="fcfs"):
-            super().__init__(policy)
-            self.level = 0
-
-        def add(self, request):
-            tenant = tenant_of(request)
-            if all(tenant_of(each) != tenant for each in self._requests.values()):
-                self.paid[tenant] = max(self.paid.get(tenant, 0), self.level)
-            super().add(request)
+    class LiftedTooFar(ForgivesDebt):
+        def lifted(self, tenant):
+            return max(self.paid.get(tenant, 0), self.level)
 
         def pop(self):
-            request = super().pop()
+            request = LeastServedFirst.pop(self)
             self.level = self.paid[tenant_of(request)]
             return request
 
