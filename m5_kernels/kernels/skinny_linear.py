@@ -8,8 +8,8 @@
 With one token in a step each weight is used for one multiplication. A tensor core would
 work on a sixteenth of its tile; the library's choice for a single token is at times a tile made
 for many, which leaves most of the GPU waiting. Here nothing but loads matters: no shared memory, no
-pipeline to fill, all of a strip's loads under way at once. With two rows multiplying would take as
-long as reading, so they have `dot_linear`.
+pipeline to fill, all of a strip's loads under way at once. With two rows `dot_linear` takes about
+as long, with three less, so they have that.
 
 It is for weights that do not fit into registers (`register_linear`), and for fp32.
 """
