@@ -84,6 +84,13 @@ def on_a_quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("milestone_llm.lab.threads.product_times", lambda: (1.0, 1.0))
 
 
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """What a test draws without a seed of its own is not a matter of the tests before it."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+
+
 @pytest.fixture
 def no_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are drawn and not rendered, which takes longer than all that they show."""

@@ -4,6 +4,9 @@ With a GPU: on it, compiled. Without one: under triton's interpreter, which must
 anything imports triton - so not in this process, where other tests may have, and where the twins
 are to be used, but in the processes that `test_interpreted_kernels.py` starts. To run one of them
 directly: `TRITON_INTERPRET=1 pytest tests/m5/kernels/test_rms_norm.py`.
+
+Inputs are new in each run of these tests, and a failure prints the `KERNEL_SEED` that repeats it.
+`test_interpreted_kernels.py` sets one, so that `make test` does the same each time.
 """
 
 from __future__ import annotations
@@ -22,9 +25,9 @@ collect_ignore = [] if HAS_GPU or IS_INTERPRETED else ["kernels"]
 
 @pytest.fixture
 def device() -> str:
-    """Where kernels run here. Inputs are new in each run; the printed seed repeats them."""
-    seed = torch.seed() % 2**32
-    print(f"torch.manual_seed({seed})")
+    """Where kernels run here, after seeding what draws their inputs."""
+    seed = int(os.environ.get("KERNEL_SEED", torch.seed() % 2**32))
+    print(f"KERNEL_SEED={seed}")
     torch.manual_seed(seed)
     return "cuda" if HAS_GPU else "cpu"
 
