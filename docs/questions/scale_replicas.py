@@ -17,6 +17,7 @@ import sys
 import threading
 
 from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.lab.bench.record import machine
 from milestone_llm.lab.bench.workloads import WorkItem
 from milestone_llm.lab.cli import (
     Formatter,
@@ -27,7 +28,6 @@ from milestone_llm.lab.cli import (
     positive,
     run_command,
 )
-from milestone_llm.serving.bench_report import machine
 from milestone_llm.serving.bench_server import door_of, running_server
 from milestone_llm.serving.engine_client import EngineRequest
 from milestone_llm.serving.engine_spec import EngineSpec

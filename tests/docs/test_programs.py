@@ -1,5 +1,8 @@
 """The programs behind the pages do what the pages say of them."""
 
+import ast
+import functools
+import importlib
 import importlib.util
 import json
 import re
@@ -88,6 +91,33 @@ def test_commands_in_the_text_of_a_page_name_modules_that_exist(page):
         path = ROOT.joinpath(*module.split("."))
         exists = path.with_suffix(".py").exists() or (path / "__main__.py").exists()
         assert exists or importlib.util.find_spec(module), f"{page.name}: there is no {module}"
+
+
+@functools.cache
+def has(module, name):
+    """Whether a module of ours has a name; True for one that needs what is not installed."""
+    try:
+        return hasattr(importlib.import_module(module), name) or bool(
+            importlib.util.find_spec(f"{module}.{name}")
+        )
+    except ModuleNotFoundError as error:
+        return error.name.split(".")[0] == "ray"
+
+
+OURS = re.compile(r"(m1_single|m2_batching|m3_paged|m4_prefix_chunked|m5_kernels|milestone_llm)\b")
+
+
+def test_what_programs_and_tests_import_of_the_engines_is_there():
+    """Many of them run on a GPU alone, where nobody would look for a name that has moved."""
+    files = [
+        path for folder in ("docs", "exercises", "tests") for path in ROOT.glob(f"{folder}/**/*.py")
+    ]
+    assert len(files) > 100
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and OURS.match(node.module or ""):
+                lost = [each.name for each in node.names if not has(node.module, each.name)]
+                assert not lost, f"{path}, line {node.lineno}: {node.module} has no {lost}"
 
 
 def test_what_the_table_of_names_calls_ours_is_called_so_in_the_code():
