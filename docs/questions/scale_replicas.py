@@ -17,7 +17,7 @@ import sys
 import threading
 
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.lab.bench.record import machine
+from milestone_llm.lab.bench.record import machine, versions
 from milestone_llm.lab.bench.workloads import WorkItem
 from milestone_llm.lab.cli import (
     Formatter,
@@ -55,7 +55,7 @@ def main(arguments=None):
 
 def measure(args):
     """Print both tables."""
-    console.print(f"{machine()}\n")
+    console.print(f"{machine()}\n{versions()}\nseed {args.seed}\n")
     console.print(
         f"{args.prompts} prompts: one of {args.systems} system prompts of {SYSTEM_TOKENS} tokens,\n"
         f"{QUESTION_TOKENS[0]}..{QUESTION_TOKENS[1]} of its own, {OUTPUT_TOKENS} of output; "
