@@ -34,6 +34,8 @@ RATES = {"32": (32, 16), "128": (128, 4), "all at once": (51_200, 0.01)}
 
 def main() -> None:
     """Measure, and print both tables."""
+    if not torch.cuda.is_available():
+        sys.exit("This measures a server on a GPU, and torch finds no GPU here.")
     print(f"On one {torch.cuda.get_device_name()}, torch {torch.__version__}.\n")
     over_http, way = serve_and_measure()
     alone = {name: engine_alone(rate, seconds) for name, (rate, seconds) in RATES.items()}

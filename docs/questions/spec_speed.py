@@ -14,6 +14,7 @@ import argparse
 import random
 import re
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 
 from m5_kernels import LLMEngine, SamplingParams
+from m5_kernels.tools.measure import gpu_command
 
 ROOT = Path(__file__).parents[2]
 NUM_OUT = 320
@@ -162,4 +164,4 @@ if __name__ == "__main__":
     parser.add_argument("counts", type=int, nargs="+")
     parser.add_argument("--guesses", type=int, nargs="+", default=[3])
     parser.add_argument("--texts", nargs="+", default=["edit", "quotes", "prose", "random"])
-    main(parser.parse_args())
+    sys.exit(gpu_command(parser, main))
