@@ -1,8 +1,8 @@
 """Runs a static batch on an unchanged Hugging Face model with its own `past_key_values`.
 
 prompts, left-padded so that every row ends in the same column        decode steps
-r0  . . . . . a b c                                                   | d e <eos> - -
-r1  . . f g h i j k                                                   | l m n     o p
+r0  . . . . . a b c                                                   | d e - - -
+r1  . . f g h i j k                                                   | l m n o p
 r2  q r s t u v w x                                                   | y z ...
     '.' is masked out by attention_mask            '-' is a finished row, computed in vain
 """

@@ -1,7 +1,7 @@
 """M2: continuous batching. Running requests are chosen at every step; prefill and decode share it.
 
-What changes from M1: the scheduler (iteration-level, Orca section 3.1), the runner and the
-attention function (selective batching, section 3.2), and KV memory (a contiguous region a request).
+What changes from M1: the scheduler (iteration-level, Orca section 3, S1), the runner and the
+attention function (selective batching, S2), and KV memory (a contiguous region a request).
 """
 
 from typing import TYPE_CHECKING

@@ -1,5 +1,5 @@
-"""Selective batching (Orca, section 3.2): attention is the only operation that looks across tokens,
-so it alone is taken request by request; all else sees one flat `[1, num_tokens]` batch.
+"""Selective batching (Orca, section 3, S2): only attention looks across tokens, so it alone is
+taken request by request; all else sees one flat `[1, num_tokens]` batch.
 
     tokens   | d0 d1 d2 | p p p p p p | q q q q |     one row of hidden states, no padding
                decode     prefill      prefill

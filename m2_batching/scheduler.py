@@ -1,4 +1,4 @@
-"""Iteration-level scheduling (Orca, OSDI '22, section 3.1): requests are chosen at every step.
+"""Iteration-level scheduling (Orca, OSDI '22, section 3, S1): requests are chosen at every step.
 
 A step first gives each running request its next token, then admits waiting ones while regions, rows
 and the token budget last. A request that finishes leaves in the same step; the next step gives its

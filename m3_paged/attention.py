@@ -118,7 +118,7 @@ def _decode_groups(rows: list[ScheduledRequest], cache: BlockCache) -> list[Deco
 
     one group                 two groups
     a |# # # # # # # # #|     a |# # # # # # # # #|      '#' a block of the row
-    b |# # # # # # # # .|     b |# # # # # # # # .|      '.' block 0, copied in vain
+    b |# # # # # # # # .|     b |# # # # # # # # .|      '.' its first block again, in vain
     c |# # # . . . . . .|     c |# # #|
     d |# # . . . . . . .|     d |# # .|
     """

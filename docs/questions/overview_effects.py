@@ -1,4 +1,4 @@
-"""Nine conflicts and the measured effect of what resolves each: from records, or counted now."""
+"""Eleven conflicts and the measured effect of what resolves each: from records, or counted now."""
 
 import json
 import re
@@ -94,6 +94,14 @@ show(
     f"{fused:,.0f} tok/s",
     "m5_nano.json",
 )
+text = (RECORDS / "spec_speed_8b.md").read_text()
+alone, guessed = re.search(r"^edit +1 +([\d,]+) .*?\| 3: +([\d,]+) ", text, re.M).groups()
+show("a token a step, 8B", "speculation", f"{alone} tok/s", f"{guessed} tok/s", "spec_speed_8b.md")
+text = parts((RECORDS / "m5_int8_h200.md").read_text())[1]
+bf16, int8 = (
+    re.search(rf"^ {who} +([\d,.]+)", text, re.M)[1] for who in ("- eight-bits", "m5_kernels")
+)
+show("weights to read, 8B", "eight bits", f"{bf16} tok/s", f"{int8} tok/s", "m5_int8_h200.md")
 text = parts((RECORDS / "m5_two_gpus.md").read_text())[1]
 for conflict, options in (
     ("one GPU for Qwen3-8B", "--rounds"),

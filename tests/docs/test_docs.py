@@ -1,5 +1,6 @@
 """The pages say what their commands print, and the builder would notice if they did not."""
 
+import functools
 import importlib.util
 import re
 import sys
@@ -46,12 +47,27 @@ def test_pages_without_commands_are_as_they_are_built():
     assert check.returncode == 0, check.stderr
 
 
+def prose(page):
+    """A page without its blocks of code."""
+    return re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+
+
+@functools.cache
+def anchors(page):
+    """The anchors of a page's headings: "Two ideas, `one` [link](x)" has "two-ideas-one-link"."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), flags=re.M)
+    words = (re.sub(r"\]\(.*?\)", "", heading).lower() for heading in headings)
+    return {re.sub(r"[^\w -]", "", word).replace(" ", "-") for word in words}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page):
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]+))?\)", prose(page)):
         if not target.startswith("http"):
-            assert (page.parent / target).exists(), f"{target} is not there"
+            file = (page.parent / target).resolve() if target else page
+            assert file.exists(), f"{target} is not there"
+            if anchor and file.suffix == ".md":
+                assert anchor in anchors(file), f"{target} has no heading #{anchor}"
 
 
 def test_what_chapters_name_in_their_tables_of_files_is_still_called_so():

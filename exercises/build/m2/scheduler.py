@@ -1,4 +1,4 @@
-"""M2, written by you: iteration-level scheduling (Orca, OSDI '22, section 3.1).
+"""M2, written by you: iteration-level scheduling (Orca, OSDI '22, section 3, S1).
 
 A step first gives each running request its next token, then admits waiting ones while rows, the
 token budget and regions last. A request that finishes leaves in the same step; the next step gives
