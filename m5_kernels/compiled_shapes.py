@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from .kernels.linear import MAX_HOPPER_TOKENS
 from .sampler import Needs
 from .step_graphs import MAX_TOKENS, StepShape
 
@@ -31,8 +32,8 @@ def shapes_of_all_kernels(
     for n in (1, 16, 17):
         if n <= min(max_num_seqs, max_tokens):
             yield StepShape(min(max(n, 64), max_tokens), n, n, n), Needs()
-    # Products of up to as many tokens differ in their tiles.
-    for n in (128, 192, 256, *more_counts):
+    # Products of up to as many tokens differ in their tiles; the last ones are the library's.
+    for n in (128, 192, MAX_HOPPER_TOKENS, MAX_HOPPER_TOKENS + 1, *more_counts):
         if n - 64 < max_tokens:
             yield StepShape(min(n, max_tokens), 1, 1, 1), Needs()
     for n in (1, 2, 16):

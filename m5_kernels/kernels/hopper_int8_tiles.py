@@ -97,15 +97,18 @@ def rounded(num_tokens: int) -> int:
 def token_counts(max_tokens: int, products: set[tuple[int, int, bool]]) -> list[int]:
     """Numbers of tokens that between them have all tiles which up to `max_tokens` have.
 
-    products: as `hopper_int8_tile` takes them.
+    products: as `hopper_int8_tile` takes them. Each may have kernels of its own for the same tile:
+    with a bias, or with outputs that 16 does not divide; and an LM head gets fewer tokens.
     """
-    counts, seen = [], set[tuple[HopperInt8Tile, bool]]()
+    counts, seen = [], set[tuple[HopperInt8Tile, tuple[int, int, bool]]]()
     for num_tokens in sorted({rounded(n) for n in range(1, max_tokens + 1, 16)}):
-        for product in products:
-            tile = hopper_int8_tile(num_tokens, *product)._replace(num_parts=1), product[2]
-            if tile not in seen:
-                seen.add(tile)
-                counts.append(min(num_tokens, max_tokens))
+        tiles = {
+            (hopper_int8_tile(num_tokens, *product)._replace(num_parts=1), product)
+            for product in products
+        }
+        if not tiles <= seen:
+            seen |= tiles
+            counts.append(min(num_tokens, max_tokens))
     return counts
 
 

@@ -86,6 +86,7 @@ class GuardedCore(EngineCore):
     def finish_request(self, request: Request, reason: str) -> None:
         """End a request, in whatever state it is, for a reason that is not in its tokens."""
         self.scheduler.finish(request, reason)
+        self._once_computed.pop(request.request_id, None)
         if not self.scheduler.has_unfinished_requests():
             try:
                 self.settle_until(0)
@@ -212,7 +213,9 @@ class GuardedCore(EngineCore):
             before = self._once_computed.get(name, 0)
             if row.start < before:
                 counts["recomputed_tokens"] += min(end, before) - row.start
-            if end > before and not row.request.is_finished:
+            if row.request.is_finished:
+                self._once_computed.pop(name, None)
+            elif end > before:
                 self._once_computed[name] = end
 
     def _note_events(self) -> None:

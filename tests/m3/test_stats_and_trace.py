@@ -7,7 +7,7 @@ import random
 import pytest
 
 import m3_paged
-from engine_helpers import greedy, make_engine, random_prompts, run_to_end
+from engine_helpers import every_milestone, greedy, make_engine, random_prompts, run_to_end
 from milestone_llm.core.kv import KVEvent
 from milestone_llm.lab.trace.positions import useful_share
 from paged_helpers import PagedDevice
@@ -233,3 +233,18 @@ def test_tokens_computed_again_are_no_useful_work(preemption):
     computed = stats["prefill_tokens"] + stats["decode_tokens"]
     assert stats["useful_share"] == (computed - stats["recomputed_tokens"]) / computed
     assert useful_share(engine.tracer.records) == stats["useful_share"]
+
+
+@every_milestone
+def test_a_core_keeps_nothing_of_who_has_ended_though_nobody_makes_outputs(package):
+    """So it is on ranks that follow another, for days."""
+    engine = make_engine(package)
+    add(engine, ("a", 5, 3), ("b", 9, 40))
+    core = engine.core
+    for _ in range(8):
+        core.step()
+        core.close_steps()
+    assert set(core._once_computed) == {"b"}
+    core.finish_request(engine.requests["b"], "abort")
+    core.close_steps()
+    assert not core._once_computed

@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib
 import itertools
 import pkgutil
+import sys
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,10 @@ import m5_kernels
 from engine_helpers import make_engine, tiny_model
 from m5_kernels import kernels
 from m5_kernels.compiled_shapes import shapes_of_all_kernels
+from m5_kernels.config import EngineConfig
+from m5_kernels.decoder.config import DecoderConfig
+from m5_kernels.decoder.decoder import FusedDecoder
+from m5_kernels.device_step import DeviceStep
 from m5_kernels.kernels.backend import compiling
 from m5_kernels.kernels.decode_parts import DecodeWorkspace
 from m5_kernels.sampler import Needs
@@ -60,6 +66,8 @@ def value_known(value: Any) -> Any:
         return value.dtype, value.data_ptr() % 16 == 0
     if type(value) is int:
         return 1 if value == 1 else value % 16 == 0
+    if hasattr(value, "block_shape"):  # what the copy engine of Hopper is told
+        return value.base.dtype, tuple(value.block_shape), value.layout
     return value
 
 
@@ -108,6 +116,38 @@ def test_no_step_launches_a_kernel_that_was_not_compiled(
             device_step.compute(step, needs)
     assert launched == compiled
     assert max_tokens < 64 or any(step.num_chunks == MAX_CHUNKS for step in graphs.buckets)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "sizes"), [(None, (1024, 3072, 16, 8)), ("int8", (1536, 8960, 12, 2))]
+)
+@torch.inference_mode()
+def test_nor_does_a_step_on_hopper(launched, monkeypatch, quantization, sizes):
+    """Of a layer and LM head of real size: small weights in bf16, large ones in eight bits."""
+    pytest.importorskip("m5_kernels.kernels.hopper_int8")
+    for module in [each for name, each in sys.modules.items() if name.startswith("m5_kernels.")]:
+        for name in {"is_hopper", "supports_pdl"} & vars(module).keys():
+            monkeypatch.setattr(module, name, lambda device: True)
+    max_num_seqs, num_tokens, device = 40, 2048, torch.device("meta")
+    shape = DecoderConfig(151_936, *sizes, 128, 1e-6, (None,), True, False, False, False, True)
+    angles = torch.empty(num_tokens, 128, device=device)
+    decoder = FusedDecoder(shape, angles, torch.bfloat16, device, quantization=quantization)
+    keys, values = zip(*decoder.allocate_caches(1, 16), strict=True)
+    cache: Any = SimpleNamespace(keys=keys, values=values, block_size=16)
+    config = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=num_tokens)
+    step = DeviceStep(decoder, cache, config, num_tokens)
+    step.workspace = DecodeWorkspace.allocate(
+        max_num_seqs, shape.num_q_heads, shape.num_kv_heads, 128, torch.bfloat16, device
+    )
+    counts = decoder.token_counts(num_tokens)
+    for each, needs in shapes_of_all_kernels(max_num_seqs, num_tokens, 0, counts):
+        step.compute(each, needs)
+    compiled = set(launched)
+    shapes = [StepShape(n, n, n, 0) for n in range(1, max_num_seqs + 1)]
+    shapes += [StepShape(n, 1, 0, 1) for n in (*range(50, num_tokens, 77), num_tokens)]
+    for each in shapes:
+        step.compute(each, Needs())
+    assert launched == compiled
 
 
 def test_what_is_compiled_is_loaded_where_it_was_compiled(monkeypatch):

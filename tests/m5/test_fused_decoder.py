@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from m5_kernels import LLMEngine, SamplingParams
-from m5_kernels import runner as runner_file
+from m5_kernels import device_step as device_step_file
 from m5_kernels import sampler as sampler_file
 from m5_kernels.decoder import decoder as decoder_file
 from m5_kernels.decoder import parallel as parallel_file
@@ -260,7 +260,7 @@ def test_an_engine_whose_kernels_start_early_gives_the_same_tokens(num_at_once: 
     with patch.object(decoder_file, "supports_pdl", lambda device: False):
         assert tokens() == early
     if supports_pdl(torch.device("cuda")):
-        around = (runner_file, "append_sampled"), (sampler_file, "sample")
+        around = (device_step_file, "append_sampled"), (sampler_file, "sample")
         with delays((decoder_file, "embed_rms_norm"), (decoder_file, "linear"), *around):
             assert tokens() == early
 

@@ -70,6 +70,8 @@ def test_a_row_gets_the_same_bits_in_any_company(
 def test_a_step_with_guesses_has_the_products_of_one_without(
     out_size: int, in_size: int, is_gated: bool
 ) -> None:
+    if not supports_pdl(torch.device("cuda")):
+        pytest.skip("this GPU has other kernels for one row and for several")
     weight = torch.randn(out_size, in_size, dtype=torch.bfloat16, device="cuda")
     hidden = torch.randn(MAX_TOKENS, in_size, dtype=torch.bfloat16, device="cuda")
     together = linear(hidden, weight, None, is_gated)
