@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported, so set before
-os.environ.pop("LLM_TRACE", None)
+os.environ["COLUMNS"] = "80"  # what is printed is compared, and no matter of the shell
+for name in ("LLM_TRACE", "FORCE_COLOR", "NO_COLOR"):
+    os.environ.pop(name, None)
 
 import pytest
 from hypothesis import settings

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 WIDE = {"width": 1440, "height": 900}
+PATIENCE_MS = 180_000
 
 
 class Opened:
@@ -12,6 +13,7 @@ class Opened:
 
     def __init__(self, browser: Any, url: str, **options: Any) -> None:
         self.page = browser.new_page(**{"viewport": WIDE, **options})
+        self.page.set_default_timeout(PATIENCE_MS)
         self.requests: list[str] = []
         self.errors: list[str] = []
         self.page.on("request", lambda request: self.requests.append(request.url))

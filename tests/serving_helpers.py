@@ -11,7 +11,9 @@ import functools
 import importlib
 import json
 import multiprocessing
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -28,7 +30,7 @@ from transformers import PreTrainedTokenizerFast
 import forked
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
-from milestone_llm.serving import bench_server, command, engine_process, processes
+from milestone_llm.serving import bench_server, command, engine_process, processes, service
 from milestone_llm.serving import connection as http_connection
 from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineRequest
 from milestone_llm.serving.engine_loop import EngineLoop
@@ -41,8 +43,11 @@ CHAT_TEMPLATE = (
 )
 POISON = 198
 """A prompt that begins with this token makes its step fail, in servers that are `is_fragile`."""
-PATIENCE = 60.0
-"""Seconds after which a test gives up waiting for what has to happen."""
+PATIENCE = 180.0
+"""Seconds after which a test gives up waiting for what has to happen. A busy machine takes a minute
+to import torch."""
+REPORT_SECONDS = 10.0
+"""For which servers of tests wait for their engine's figures; those of before would be counted."""
 
 
 # --- the model -----------------------------------------------------------------------------------
@@ -210,6 +215,25 @@ def is_running(pid: int) -> bool:
     return False
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether all of its threads are: one that runs stops when it next looks."""
+    stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
+@contextlib.contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    """These processes do nothing while the block runs."""
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: all(map(is_stopped, pids)))
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
 def descendants(pid: int) -> dict[int, str]:
     """Command lines of processes that a process has started, and these again, by pid."""
     found = {}
@@ -281,7 +305,9 @@ def _serve(
     if write_seconds is not None:
         http_connection.WRITE_SECONDS = write_seconds
         command._listen = functools.partial(_with_small_buffers, command._listen)
-    if debugged is not None:
+    if debugged is None:
+        service.REPORT_SECONDS = REPORT_SECONDS
+    else:
         _stop_when_scheduling(importlib.import_module(f"{milestone}.engine"), debugged)
     slow = functools.partial(_make_slow_and_fragile, step_seconds=step_seconds)
     sys.exit(_run_command(milestone, arguments, slow if step_seconds else None))
@@ -313,8 +339,8 @@ def forked_server(words: Sequence[str]) -> Iterator[bench_server.RunningServer]:
     with tempfile.NamedTemporaryFile("r") as log:
         process = forked.process(_run_module, words, log.name)
         process.start()
-        url = wait_for(lambda: re.search(r" at (http://\S+)\n", Path(log.name).read_text()))
         try:
+            url = wait_for(lambda: re.search(r" at (http://\S+)\n", Path(log.name).read_text()))
             yield bench_server.RunningServer(url[1], process.pid)
         finally:
             process.terminate()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import operator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -260,7 +262,8 @@ def test_an_exception_and_a_broken_invariant_are_told_with_step_and_line(
 
 
 def test_a_loop_without_an_end_is_stopped_at_its_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("milestone_llm.lab.playground.own.SECONDS", 0.05)
+    clock = SimpleNamespace(monotonic=itertools.count().__next__)  # a second each time one looks
+    monkeypatch.setattr("milestone_llm.lab.playground.own.time", clock)
     (_, mine), _ = run_own(tmp_path, "while self.steps: pass")
     assert mine.problem.startswith("TimeoutError: stopped after")
     assert mine.where.startswith("mine.py, line 9")

@@ -339,10 +339,11 @@ def test_without_a_network_a_hub_name_is_refused_soon_and_quietly(monkeypatch, c
     def no_network(*_: object, **__: object) -> None:
         raise OSError("no network")
 
+    pauses: list[float] = []
     monkeypatch.setattr(socket, "getaddrinfo", no_network)
-    started = time.monotonic()
+    monkeypatch.setattr(time, "sleep", pauses.append)
     assert "couldn't connect" in refusal("nobody/no-such-model")
-    assert time.monotonic() - started < 10
+    assert pauses == [], "it tries again and again"
     assert capfd.readouterr() == ("", "")
 
 
@@ -430,8 +431,8 @@ def start_conversion(log: Path, seconds: float) -> BaseProcess:
 def test_killed_conversion_is_cleaned_up_and_two_processes_convert_once(cache, tmp_path):
     log = tmp_path / "log"
     killed = start_conversion(log, 60)
-    deadline = time.monotonic() + 30
-    while not log.exists() and time.monotonic() < deadline:
+    while not log.exists():
+        assert killed.is_alive()
         time.sleep(0.02)
     killed.kill()
     killed.join()
@@ -440,7 +441,7 @@ def test_killed_conversion_is_cleaned_up_and_two_processes_convert_once(cache, t
 
     both = [start_conversion(log, 0.3) for _ in range(2)]
     for process in both:
-        process.join(timeout=30)
+        process.join()
     assert [process.exitcode for process in both] == [0, 0]
     assert log.read_text() == "started\n"
     assert sorted(os.listdir(cache)) == ["m", "m.lock"]

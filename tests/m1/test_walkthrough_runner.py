@@ -13,6 +13,8 @@ from milestone_llm.lab.walkthrough.guide import Look, parse_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
 ROOT = Path(__file__).parents[2]
+PATIENCE = 180.0
+"""Seconds after which a test gives up waiting for a process."""
 HERE = f"{__name__.replace('.', '/')}.py"
 
 
@@ -322,7 +324,7 @@ def run(guided, typed, *options):
         input=typed,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         env=environment(guided.parent),
         cwd=guided.parent,
     )
@@ -445,12 +447,12 @@ def test_terminal_session_with_control_d(guided):
     typed = [b"p number + 41\n", b"\x04"]
     out = b""
     with contextlib.suppress(OSError):  # how Linux reports that the other side is closed
-        while select.select([main], [], [], 30)[0] and (chunk := os.read(main, 4096)):
+        while select.select([main], [], [], PATIENCE)[0] and (chunk := os.read(main, 4096)):
             out += chunk
             if typed and out.rstrip(b"\x1b[?204hl ").endswith(b"(Pdb)"):
                 os.write(main, typed.pop(0))
     try:
-        assert process.wait(timeout=30) == 0
+        assert process.wait(PATIENCE) == 0
     finally:
         process.kill()
         os.close(main)

@@ -39,15 +39,19 @@ CASES: dict[str, Any] = {
 }
 
 
+def held_port() -> tuple[socket.socket, int]:
+    """A port that the system gives to nobody else while the socket is open; rank 0 shares it."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held, held.getsockname()[1]
+
+
 class Started:
     """Processes of one program, and the folder with what they wrote."""
 
     def __init__(self, program: str, size: int, folder: Path, **options: Any) -> None:
-        # Held until the end, so that the system gives the port to nobody else; rank 0 shares it.
-        self.port = socket.socket()
-        self.port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.port.bind(("127.0.0.1", 0))
-        port = self.port.getsockname()[1]
+        self.held, port = held_port()
         self.folder, self.size = folder, size
         folder.mkdir(exist_ok=True)
         self.processes = [
@@ -66,7 +70,7 @@ class Started:
         codes = [each.exitcode for each in self.processes]
         for each in self.processes:
             each.kill()
-        self.port.close()
+        self.held.close()
         return codes
 
     def results(self) -> list[Any]:
@@ -276,8 +280,7 @@ def test_graphs_are_released_before_the_communicator(tmp_path):
 
 
 def test_the_store_listens_at_the_masters_address_alone(monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    held, port = held_port()
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
     for name, value in where.items():
         monkeypatch.setenv(name, value)
@@ -286,6 +289,7 @@ def test_the_store_listens_at_the_masters_address_alone(monkeypatch):
     found["store"].set("key", "value")
     ends = [each.laddr for each in psutil.Process().net_connections() if each.status == "LISTEN"]
     assert {end.ip for end in ends if end.port == port} == {"127.0.0.1"}
+    held.close()
 
 
 def test_under_torchrun_the_store_is_torchruns(monkeypatch):

@@ -62,9 +62,9 @@ def oracle(model_folder):
 
 @pytest.fixture(scope="session")
 def slow(model_folder, tmp_path_factory):
-    """M4 with steps of 20 ms, two rows, 16 tokens a step, and room for two who wait."""
+    """M4 with steps of 20 ms, two rows, 4 tokens a step, and room for two who wait."""
     log = tmp_path_factory.mktemp("slow") / "log"
-    limits = ("--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--max-model-len", "1024")
+    limits = ("--max-num-seqs", "2", "--max-num-batched-tokens", "4", "--max-model-len", "1024")
     queue = ("--max-queued", "2", "--max-body-bytes", "100000")
     with serve(
         "m4_prefix_chunked", model_folder, log, *limits, *queue, step_seconds=0.02

@@ -30,7 +30,7 @@ def test_while_it_decodes(slow, is_stream):
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
 def test_while_its_prompt_is_computed(slow, is_stream):
     before = slow.wait_until_idle()
-    with start(slow, [5 + is_stream] * 1000, is_stream):  # 63 steps
+    with start(slow, [5 + is_stream] * 1000, is_stream):  # 250 steps
         wait_for(lambda: slow.metrics()["num_requests_running"])
     after = slow.wait_until_idle()
     assert after["generation_tokens_total"] == before["generation_tokens_total"]

@@ -16,6 +16,7 @@ from serving_helpers import (
     read_answer,
     serve,
     start_and_fail,
+    stopped,
     wait_for,
 )
 
@@ -36,11 +37,12 @@ def test_on_sigterm_those_inside_finish_and_nobody_else_is_let_in(model_folder, 
         with server.send("/v1/completions", {**STREAM, "max_tokens": 80}) as connection:
             wait_for(lambda: server.metrics()["generation_tokens_total"])
             engine = server.engine_pid()
-            server.process.terminate()
-            _, body = wait_for(lambda: (found := health(server))[0] == 503 and found)
-            assert "draining" in body["error"]["message"]
-            status, body = server.fetch("POST", "/v1/completions", {"prompt": "b"})
-            assert (status, body["error"]["type"]) == (503, "server_error")
+            with stopped(engine):  # so that nobody finishes meanwhile
+                server.process.terminate()
+                _, body = wait_for(lambda: (found := health(server))[0] == 503 and found)
+                assert "draining" in body["error"]["message"]
+                status, body = server.fetch("POST", "/v1/completions", {"prompt": "b"})
+                assert (status, body["error"]["type"]) == (503, "server_error")
             _, _, events = read_answer(connection)
         assert events.endswith("data: [DONE]\n\n")
         assert '"finish_reason":"length"' in events
@@ -76,8 +78,9 @@ def test_a_failed_step_is_not_the_end(slow):
 def test_the_engines_death_is_told_to_everybody(model_folder, tmp_path):
     options = ("--max-num-seqs", "1")
     with serve(M4, model_folder, tmp_path / "log", *options, step_seconds=0.05) as server:
-        calls = [server.send("/v1/completions", {"prompt": [POISON]}) for _ in range(3)]
-        waiting = server.send("/v1/completions", {"prompt": "b"})
+        with stopped(server.engine_pid()):  # it dies with the third
+            calls = [server.send("/v1/completions", {"prompt": [POISON]}) for _ in range(3)]
+            waiting = server.send("/v1/completions", {"prompt": "b"})
         _, body = wait_for(lambda: (found := health(server))[0] == 503 and found)
         assert "the engine is dead: RuntimeError('poison')" in body["error"]["message"]
         assert {read_answer(call)[0] for call in calls} <= {500, 503}
@@ -111,7 +114,7 @@ def test_an_engine_that_stands_still_does_not_stop_http(model_folder, tmp_path):
         serve(M4, model_folder, tmp_path / "log", *options, engine_seconds=seconds) as server,
         contextlib.ExitStack() as stack,
     ):
-        assert health(server)[0] == 200
+        wait_for(lambda: health(server)[0] == 200)
         engine = server.engine_pid()
         os.kill(engine, signal.SIGSTOP)
         body = {"prompt": [5] * 900, "max_tokens": 2}  # of 200, a pipe holds a part
@@ -146,9 +149,9 @@ def test_signals_to_the_whole_group_are_left_to_the_server(model_folder, tmp_pat
         with server.send("/v1/completions", {**STREAM, "max_tokens": 50}) as connection:
             wait_for(lambda: server.metrics()["generation_tokens_total"])
             engine = server.engine_pid()
-            for pid in (engine, server.process.pid):
-                os.kill(pid, signal.SIGINT)
-            os.kill(engine, signal.SIGTERM)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                os.kill(engine, number)
+            os.kill(server.process.pid, signal.SIGINT)
             assert read_answer(connection)[2].endswith("data: [DONE]\n\n")
         server.process.join()
         assert server.process.exitcode == 0

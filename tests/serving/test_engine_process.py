@@ -164,3 +164,28 @@ def test_all_that_the_engine_says_is_said_in_its_own_thread(oracle):
     asker.join()
     assert {kind for kind, _ in speakers} == kinds
     assert {thread for _, thread in speakers} == {threading.current_thread()}
+
+
+def test_what_a_process_of_http_has_asked_for_ends_with_it(oracle):
+    """Its end of the pipe is closed before the first step; the other process asks what became of
+    the request.
+    """
+    (ours, inner), (theirs, gone) = multiprocessing.Pipe(), multiprocessing.Pipe()
+    params = SamplingParams(max_tokens=200, ignore_eos=True)
+    theirs.send(Orders(requests={"r": EngineRequest("r", [3, 4, 5], params, sender=1)}))
+    theirs.close()
+    ended = {}
+
+    def ask():
+        while not ended:
+            ours.send(Orders(wants_report=True))
+            while (message := ours.recv())[0] != "report":
+                pass
+            ended.update(message[1][0].metrics.ended)
+        ours.send(Orders(is_last=True))
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    engine_process._run_loop(EngineLoop(oracle), [inner, gone])
+    asker.join()
+    assert ended == {"abort": 1}

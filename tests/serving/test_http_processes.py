@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
+import socket
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -24,7 +23,15 @@ from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineRequest
 from milestone_llm.serving.http_process import HttpProcess
 from milestone_llm.serving.metrics import Metrics
 from milestone_llm.serving.shared_counts import Count, SharedCounts
-from serving_helpers import PATIENCE, http_request, is_running, read_answer, serve, wait_for
+from serving_helpers import (
+    PATIENCE,
+    http_request,
+    is_running,
+    read_answer,
+    serve,
+    stopped,
+    wait_for,
+)
 
 M4 = "m4_prefix_chunked"
 STREAM = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "temperature": 0, "stream": True}
@@ -39,64 +46,43 @@ def https_of(server):
     return [server.process.pid, *(each.pid for each in https)], engine.pid
 
 
-def is_stopped(pid):
-    """Whether all of its threads are: one that runs stops when it next looks."""
-    stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
-    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
-
-
-@contextlib.contextmanager
-def only(server, pid):
-    """No other process of HTTP takes a connection while the block runs."""
+def connect_to(server, pid):
+    """A connection that this one of HTTP's processes has taken."""
     others = [each for each in https_of(server)[0] if each != pid]
-    for each in others:
-        os.kill(each, signal.SIGSTOP)
-    wait_for(lambda: all(map(is_stopped, others)))
-    try:
-        yield
-    finally:
-        for each in others:
-            os.kill(each, signal.SIGCONT)
-
-
-def ask(server, pid, method, path, body=None):
-    """A connection to one of HTTP's processes, the first bytes of whose answer are there."""
-    with only(server, pid):
+    with stopped(*others):
         connection = server.connect()
-        connection.sendall(http_request(method, path, body))
-        assert connection.recv(1) == b"H"
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = b""
+        while not answer.endswith(b'{"status":"ok"}'):
+            answer += connection.recv(65536)
     return connection
 
 
-def read_rest(connection):
-    """Status and body of an answer whose first byte has been read."""
-    return read_answer(SimpleNamespace(recv=Rest(connection).recv))
+def ask(server, pid, method, path, body=None):
+    """A connection on which this one of HTTP's processes is asked for something."""
+    connection = connect_to(server, pid)
+    connection.sendall(http_request(method, path, body))
+    return connection
 
 
-class Rest:
-    """A connection with the first byte put back."""
-
-    def __init__(self, connection):
-        self._connection, self._first = connection, b"H"
-
-    def recv(self, size):
-        first, self._first = self._first, b""
-        return first or self._connection.recv(size)
+def wait_until_it_begins(connection):
+    """Wait for the first byte of an answer, which stays there."""
+    assert connection.recv(1, socket.MSG_PEEK) == b"H"
 
 
 def metrics_of(server, pid):
     """As one of HTTP's processes tells them."""
     with ask(server, pid, "GET", "/metrics") as connection:
-        return read_rest(connection)[2]
+        return read_answer(connection)[2]
 
 
 @pytest.fixture(scope="module")
 def several(model_folder, tmp_path_factory):
-    """M4 with HTTP in three processes, steps of 5 ms, two rows, and room for two who wait."""
+    """M4 with HTTP in three processes, steps of 20 ms, two rows, and room for two who wait."""
     log = tmp_path_factory.mktemp("several") / "log"
     options = ("--http-processes", "3", "--max-num-seqs", "2", "--max-queued", "2")
     length = ("--max-model-len", "1024")
-    with serve(M4, model_folder, log, *options, *length, step_seconds=0.005) as server:
+    with serve(M4, model_folder, log, *options, *length, step_seconds=0.02) as server:
         yield server
 
 
@@ -109,7 +95,7 @@ def test_each_stream_has_the_tokens_that_it_has_with_one_process(several, oracle
     ]
     texts = []
     for stream in streams:
-        events = read_rest(stream)[2].split("\n\n")
+        events = read_answer(stream)[2].split("\n\n")
         chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
         texts.append("".join(chunk["choices"][0]["text"] for chunk in chunks))
         stream.close()
@@ -126,10 +112,11 @@ def test_limits_and_figures_are_those_of_all_processes_together(several):
         several.send("/v1/completions", STREAM),
         several.send("/v1/completions", STREAM),
     ):
-        wait_for(lambda: several.metrics()["num_requests_waiting"] == 2)
+        wait_for(lambda: several.metrics()["num_requests_running"] == 2)
+        wait_for(lambda: several.metrics()["num_requests_waiting"] == 2)  # and these are the others
         for pid in (second, third):
             with ask(several, pid, "POST", "/v1/completions", STREAM) as refused:
-                assert read_rest(refused)[0] == 429
+                assert read_answer(refused)[0] == 429
         told = [
             line
             for pid in (first, second, third)
@@ -147,7 +134,9 @@ def test_limits_and_figures_are_those_of_all_processes_together(several):
 def test_a_page_watches_whatever_process_it_has(several):
     first, second, _ = https_of(several)[0]
     with ask(several, second, "GET", "/trace") as stays:
+        wait_until_it_begins(stays)
         with ask(several, first, "GET", "/trace") as goes:
+            wait_until_it_begins(goes)
             with several.send("/v1/completions", {**STREAM, "max_tokens": 2}) as connection:
                 read_answer(connection)
             wait_for(lambda: b'"finished":[{' in goes.recv(65536))
@@ -158,10 +147,15 @@ def test_a_page_watches_whatever_process_it_has(several):
 
 
 def two_streams(server):
-    """A stream of the first process, one of the second, and the pids of all."""
+    """A stream of the first process, one of the second, and the pids of all. To connect takes its
+    time; the streams begin together, and go on for a second.
+    """
     (first, second), engine = https_of(server)
-    body = {**STREAM, "max_tokens": 60}
-    streams = [ask(server, pid, "POST", "/v1/completions", body) for pid in (first, second)]
+    streams = [connect_to(server, pid) for pid in (first, second)]
+    for stream in streams:
+        stream.sendall(http_request("POST", "/v1/completions", {**STREAM, "max_tokens": 60}))
+    for stream in streams:
+        wait_until_it_begins(stream)
     return streams, (first, second, engine)
 
 
@@ -175,24 +169,26 @@ def pair(model_folder, tmp_path):
 
 
 def test_on_sigterm_the_clients_of_all_processes_are_served_to_their_end(pair):
-    streams, pids = two_streams(pair)
-    for pid in (*pids[1:], pids[0]):  # as to a whole group; the others leave it to the first
-        os.kill(pid, signal.SIGTERM)
-    assert all(read_rest(each)[2].endswith("data: [DONE]\n\n") for each in streams)
+    streams, (first, second, engine) = two_streams(pair)
+    with stopped(engine):
+        for pid in (second, engine, first):  # as to a whole group; the others leave it to the first
+            os.kill(pid, signal.SIGTERM)
+        wait_for(lambda: "requests under way (2) may finish" in pair.log.read_text())
+    assert all(read_answer(each)[2].endswith("data: [DONE]\n\n") for each in streams)
     assert pair.end() == 0
-    assert "requests under way (2) may finish" in pair.log.read_text()
-    assert not any(map(is_running, pids))
+    assert not any(map(is_running, (first, second, engine)))
 
 
 def test_when_a_process_is_killed_the_others_finish_and_the_server_ends(pair):
     (stays, lost), (_, second, engine) = two_streams(pair)
-    os.kill(second, signal.SIGKILL)
-    wait_for(lambda: pair.metrics().get(ABORTED))
-    with pair.send("/v1/completions", STREAM) as late:
-        status, _, body = read_answer(late)
+    with stopped(engine):  # so that nobody finishes meanwhile
+        os.kill(second, signal.SIGKILL)
+        wait_for(lambda: pair.fetch("GET", "/health")[0] == 503)
+        with pair.send("/v1/completions", STREAM) as late:
+            status, _, body = read_answer(late)
     assert (status, "a process of HTTP was ended by SIGKILL" in body) == (503, True)
-    assert read_rest(stays)[2].endswith("data: [DONE]\n\n")
-    assert "[DONE]" not in read_rest(lost)[2]
+    assert read_answer(stays)[2].endswith("data: [DONE]\n\n")
+    assert "[DONE]" not in read_answer(lost)[2]
     pair.process.join(PATIENCE)
     assert pair.process.exitcode == 1
     assert "The server ends: a process of HTTP was ended by SIGKILL" in pair.log.read_text()
@@ -202,7 +198,7 @@ def test_when_a_process_is_killed_the_others_finish_and_the_server_ends(pair):
 def test_the_engines_death_is_told_to_the_clients_of_all_processes(pair):
     streams, (_, second, engine) = two_streams(pair)
     os.kill(engine, signal.SIGKILL)
-    ends = [read_rest(each)[2].strip().split("\n\n")[-1] for each in streams]
+    ends = [read_answer(each)[2].strip().split("\n\n")[-1] for each in streams]
     assert all("its process was ended by SIGKILL" in end for end in ends)
     pair.process.join(PATIENCE)
     assert pair.process.exitcode == 1

@@ -31,7 +31,8 @@ def full(slow):
     with contextlib.ExitStack() as stack:
         for _ in range(4):
             stack.enter_context(slow.send("/v1/completions", LONG))
-        wait_for(lambda: slow.metrics()["num_requests_waiting"] == 2)
+        wait_for(lambda: slow.metrics()["num_requests_running"] == 2)
+        wait_for(lambda: slow.metrics()["num_requests_waiting"] == 2)  # and these are the others
         yield slow
     slow.wait_until_idle()
 
@@ -89,13 +90,8 @@ def test_a_deadline_ends_a_request(slow):
     before = slow.wait_until_idle()
     status, answer = slow.fetch("POST", "/v1/completions", {**LONG, "deadline": 0.2})
     assert (status, answer["error"]["type"]) == (504, "timeout_error")
-    body = {**LONG, "deadline": 0.5, "stream": True}
-    status, events = slow.fetch("POST", "/v1/completions", body)
-    assert status == 200, "the first tokens were in time"
-    assert "the deadline of 0.5 s has passed" in events.strip().split("\n\n")[-1]
     after = slow.wait_until_idle()
-    tokens = after["generation_tokens_total"] - before["generation_tokens_total"]
-    assert tokens < 2 * 900
+    assert after["generation_tokens_total"] - before["generation_tokens_total"] < 900
 
 
 def test_keys(model_folder, tmp_path):

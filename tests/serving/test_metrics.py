@@ -78,7 +78,7 @@ def test_gauges_show_who_is_there_and_return_to_zero(slow):
         slow.send("/v1/completions", body),
         slow.send("/v1/completions", body),
     ):
-        wait_for(lambda: slow.metrics()["num_requests_running"])
+        wait_for(lambda: slow.metrics()["num_requests_running"] == 2)
         metrics = wait_for(lambda: (now := slow.metrics())["num_requests_waiting"] == 1 and now)
         assert metrics["num_requests_running"] == 2
         assert metrics['num_requests_waiting_by_reason{reason="capacity"}'] == 1

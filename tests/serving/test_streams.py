@@ -12,7 +12,7 @@ from milestone_llm.serving.async_engine import AsyncEngine
 from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineRequest, Refusal
 from milestone_llm.serving.errors import ApiError
 from milestone_llm.serving.metrics import Metrics
-from serving_helpers import messages_of
+from serving_helpers import PATIENCE, messages_of
 
 
 def stream(server, **body):
@@ -41,7 +41,7 @@ def test_a_stop_string_is_held_back_and_the_first_to_complete_wins(m4, oracle):
     assert texts[-1].finish_reason == "stop"
 
 
-def with_one_request(play, n=1):
+def with_one_request(play, n=1, deadline=None):
     """Run `play(engine, request)` with a stream of `n` completions; what the client is told is a
     list."""
 
@@ -62,7 +62,7 @@ def with_one_request(play, n=1):
         engine.event_loop = asyncio.get_running_loop()
         request = engine.open_request(n)
         params = SamplingParams(max_tokens=9, n=n, stop=["w7"])
-        request.start([EngineRequest("r", [1], params)], is_stream=True, deadline=None)
+        request.start([EngineRequest("r", [1], params)], is_stream=True, deadline=deadline)
         return await play(engine, request)
 
     return asyncio.run(run())
@@ -164,6 +164,17 @@ def test_who_waits_is_told_what_the_engine_refuses():
             await request.outputs()
 
     with_one_request(play)
+
+
+def test_a_stream_has_what_came_before_its_deadline():
+    async def play(engine, request):
+        deliver(engine, 3)
+        (output,) = await request.outputs()
+        assert output.token_ids == [3]
+        with pytest.raises(ApiError, match=r"the deadline of 0\.01 s has passed"):
+            await asyncio.wait_for(request.outputs(), PATIENCE)
+
+    with_one_request(play, deadline=0.01)
 
 
 def test_the_core_has_no_row_of_a_stopped_completion_any_more(oracle):

@@ -156,28 +156,31 @@ def test_preset_trace_and_program_are_saved_and_a_preset_is_opened(browser, serv
     assert opened.errors == []
 
 
+def save(path: Path, text: str) -> None:
+    """All at once, as editors do: the server never sees half a file."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
 def test_a_saved_scheduler_runs_beside_the_old_one(browser, serve, tmp_path):
     path = tmp_path / "mine.py"
     lines = "from m2_batching.scheduler import Scheduler\n\nclass Mine(Scheduler):\n    pass\n"
-    path.write_text(lines)
+    save(path, lines)
     opened = Opened(browser, serve(path))
     engines = "() => lab.setting.sides.map((side) => side.engine)"
     opened.page.wait_for_function("() => lab.setting.sides[1]?.engine === 'own'")
     assert opened(engines) == ["m2_batching", "own"]
     theirs, mine = figures(opened)
     assert theirs == mine
-    path.write_text(
-        lines.replace(
-            "pass",
-            "def reason_to_wait(self, request, budget):\n"
-            "        return 'one at a time' if self.running else None\n",
-        )
-    )
+    body = "def reason_to_wait(self, request, budget):\n"
+    body += "        return 'one at a time' if self.running else None\n"
+    save(path, lines.replace("pass", body))
     opened.page.wait_for_function("() => lab.setting.sides[0].engine === 'own before'")
     old, new = figures(opened)
     assert old == mine
     assert new["makespan"] > old["makespan"]
-    path.write_text(lines.replace("pass", "def schedule(self):\n        return None.rows"))
+    save(path, lines.replace("pass", "def schedule(self):\n        return None.rows"))
     opened.page.wait_for_selector("#play-problem:not([hidden])")
     told = opened.page.inner_text("#play-problem")
     assert "step 0: AttributeError: 'NoneType' object has no attribute 'rows'" in told
