@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported, so set before
 os.environ["COLUMNS"] = "80"  # what is printed is compared, and no matter of the shell
-for name in ("LLM_TRACE", "FORCE_COLOR", "NO_COLOR"):
-    os.environ.pop(name, None)
+os.environ.pop("FORCE_COLOR", None)
+os.environ.pop("NO_COLOR", None)
+os.environ.pop("LLM_TRACE", None)
 
 import pytest
 from hypothesis import settings
