@@ -17,7 +17,7 @@ from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 
 NUM_REQUESTS, MAX_MODEL_LEN, NUM_BLOCKS = 256, 2048, 24_576
-NUM_ROUNDS = 3
+NUM_ROUNDS = 7
 
 
 class Clock:
@@ -80,16 +80,23 @@ def measure(package: Any, **fields: Any) -> list[float]:
     return [1e6 * clock.seconds[part] / num_steps for part in parts] + [num_steps]
 
 
-print(f"{NUM_REQUESTS} requests of 100..1024 tokens in and out, medians of {NUM_ROUNDS} rounds")
+print(
+    f"{NUM_REQUESTS} requests of 100..1024 tokens in and out, medians of {NUM_ROUNDS} rounds, in turns"
+)
 print("microseconds a step                             of both:")
 print("                    steps  schedule  update  block tables  prefix cache   the rest")
-for name, package, fields in (
-    ("M3", m3_paged, {}),
-    ("M4, caching off", m4_prefix_chunked, {"enable_prefix_caching": False}),
-    ("M4", m4_prefix_chunked, {}),
-):
-    rounds = [measure(package, **fields) for _ in range(NUM_ROUNDS)]
-    schedule, update, blocks, cache, steps = map(statistics.median, zip(*rounds, strict=True))
+ARMS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "M3": (m3_paged, {}),
+    "M4, caching off": (m4_prefix_chunked, {"enable_prefix_caching": False}),
+    "M4": (m4_prefix_chunked, {}),
+}
+rounds = [
+    {name: measure(package, **fields) for name, (package, fields) in ARMS.items()}
+    for _ in range(NUM_ROUNDS)
+]
+for name in ARMS:
+    of_each = zip(*(one[name] for one in rounds), strict=True)
+    schedule, update, blocks, cache, steps = map(statistics.median, of_each)
     rest = schedule + update - blocks - cache
     print(
         f"{name:18}{steps:7,.0f}{schedule:10,.0f}{update:8,.0f}{blocks:14,.0f}{cache:14,.0f}{rest:11,.0f}"
