@@ -81,7 +81,7 @@ def measure(package: Any, **fields: Any) -> list[float]:
 
 
 print(
-    f"{NUM_REQUESTS} requests of 100..1024 tokens in and out, medians of {NUM_ROUNDS} rounds, in turns"
+    f"{NUM_REQUESTS} requests, 100..1024 tokens in and out, medians of {NUM_ROUNDS} rounds in turn"
 )
 print("microseconds a step                             of both:")
 print("                    steps  schedule  update  block tables  prefix cache   the rest")
