@@ -6,6 +6,7 @@
 import json
 import os
 import random
+import runpy
 
 import pytest
 
@@ -19,7 +20,8 @@ from serving_helpers import http_request, read_answer
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
 STORM = bool(os.environ.get("STORM"))
-SEEDS = random.sample(range(10**6), 8) if STORM else [18, 21]
+RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID")  # all processes of a run collect the same tests
+SEEDS = random.Random(RUN).sample(range(10**6), 8) if STORM else [18, 21]
 NUM_BODIES = 1500 if STORM else 120
 HELLO = {"role": "user", "content": "Hello"}
 PARTS = {"role": "user", "content": [{"type": "text", "text": "Hello"}, {"type": "text"}]}
@@ -119,10 +121,19 @@ def test_random_bodies_get_an_answer_and_harm_nobody(m4, seed):
             if status != 200:
                 assert_is_refusal(status, text)
         except (AssertionError, ValueError) as error:
-            error.add_note(f"body {number} of seed {seed}: {path} {body[:300]!r}: {status}")
-            raise
+            of_which = f"body {number} of seed {seed}: {path} {body[:300]!r}: {status}"
+            raise AssertionError(of_which) from error
         if number % 50 == 0:
             assert m4.fetch("POST", PATHS[0], GOOD[PATHS[0]])[0] == 200
     assert {200, 400} <= statuses
     m4.wait_until_idle()
     assert "Traceback" not in m4.log.read_text()
+
+
+def test_processes_that_share_a_storm_have_the_same_seeds_and_other_storms_have_others(monkeypatch):
+    def seeds(run):
+        monkeypatch.setenv("PYTEST_XDIST_TESTRUNUID", run)
+        return runpy.run_path(__file__)["SEEDS"]
+
+    monkeypatch.setenv("STORM", "1")
+    assert seeds("a") == seeds("a") != seeds("b")
