@@ -9,6 +9,7 @@ random weights, 256 rows and 16,384 tokens a step. `serving_words` is the server
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
@@ -24,6 +25,7 @@ from statistics import fmean
 import torch
 
 from m5_kernels import LLMEngine, SamplingParams
+from m5_kernels.tools.measure import gpu_command
 from milestone_llm.lab.bench.measure import percentile
 
 MODEL = "random-qwen3-0.6b"
@@ -32,10 +34,8 @@ RATES = {"32": (32, 16), "128": (128, 4), "all at once": (51_200, 0.01)}
 """Requests a second, and for how many seconds."""
 
 
-def main() -> None:
+def main(_: argparse.Namespace) -> None:
     """Measure, and print both tables."""
-    if not torch.cuda.is_available():
-        sys.exit("This measures a server on a GPU, and torch finds no GPU here.")
     print(f"On one {torch.cuda.get_device_name()}, torch {torch.__version__}.\n")
     over_http, way = serve_and_measure()
     alone = {name: engine_alone(rate, seconds) for name, (rate, seconds) in RATES.items()}
@@ -120,4 +120,5 @@ def engine_alone(rate: float, seconds: float) -> list[float]:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(prog="python -m docs.questions.serving_online")
+    sys.exit(gpu_command(parser, main))

@@ -23,7 +23,7 @@ def gpu_command(parser: argparse.ArgumentParser, body: Callable[[argparse.Namesp
 
     def run(args: argparse.Namespace) -> None:
         if not torch.cuda.is_available():
-            raise InputError("this measures kernels on an NVIDIA GPU, and torch sees none here")
+            raise InputError("this measures an NVIDIA GPU, and torch sees none here")
         body(args)
 
     return run_command(run, parser.parse_args())

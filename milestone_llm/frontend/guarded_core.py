@@ -69,6 +69,7 @@ class GuardedCore(EngineCore):
         self.accepted_per_position: Counter[int] = Counter()
         """How many first, second ... guesses of a row have come true."""
         self._once_computed: dict[str, int] = {}  # tokens of unfinished requests, by id
+        self._gone: list[str] = []  # whose last step may not be counted yet
         self._arrived: list[str] = []
         self._ended: list[tuple[str, str]] = []  # (id, reason), not recorded yet
         self._newest: StepNotes | None = None  # of the last step that was planned
@@ -86,7 +87,7 @@ class GuardedCore(EngineCore):
     def finish_request(self, request: Request, reason: str) -> None:
         """End a request, in whatever state it is, for a reason that is not in its tokens."""
         self.scheduler.finish(request, reason)
-        self._once_computed.pop(request.request_id, None)
+        self._gone.append(request.request_id)
         if not self.scheduler.has_unfinished_requests():
             try:
                 self.settle_until(0)
@@ -96,7 +97,7 @@ class GuardedCore(EngineCore):
     def note_end(self, request_id: str, reason: str) -> None:
         """A completion has ended."""
         self.counts["finished"] += 1
-        self._once_computed.pop(request_id, None)
+        self._gone.append(request_id)
         if self.watchers:
             self._ended.append((request_id, reason))
 
@@ -194,6 +195,8 @@ class GuardedCore(EngineCore):
             self._settled.popleft()
             if self.check_invariants:
                 self.scheduler.check_invariants()
+        while self._gone:
+            self._once_computed.pop(self._gone.pop(), None)
 
     def _count(self, plan: StepPlan) -> None:
         counts = self.counts

@@ -94,6 +94,16 @@ def test_a_deadline_ends_a_request(slow):
     assert after["generation_tokens_total"] - before["generation_tokens_total"] < 900
 
 
+def test_a_deadline_ends_a_stream_that_has_begun(slow):
+    for deadline in (0.5, 2, 8):  # on a busy machine the first tokens take their time
+        body = {**LONG, "deadline": deadline, "stream": True}
+        status, events = slow.fetch("POST", "/v1/completions", body)
+        if status == 200:
+            break
+    assert status == 200, "the first tokens were in time"
+    assert f"the deadline of {deadline} s has passed" in events.strip().split("\n\n")[-1]
+
+
 def test_keys(model_folder, tmp_path):
     prompt = "What one key has in the cache, another does not find."
     with serve(
