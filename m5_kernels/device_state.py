@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
 from itertools import chain
 from typing import NamedTuple
 
@@ -28,33 +29,33 @@ BYTES_OF_A_ROW = 512
 """Beside its tokens and blocks: parameters, workspace, what the host knows of it."""
 
 
-STEP = ("step_rows", "step_new_tokens", "step_samples", "step_offsets", "step_wanted")
-"""What a step says of its places: the fields of `StepPlace`, in their order."""
+STEP = ("step_rows", "step_new_tokens", "step_samples")
+"""What a step says of its sequences: the fields of `StepSeq`, in their order."""
 
 
-class StepPlace(NamedTuple):
-    """A sequence of a step: a row's next tokens, or one of its guesses."""
+class StepSeq(NamedTuple):
+    """A sequence of a step: a row's next tokens."""
 
     row: int
     num_new_tokens: int
     samples: bool
-    """Whether a token is sampled behind it."""
-    offset: int = 0
-    num_wanted: int = 0
-    """Guesses that the device is to make for the row."""
+    """Whether a token is sampled after them."""
 
 
-IDLE = StepPlace(-1, 0, False)
+IDLE = StepSeq(-1, 0, False)
 
 
 class DeviceState:
-    """State of up to `num_rows` requests, a row each, and the rows of the current step.
+    """State of up to `num_rows` requests, a row each, and the sequences of the current step.
 
     temperature, top_p, min_p, repetition_penalty: fp32 `[num_rows]`; top_k, min_tokens: int32;
     seeds: int64 (the bits of uint64); stop_ids: int32
-    `[num_rows, MAX_DEVICE_STOP_IDS]`, some repeated. step_rows, step_new_tokens, step_samples,
-    step_offsets (see `expand_step`), step_wanted (guesses, see `propose`): int32 `[num_places]`, by
-    place in the step.
+    `[num_rows, MAX_DEVICE_STOP_IDS]`, some repeated. step_rows, step_new_tokens, step_samples:
+    int32 `[num_seqs]`, in the order of the step.
+
+    Args:
+        num_seqs: most sequences of a step, where a row may have several; else num_rows.
+        more: shapes of further int32 arrays, by name: `views` has them, and `set` changes them.
     """
 
     def __init__(
@@ -64,10 +65,11 @@ class DeviceState:
         block_size: int,
         vocab_size: int,
         device: torch.device,
-        num_places: int = 0,
+        num_seqs: int = 0,
+        more: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.num_rows = num_rows
-        self.num_places = max(num_places, num_rows)
+        self.num_seqs = max(num_seqs, num_rows)
         self._vocab_size = vocab_size
         # Whole groups of 16: Triton makes faster addresses for rows that begin at such places.
         self.max_blocks = 16 * ceil_div(max_model_len, 16 * block_size)
@@ -76,14 +78,15 @@ class DeviceState:
             "token_ids": (num_rows, max_model_len),
             "block_table": (num_rows, self.max_blocks),
             "stop_ids": (num_rows, MAX_DEVICE_STOP_IDS),
-            **dict.fromkeys(("num_computed_tokens", "prompt_lens", "num_guesses"), (num_rows,)),
+            **dict.fromkeys(("num_computed_tokens", "prompt_lens"), (num_rows,)),
             **dict.fromkeys(("top_k", "min_tokens"), (num_rows,)),
             **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), (num_rows,)),
-            **dict.fromkeys(STEP, (self.num_places,)),
+            **dict.fromkeys(STEP, (self.num_seqs,)),
+            **(more or {}),
         }
         sizes = [math.prod(shape) for shape in shapes.values()]
         self._arena = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
-        views = {
+        self.views = views = {
             name: part.view(shape)
             for (name, shape), part in zip(shapes.items(), self._arena.split(sizes), strict=True)
         }
@@ -95,7 +98,6 @@ class DeviceState:
             views["block_table"],
             views["num_computed_tokens"],
             views["prompt_lens"],
-            views["num_guesses"],
             block_size,
         )
         self.seeds = views["seeds"].view(torch.int64)[:, 0]
@@ -109,17 +111,16 @@ class DeviceState:
         self.step_rows = views["step_rows"]
         self.step_new_tokens = views["step_new_tokens"]
         self.step_samples = views["step_samples"]
-        self.step_offsets = views["step_offsets"]
-        self.step_wanted = views["step_wanted"]
         self.reset()
 
     def reset(self) -> None:
         """No request is in the step, and there is no change to send."""
         self.step_rows.fill_(-1)
-        # What the device has been told of the step, by place.
-        self._step: list[StepPlace] = [IDLE] * self.num_places
-        self._num_places = 0
+        # What the device has been told of the step, in its order.
+        self._step: list[StepSeq] = [IDLE] * self.num_seqs
+        self._num_seqs = 0
         self._places: list[range] = []
+        """Where changes go in the arena."""
         self._values: list[list[int]] = []
 
     def set(self, name: str, row: int, values: list[int], column: int = 0) -> None:
@@ -148,22 +149,22 @@ class DeviceState:
         self.set("stop_ids", row, stops or [0] * MAX_DEVICE_STOP_IDS)
         self.set("seeds", row, list(struct.unpack("<2i", struct.pack("<Q", request.seed))))
 
-    def set_step(self, step: list[StepPlace]) -> None:
-        """Note who is in the step, by place."""
-        idle = [IDLE] * max(0, self._num_places - len(step))
-        for place, (old, new) in enumerate(zip(self._step, step + idle, strict=False)):
+    def set_step(self, step: list[StepSeq]) -> None:
+        """Note who is in the step."""
+        idle = [IDLE] * max(0, self._num_seqs - len(step))
+        for seq, (old, new) in enumerate(zip(self._step, step + idle, strict=False)):
             if old != new:
                 for name, value in zip(STEP, new, strict=True):
-                    self.set(name, place, [value])
-                self._step[place] = new
-        self._num_places = len(step)
+                    self.set(name, seq, [value])
+                self._step[seq] = new
+        self._num_seqs = len(step)
 
-    def step(self, num_rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of the first places of the step: rows, new tokens, and which sample."""
+    def step(self, num_seqs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of the first sequences of the step: rows, new tokens, and which sample."""
         return (
-            self.step_rows[:num_rows],
-            self.step_new_tokens[:num_rows],
-            self.step_samples[:num_rows],
+            self.step_rows[:num_seqs],
+            self.step_new_tokens[:num_seqs],
+            self.step_samples[:num_seqs],
         )
 
     def flush(self) -> None:

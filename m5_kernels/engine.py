@@ -10,6 +10,7 @@ row computes is dropped. One that reaches its length is known beforehand and get
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,13 +31,24 @@ from milestone_llm.models.support import check_flat
 from .config import EngineConfig
 from .decoder.config import is_fusible
 from .decoder.decoder import FusedDecoder
+from .decoder.load import load_decoder
+from .decoder.one_gpu import OneGPU
+from .decoder.products import Products
+from .decoder.weights import Matrices
 from .device_state import check_rows
+from .extras.guesses.proposer import DeviceProposer
+from .extras.guesses.runner import GuessingRunner
+from .extras.hopper.chunks import attention_of_chunks
+from .extras.hopper.products import EarlyStarts, products_of_few_rows
+from .extras.hopper.write_to_host import write_to_host
+from .extras.int8.products import Int8Matrices, check_quantization, int8_products
+from .extras.tensor_parallel.model_part import model_part
+from .extras.tensor_parallel.parallel import TensorParallel
+from .extras.tensor_parallel.ranked_core import RankedCore
+from .extras.tensor_parallel.ranks import Ranks
 from .hf_runner import HFRunner
-from .proposer import DeviceProposer
+from .kernels.early_start import Starts
 from .runner import FusedRunner
-from .tensor_parallel.model_part import load_part
-from .tensor_parallel.ranked_core import RankedCore
-from .tensor_parallel.ranks import Ranks
 
 
 class LLMEngine(BaseEngine):
@@ -59,36 +71,58 @@ class LLMEngine(BaseEngine):
         **fields: Any,
     ) -> None:
         config = EngineConfig.from_fields(**fields)
-        ranks, number = None, 0
+        ranks, number, device = None, 0, config.device
         if config.tensor_parallel_size > 1:
             ranks = Ranks.join(config.tensor_parallel_size, config.device)
             config = config.on_device(ranks.device.type, fields)
             number = ranks.enter(self, model, fields)
+            device = None if isinstance(model, PreTrainedModel) else str(ranks.device)
 
-        # The decoder comes first: KV memory gets what its weights leave.
+        # A model that is cut, or rounded, is never there as a whole.
+        is_whole = ranks is None and config.quantization is None
+        loaded = load_model(model, tokenizer, config.dtype, device, weights=is_whole)
+        whole = loaded.model
+        if is_whole:
+            check_flat(whole)
+        here = whole.device if ranks is None else ranks.device
+        config = config.on_device(here.type, fields)
+        if ranks is not None:
+            loaded = replace(loaded, model=model_part(whole, ranks.shard, here))
+        wanted_len = config.resolve_max_model_len(max_position(loaded.model))
+
+        # The lesson's objects, or what takes their place. The decoder comes before KV memory, which
+        # gets what its weights leave.
+        products, matrices = Products(products_of_few_rows(here)), Matrices()
+        starts, gpus = EarlyStarts(here), OneGPU()
+        if config.quantization is not None:
+            check_quantization(whole.config, config.quantization)
+            products, matrices, starts = Products(int8_products(here)), Int8Matrices(), Starts(here)
+        if ranks is not None:
+            gpus = TensorParallel(
+                ranks.shard, whole.config.hidden_size, config.max_num_seqs, whole.dtype, here,
+                ranks.smallest,
+            )  # fmt: skip
+            starts = Starts(here)
         decoder: FusedDecoder | None = None
-        if ranks is not None or config.quantization is not None:
-            loaded, decoder, wanted_len = load_part(
-                model, tokenizer, config, ranks, config.quantization
-            )
-            config = config.on_device(decoder.embedding.device.type, fields)
-        else:
-            loaded = load_model(model, tokenizer, dtype=config.dtype, device=config.device)
-            check_flat(loaded.model)
-            config = config.on_device(loaded.model.device.type, fields)
-            wanted_len = config.resolve_max_model_len(max_position(loaded.model))
-            if is_fusible(loaded.model.config):
-                owns_model = not isinstance(model, PreTrainedModel)
-                decoder = FusedDecoder.from_hf(loaded.model, wanted_len, consume=owns_model)
+        if not is_whole or is_fusible(whole.config):
+            decoder = load_decoder(
+                model, whole, wanted_len, here,
+                products=products, matrices=matrices, gpus=gpus, starts=starts,
+            )  # fmt: skip
+            check_rows(config.max_num_seqs, wanted_len, config.block_size, here)
+        runner_class = GuessingRunner if config.speculation else FusedRunner
 
-        if decoder is not None:
-            check_rows(config.max_num_seqs, wanted_len, config.block_size, decoder.embedding.device)
-
-        def runner_over(cache: BlockCache, max_model_len: int) -> FusedRunner | HFRunner:
+        def runner_over(
+            cache: BlockCache, max_model_len: int
+        ) -> FusedRunner | GuessingRunner | HFRunner:
             if decoder is None:  # Hugging Face's modules with our attention
                 return HFRunner(loaded.model, cache)
-            smallest = ranks.smallest if ranks is not None else None
-            runner = FusedRunner(decoder, cache, config, max_model_len, smallest)
+            chunks = attention_of_chunks(
+                here, whole.dtype, decoder.config.head_dim, config.block_size
+            )
+            runner = runner_class(
+                decoder, cache, config, max_model_len, chunks=chunks, copy=write_to_host
+            )
             runner.compile_kernels()
             return runner
 
@@ -98,18 +132,18 @@ class LLMEngine(BaseEngine):
         num_blocks, max_model_len = fit_kv_memory(
             loaded.model, config, wanted_len, run_once, USEFUL_KV
         )
-        if ranks is not None:
-            num_blocks, max_model_len = ranks.smallest(num_blocks), ranks.smallest(max_model_len)
+        num_blocks, max_model_len = gpus.smallest(num_blocks), gpus.smallest(max_model_len)
         config = with_swap_space(config, loaded.model, num_blocks)
         more = {"proposer": DeviceProposer()} if config.speculation and decoder is not None else {}
         make_scheduler = scheduler_class(config.scheduler, Scheduler)
         scheduler = make_scheduler(config, max_model_len, num_blocks, **more)
         cache = BlockCache(loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks)
+        runner = runner_over(cache, max_model_len)
         core_class = GuardedCore if ranks is None else partial(RankedCore, ranks, number)
         core = core_class(
             self.milestone,
             scheduler,
-            runner_over(cache, max_model_len),
+            runner,
             open_trace(config.trace, loaded.decode),
             check_invariants=config.check_invariants,
             is_pipelined=(
@@ -128,13 +162,13 @@ class LLMEngine(BaseEngine):
     def capture_graphs(self) -> None:
         """Capture the CUDA graphs that most decode steps replay; on all ranks together."""
         self._agree("capture_graphs")
-        if isinstance(self.runner, FusedRunner):
+        if not isinstance(self.runner, HFRunner):
             self.runner.capture_graphs()
 
     def release_graphs(self) -> None:
         """Let go of captured graphs, and of the communicator that they call."""
-        if isinstance(self.runner, FusedRunner):
-            self.runner.graphs = None
+        if not isinstance(self.runner, HFRunner):
+            self.runner.release_graphs()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached KV. False, with nothing done, while blocks are in use."""

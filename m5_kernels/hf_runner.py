@@ -12,11 +12,13 @@ from m3_paged.block_cache import BlockCache
 from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
 from milestone_llm.models.hf_model import with_attention
 
-from .decoder.attention import AttentionMetadata, attend
+from .decoder.attention import Attention
+from .kernels.step_metadata import StepMetadata
 
 NAME = "flash_decoding"
 
-CacheAndMetadata = tuple[BlockCache, AttentionMetadata]
+attend = Attention()
+CacheAndMetadata = tuple[BlockCache, StepMetadata]
 
 
 class HFRunner:
@@ -53,7 +55,9 @@ class HFRunner:
         def tensor(values: list[Any], dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.tensor(values, dtype=dtype, device=device)
 
-        metadata = AttentionMetadata(
+        metadata = StepMetadata(
+            input_ids=tensor([]),  # the model has them, and the host's sampler knows positions
+            output_positions=tensor([]),
             positions=tensor([position for _, position in positions]),
             slot_mapping=tensor(
                 [row.blocks[p // size] * size + p % size for row, p in positions], torch.int64

@@ -8,7 +8,8 @@ one of which the host wants more than tokens, is launched kernel by kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 
@@ -21,22 +22,31 @@ from milestone_llm.core.sampling import sample as sample_on_host
 
 from .compiled_shapes import shapes_of_all_kernels
 from .config import EngineConfig
+from .decoder.attention import ChunkAttention
 from .decoder.decoder import FusedDecoder
-from .device_state import StepPlace
-from .device_step import DeviceStep, last_of_rows
+from .device_state import DeviceState, StepSeq
+from .device_step import DeviceStep, last_of_seqs
 from .kernels.backend import compiling
 from .kernels.expand_step import append_sampled
-from .proposer import UNKNOWN
 from .sampler import Needs
-from .step_graphs import StepGraphs, StepShape, is_chunk, lack_of_memory_suppressed
-from .to_host import HostTokens, PromptLogprobs, fetch, prompt_logprobs_of
+from .step_graphs import Buckets, StepGraphs, StepShape, is_chunk
+from .to_host import CopyToHost, HostTokens, copy_to_host, fetch, prompt_logprobs_of
+
+
+class RowOfRequest(NamedTuple):
+    """The row of device state that a running request has."""
+
+    index: int
+    request: Request
 
 
 class FusedRunner:
     """Turns plans into tokens. A row of device state is a request's while it runs.
 
     Args:
-        smallest: see `StepGraphs`.
+        chunks: as `DeviceStep` takes it.
+        copy: as `HostTokens` takes it.
+        num_seqs, more_state: as `DeviceState` takes them.
     """
 
     def __init__(
@@ -45,22 +55,29 @@ class FusedRunner:
         cache: BlockCache,
         config: EngineConfig,
         max_model_len: int,
-        smallest: Callable[[int], int] | None = None,
+        chunks: ChunkAttention | None = None,
+        copy: CopyToHost = copy_to_host,
+        num_seqs: int = 0,
+        more_state: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.decoder = decoder
         self.cache = cache
-        self.device_step = step = DeviceStep(decoder, cache, config, max_model_len)
-        self.state, self.sampler = step.state, step.sampler
-        self.host_tokens = HostTokens(self.state.num_places, cache.device)
-        self.rows: dict[str, tuple[int, Request]] = {}
-        """Row of device state of each running request."""
+        self.state = DeviceState(
+            config.max_num_seqs, max_model_len, cache.block_size, decoder.config.vocab_size,
+            cache.device, num_seqs, more_state,
+        )  # fmt: skip
+        self.device_step = step = DeviceStep(
+            decoder, cache, self.state, config, max_model_len, chunks
+        )
+        self.host_tokens = HostTokens(self.state.num_seqs, cache.device, copy)
+        self.rows: dict[str, RowOfRequest] = {}
+        """By request id."""
         self.free_rows = list(range(config.max_num_seqs))[::-1]
         self._num_blocks_sent: dict[str, int] = {}
+        self.buckets = Buckets(config.max_num_seqs, step.max_tokens)
         self.graphs: StepGraphs | None = None
         if cache.device.type == "cuda" and not config.enforce_eager:
-            self.graphs = StepGraphs(
-                self.state.step_rows, step.max_tokens, step.compute, step.max_guess_rows, smallest
-            )
+            self.graphs = StepGraphs(self.state.step_rows, step.compute, decoder.gpus)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -69,33 +86,39 @@ class FusedRunner:
             return self._launch(plan)
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
-        self.cache.move_blocks(plan)
-        self._release_rows()
-        # Rows of one token first, each followed by its guesses, which are such rows, too.
+        copied = self.begin(plan)
+        # Rows of one token first.
         rows = sorted(plan.rows, key=is_chunk)
         if not rows:
             return LaunchedStep(dict)
-        self._send(rows, copied={block for _, block in plan.copies})
+        self.send(
+            [StepSeq(self.row_of(row, copied), row.num_new_tokens, row.samples) for row in rows]
+        )
         shape = StepShape.of(rows)
         if not plan.can_run_ahead:  # all tokens before this step are known
             sampled = self._sample_on_host(rows, shape)
             return LaunchedStep(lambda: sampled)
-        requests = [
-            row.request if row.samples else None
-            for row in rows
-            for _ in range(1 + len(row.draft_token_ids))
-        ]
+        requests = [row.request if row.samples else None for row in rows]
         needs = Needs.of(request for request in requests if request is not None)
-        of_prompts: PromptLogprobs = []
+        of_prompts = []
         if any(row.prompt_positions for row in rows):
             hidden, metadata = self.device_step.hidden(shape)
             of_prompts = prompt_logprobs_of(rows, hidden, self.decoder)
-            tokens = self.device_step.sample(hidden, metadata, shape, needs)
-        elif self.graphs is not None and (bucket := self.graphs.bucket_for(shape)) is not None:
+            tokens = self.device_step.sample(hidden, metadata, needs)
+        elif self.graphs is not None and (bucket := self.buckets.bucket_for(shape)) is not None:
             tokens = self.graphs.replay(bucket, needs)
         else:
             tokens = self.device_step.compute(shape, needs)
-        return LaunchedStep(self._fetch(requests, tokens, of_prompts))
+        read = fetch(requests, tokens, self.device_step.sampler, self.host_tokens)
+
+        def wait() -> dict[str, SampledToken]:
+            pairs = zip(requests, read(), strict=True)
+            sampled = {request.request_id: token for request, token in pairs if request is not None}
+            for entry in of_prompts:
+                note_prompt_logprobs(*entry)
+            return sampled
+
+        return LaunchedStep(wait)
 
     @torch.inference_mode()
     def compile_kernels(self) -> None:
@@ -106,14 +129,13 @@ class FusedRunner:
         if self.cache.device.type != "cuda":
             return
         part = self.device_step.of_layers(self.decoder.layers_of_each_kind)
-        most = max(self.graphs.guess_rows, default=0) if self.graphs else part.max_guess_rows
         counts = self.decoder.token_counts(part.max_tokens)
-        shapes = shapes_of_all_kernels(self.state.num_places, part.max_tokens, most, counts)
+        shapes = shapes_of_all_kernels(self.state.num_rows, part.max_tokens, counts)
         with torch.cuda.device_of(self.decoder.embedding), compiling():
             for shape, needs in shapes:
-                with lack_of_memory_suppressed(is_alone=self.decoder.shard.size == 1):
+                with self.decoder.gpus.lack_of_memory_suppressed():
                     part.compute(shape, needs)
-            self._fetch([None], self.device_step.metadata.input_ids, [])
+            self.host_tokens.take(self.device_step.metadata.input_ids[:1])
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
@@ -123,7 +145,12 @@ class FusedRunner:
         """
         if self.graphs is not None:
             with torch.cuda.device_of(self.decoder.embedding):
-                self.graphs.capture_all(Needs())
+                self.graphs.compute_nothing(self.buckets.largest_step, Needs())
+                self.graphs.capture(self.buckets.all(), Needs())
+
+    def release_graphs(self) -> None:
+        """Let go of captured graphs; from here on steps are launched kernel by kernel."""
+        self.graphs = None
 
     def reset(self) -> None:
         """Forget all requests, after an exception."""
@@ -134,50 +161,45 @@ class FusedRunner:
         self.free_rows = list(range(self.state.num_rows))[::-1]
         self.state.reset()
 
-    def _release_rows(self) -> None:
-        """Take back the rows of requests that no longer run.
-
-        A step in flight may still use them; those that come later are launched after it.
-        """
-        for request_id, (row, request) in list(self.rows.items()):
-            if request.status is not RequestStatus.RUNNING:
-                del self.rows[request_id], self._num_blocks_sent[request_id]
-                self.free_rows.append(row)
-
     # -- what the device must be told ----------------------------------------------------------
 
-    def _send(self, rows: list[ScheduledRequest], copied: set[int]) -> None:
-        """Bring the device's state up to date for a step of these rows."""
-        state, step = self.state, []
-        for row in rows:
-            request_id = row.request.request_id
-            if request_id not in self.rows:
-                self.rows[request_id] = (self.free_rows.pop(), row.request)
-                self._num_blocks_sent[request_id] = 0
-                state.add_request(self.rows[request_id][0], row.request, row.start)
-            index, num_sent = self.rows[request_id][0], self._num_blocks_sent[request_id]
-            if copied and not copied.isdisjoint(row.blocks):  # one stands in the place of another
-                num_sent = 0
-            if num_sent < len(row.blocks):
-                state.set("block_table", index, row.blocks[num_sent:], column=num_sent)
-                self._num_blocks_sent[request_id] = len(row.blocks)
-            step += self._places(index, row)
-        state.set_step(step)
-        state.flush()
+    def begin(self, plan: StepPlan) -> set[int]:
+        """Move the plan's blocks, and take back the rows of requests that no longer run.
 
-    def _places(self, index: int, row: ScheduledRequest) -> list[StepPlace]:
-        """A row's places in the step: one, and one for each guess."""
-        guesses, num_wanted = row.draft_token_ids, 0
-        if not guesses:
-            return [StepPlace(index, row.num_new_tokens, row.samples)]
-        if UNKNOWN in guesses:
-            num_wanted = len(guesses)
-        else:
-            self.state.set("token_ids", index, guesses, column=row.end - len(guesses))
-            self.state.set("num_guesses", index, [len(guesses)])
-        num_certain = row.num_new_tokens - len(guesses)
-        first = StepPlace(index, num_certain, row.samples, num_wanted=num_wanted)
-        return [first, *(StepPlace(index, 1, True, 1 + place) for place in range(len(guesses)))]
+        A step in flight may still use them; those that come later are launched after it.
+
+        Returns:
+            Blocks that take the place of others in a block table.
+        """
+        self.cache.move_blocks(plan)
+        for request_id, (index, request) in list(self.rows.items()):
+            if request.status is not RequestStatus.RUNNING:
+                del self.rows[request_id], self._num_blocks_sent[request_id]
+                self.free_rows.append(index)
+        return {block for _, block in plan.copies}
+
+    def row_of(self, row: ScheduledRequest, copied: set[int]) -> int:
+        """The row of state of a request, with its new blocks noted, and all else if it is new.
+
+        copied: as `begin` returns them.
+        """
+        request_id = row.request.request_id
+        if request_id not in self.rows:
+            self.rows[request_id] = RowOfRequest(self.free_rows.pop(), row.request)
+            self._num_blocks_sent[request_id] = 0
+            self.state.add_request(self.rows[request_id].index, row.request, row.start)
+        index, num_sent = self.rows[request_id].index, self._num_blocks_sent[request_id]
+        if copied and not copied.isdisjoint(row.blocks):
+            num_sent = 0
+        if num_sent < len(row.blocks):
+            self.state.set("block_table", index, row.blocks[num_sent:], column=num_sent)
+            self._num_blocks_sent[request_id] = len(row.blocks)
+        return index
+
+    def send(self, step: list[StepSeq]) -> None:
+        """Tell the device who is in the step, and all that was noted before."""
+        self.state.set_step(step)
+        self.state.flush()
 
     # -- what comes back -----------------------------------------------------------------------
 
@@ -187,18 +209,13 @@ class FusedRunner:
         """A step in which completions begin, several tokens from a row: the sampler of M1."""
         hidden, metadata = self.device_step.hidden(shape)
         of_prompts = prompt_logprobs_of(rows, hidden, self.decoder)
-        places = [place for place, row in enumerate(rows) for _ in row.sampling_requests]
+        seqs = [seq for seq, row in enumerate(rows) for _ in row.sampling_requests]
         requests = [request for row in rows for request in row.sampling_requests]
-        logits = self.decoder.logits(last_of_rows(hidden, metadata, shape)[places])
+        logits = self.decoder.logits(last_of_seqs(hidden, metadata)[seqs])
         sampled = sample_on_host(logits, requests)
         ids = [sampled[row.request.request_id].token_id if row.samples else -1 for row in rows]
         tokens = torch.tensor(ids, dtype=torch.int32).to(hidden.device)
-        append_sampled(self.state.rows, *self.state.step(shape.num_rows), tokens)
+        append_sampled(self.state.rows, *self.state.step(shape.num_seqs), tokens)
         for entry in of_prompts:  # sampling has waited for the device
             note_prompt_logprobs(*entry)
         return sampled
-
-    def _fetch(
-        self, requests: list[Request | None], tokens: torch.Tensor, of_prompts: PromptLogprobs
-    ) -> Callable[[], dict[str, SampledToken]]:
-        return fetch(requests, tokens, of_prompts, self.sampler, self.host_tokens)

@@ -43,49 +43,49 @@ class Needs(NamedTuple):
 
 
 class Sampler:
-    """Samples for rows of `state`. pdl: as in `kernels.sample`."""
+    """Samples for rows of `state`."""
 
-    def __init__(self, state: DeviceState, pdl: int = 0) -> None:
-        self.state, self.pdl = state, pdl
+    def __init__(self, state: DeviceState) -> None:
+        self.state = state
         self._raw: torch.Tensor | None = None  # last logits: those of a graph are gone with it
 
     def sample(
         self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, needs: Needs
     ) -> torch.Tensor:
-        """Choose a token for each place of a step; can be part of a CUDA graph.
+        """Choose a token for each sequence of a step; can be part of a CUDA graph.
 
         Args:
-            logits: `[num_places, vocab_size]`.
-            rows: int32 `[num_places]`, row of state of each; -1 for none.
-            positions: int32 `[num_places]`, index of the output token.
+            logits: `[num_seqs, vocab_size]`.
+            rows: int32 `[num_seqs]`, row of state of each; -1 for none.
+            positions: int32 `[num_seqs]`, index of the output token.
 
         Returns:
-            int32 `[num_places]`; -1 where the logits are not finite.
+            int32 `[num_seqs]`; -1 where the logits are not finite.
         """
         state = self.state
         if needs.logprobs:
             if self._raw is None:
-                self._raw = logits.new_empty(state.num_places, logits.shape[-1])
+                self._raw = logits.new_empty(state.num_seqs, logits.shape[-1])
             self._raw[: len(logits)] = logits
         if needs.penalties:
             logits = self._penalised(logits.float(), rows.clamp(min=0), positions)
         return sample(
             logits, rows, state.temperature, state.top_k, state.top_p, state.min_p, state.seeds,
-            positions, needs.filters, self.pdl,
+            positions, needs.filters,
         )  # fmt: skip
 
-    def logprobs(self, places: list[int], tokens: torch.Tensor, num_top: int) -> torch.Tensor:
-        """Log-probabilities at some places of the step that was sampled last, by its raw logits.
+    def logprobs(self, seqs: list[int], tokens: torch.Tensor, num_top: int) -> torch.Tensor:
+        """Log-probabilities for some sequences of the step that was sampled last, by raw logits.
 
         Args:
-            tokens: int32 `[num_places]`, what `sample` returned.
+            tokens: int32 `[num_seqs]`, what `sample` returned.
             num_top: how many of the most likely tokens are wanted; all, if there are not so many.
 
         Returns:
-            fp64 `[len(places), 2 + 2 * num_top]`, see `logprob_columns`.
+            fp64 `[len(seqs), 2 + 2 * num_top]`, see `logprob_columns`.
         """
         assert self._raw is not None
-        index = torch.tensor(places, pin_memory=tokens.is_cuda)
+        index = torch.tensor(seqs, pin_memory=tokens.is_cuda)
         index = index.to(tokens.device, non_blocking=True)
         own = tokens[index].clamp(min=0).long()
         raw = self._raw[index].float()
@@ -94,13 +94,13 @@ class Sampler:
     def _penalised(
         self, raw: torch.Tensor, index: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Scores `[num_places, vocab_size]` after repetition penalty and `min_tokens`, in fp32."""
+        """Scores `[num_seqs, vocab_size]` after repetition penalty and `min_tokens`, in fp32."""
         state = self.state
         num_known = (state.rows.prompt_lens[index] + positions)[:, None]
         ids = state.rows.token_ids[index].long()
-        # Behind the last known token stands its first again: writing the same twice does no harm.
-        places = torch.arange(ids.shape[1], device=ids.device)
-        ids = torch.where(places < num_known, ids, ids[:, :1])
+        # After the last known token stands its first again: writing the same twice does no harm.
+        columns = torch.arange(ids.shape[1], device=ids.device)
+        ids = torch.where(columns < num_known, ids, ids[:, :1])
         penalty = state.repetition_penalty[index][:, None]
         seen = raw.gather(1, ids)
         scores = raw.scatter(1, ids, torch.where(seen < 0, seen * penalty, seen / penalty))

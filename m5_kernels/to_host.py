@@ -7,15 +7,13 @@ from itertools import cycle
 
 import torch
 
-from m1_single.prompt_logprobs import note_prompt_logprobs, prompt_logprobs
+from m1_single.prompt_logprobs import prompt_logprobs
 from milestone_llm.core.logprobs import read_logprobs
 from milestone_llm.core.outputs import Logprob, SampledToken
 from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.core.request import Request
 
 from .decoder.decoder import FusedDecoder
-from .kernels.guesses import MISSING, REJECTED
-from .kernels.write_to_host import write_to_host
 from .sampler import Sampler
 
 NUM_TURNS = 4
@@ -44,19 +42,33 @@ def prompt_logprobs_of(
     ]
 
 
+CopyToHost = Callable[[torch.Tensor, torch.Tensor], None]
+
+
+def copy_to_host(source: torch.Tensor, target: torch.Tensor) -> None:
+    """By the GPU's copy engine, if there is a GPU; target: in pinned memory then."""
+    target.copy_(source, non_blocking=True)
+
+
 class HostTokens:
     """Host memory for the tokens of steps in flight, which take turns.
 
-    It is given back when the last step is done, which nobody may have waited for: until then a
-    kernel writes there.
+    It is given back when the last step is done, which nobody may have waited for: until then the
+    device writes there.
+
+    Args:
+        copy: brings int32 tokens there, without waiting.
     """
 
-    def __init__(self, num_places: int, device: torch.device) -> None:
+    def __init__(
+        self, num_seqs: int, device: torch.device, copy: CopyToHost = copy_to_host
+    ) -> None:
+        self._copy = copy
         self.last: torch.cuda.Event | None = None
         """The end of the last step that was written here."""
         self._turns = cycle(
             [
-                torch.empty(num_places, dtype=torch.int32, pin_memory=device.type == "cuda")
+                torch.empty(num_seqs, dtype=torch.int32, pin_memory=device.type == "cuda")
                 for _ in range(NUM_TURNS)
             ]
         )
@@ -68,24 +80,23 @@ class HostTokens:
     def take(self, tokens: torch.Tensor) -> torch.Tensor:
         """A copy of int32 tokens, under way if they are on a GPU; good for `NUM_TURNS` steps."""
         on_host = next(self._turns)[: len(tokens)]
-        write_to_host(tokens, on_host)
+        self._copy(tokens, on_host)
         return on_host
 
 
 def fetch(
     requests: Sequence[Request | None],
     tokens: torch.Tensor,
-    of_prompts: PromptLogprobs,
     sampler: Sampler,
     host_tokens: HostTokens,
-) -> Callable[[], dict[str, SampledToken]]:
+) -> Callable[[], list[SampledToken]]:
     """Start the tokens' way to the host; what is returned waits for them.
 
-    requests: whose token each place has; None where it is nobody's.
+    requests: whose token each sequence has; None where it samples nothing that is wanted.
     """
     wanted = {
-        place: request.sampling_params.logprobs
-        for place, request in enumerate(requests)
+        seq: request.sampling_params.logprobs
+        for seq, request in enumerate(requests)
         if request is not None and request.sampling_params.logprobs is not None
     }
     columns = sampler.logprobs(list(wanted), tokens, max(wanted.values())) if wanted else None
@@ -96,28 +107,15 @@ def fetch(
         done.record()
         host_tokens.last = done
 
-    def read() -> dict[str, SampledToken]:
+    def read() -> list[SampledToken]:
         if done is not None:
             done.synchronize()
-        for entry in of_prompts:
-            note_prompt_logprobs(*entry)
         token_ids = token_copy.tolist()
         logprobs: dict[int, dict[int, Logprob]] = {}
         if column_copy is not None:
-            for (place, num_wanted), row in zip(wanted.items(), column_copy.tolist(), strict=True):
-                logprobs[place] = read_logprobs(token_ids[place], row, num_wanted)
-        sampled: dict[str, SampledToken] = {}
-        for place, (request, token_id) in enumerate(zip(requests, token_ids, strict=True)):
-            if request is None or token_id == REJECTED:
-                continue
-            if token_id == MISSING:  # comes last of its request
-                sampled[request.request_id].num_missing += 1
-                continue
-            before = sampled.get(request.request_id)
-            accepted = () if before is None else (*before.accepted, before)
-            token = SampledToken(token_id, logprobs.get(place), accepted)
-            sampled[request.request_id] = token
-        return sampled
+            for (seq, num_wanted), row in zip(wanted.items(), column_copy.tolist(), strict=True):
+                logprobs[seq] = read_logprobs(token_ids[seq], row, num_wanted)
+        return [SampledToken(each, logprobs.get(seq)) for seq, each in enumerate(token_ids)]
 
     return read
 

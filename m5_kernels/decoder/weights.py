@@ -1,7 +1,7 @@
 """The decoder's weights: merged matrices, filled from a checkpoint's parts one by one.
 
-So merged matrices and their parts are never on the GPU together. On several GPUs a rank keeps a
-part of each weight (`Shard` says which), and reads no more of it than that.
+So merged matrices and their parts are never on the GPU together. What is kept of a weight, and what
+it is made into, are two objects' to say: `one_gpu.OneGPU` and `Matrices`.
 """
 
 from __future__ import annotations
@@ -9,17 +9,42 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from m5_kernels.kernels.int8_weight import Int8Weight
 from milestone_llm.core.errors import InputError
 
 from .config import DecoderConfig
-from .parallel import Shard
+from .one_gpu import OneGPU
+from .products import Matrix
 
-Matrix = torch.Tensor | Int8Weight
+
+class Matrices:
+    """What the matrices are that a decoder multiplies with: tensors, as the checkpoint has them."""
+
+    def empty(
+        self, out_size: int, in_size: int, dtype: torch.dtype, device: torch.device | str
+    ) -> Matrix:
+        """Room for one."""
+        return torch.empty(out_size, in_size, dtype=dtype, device=device)
+
+    def fill(
+        self, target: Matrix, weight: Any, part: tuple[slice, ...], dtype: torch.dtype
+    ) -> None:
+        """Take part of a weight of the decoder's `dtype`, whatever it is stored in."""
+        target.copy_(weight[part])
+
+    def fill_randomly(self, target: Matrix) -> None:
+        """Make one up, to measure with."""
+        target.normal_(std=0.02)
+
+    def lm_head(self, embedding: torch.Tensor, is_tied: bool) -> Matrix:
+        """Room for the LM head, which may be the embedding."""
+        return embedding if is_tied else torch.zeros_like(embedding)
+
+    def tie(self, lm_head: Matrix, embedding: torch.Tensor) -> None:
+        """The embedding is filled, and the LM head is tied to it."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +70,7 @@ class LayerWeights:
         config: DecoderConfig,
         dtype: torch.dtype,
         device: torch.device | str,
-        quantization: str | None = None,
+        matrices: Matrices,
     ) -> LayerWeights:
         """Of a layer of this shape: what memory holds, and zeros in what may stay unfilled."""
         c, qkv_size = config, (config.num_q_heads + 2 * config.num_kv_heads) * config.head_dim
@@ -54,9 +79,7 @@ class LayerWeights:
             return torch.empty(shape, dtype=dtype, device=device)
 
         def matrix(out_size: int, in_size: int) -> Matrix:
-            if quantization is not None:
-                return Int8Weight.zeros(out_size, in_size, device)
-            return empty(out_size, in_size)
+            return matrices.empty(out_size, in_size, dtype, device)
 
         def zeros_if(is_there: bool, *shape: int) -> torch.Tensor | None:
             return empty(*shape).zero_() if is_there else None
@@ -77,27 +100,20 @@ class LayerWeights:
         )
 
 
-@dataclass(frozen=True)
-class WeightSlice:
-    """Where a weight of a checkpoint goes: the part that this rank keeps."""
+class WeightSlice(NamedTuple):
+    """Where a weight of a checkpoint goes, and the part of it that goes there."""
 
     target: Matrix
     shape: tuple[int, ...]
     """Of the whole weight."""
     part: tuple[slice, ...]
-
-    def fill(self, weight: Any, dtype: torch.dtype) -> None:
-        """Take this rank's part of a weight of the decoder's `dtype`, whatever it is stored in."""
-        if isinstance(self.target, Int8Weight):
-            rows, columns = self.part  # a scale is that of a whole row, so whole rows are read
-            self.target.round_from(weight[rows, :].to(dtype), columns)
-        else:
-            self.target.copy_(weight[self.part])
+    is_matrix: bool
+    """Whether it is multiplied with, and so one of `Matrices`."""
 
 
 def slices_of_weights(
-    config: DecoderConfig,
-    shard: Shard,
+    whole: DecoderConfig,
+    gpus: OneGPU,
     embedding: torch.Tensor,
     lm_head: Matrix,
     final_norm: torch.Tensor,
@@ -105,59 +121,71 @@ def slices_of_weights(
 ) -> dict[str, WeightSlice]:
     """Where each weight of a checkpoint goes: a tensor, or its rows of a merged one.
 
-    config: of the whole model; the tensors are this rank's.
+    whole: of the whole model; the tensors are what is kept here of it.
     """
-    w, cut = config, shard
-    hidden, neurons = w.hidden_size, cut.even(w.intermediate_size)
-    q = cut.even(w.num_q_heads, w.head_dim)
-    kv = cut.kv_heads(w.num_kv_heads, w.head_dim)
-    every = slice(None)
+    w, hidden, neurons = whole, whole.hidden_size, whole.intermediate_size
+    q_size, kv_size = w.num_q_heads * w.head_dim, w.num_kv_heads * w.head_dim
     slices: dict[str, WeightSlice] = {}
 
-    def put(name: str, target: Matrix | None, shape: tuple[int, ...], *part: slice) -> None:
-        if target is not None:
-            slices[name] = WeightSlice(target, shape, part)
+    def own_rows(name: str, *shape: int) -> int:
+        """How many rows of a weight are kept here."""
+        return len(range(shape[0])[gpus.slices(name, w, shape)[0]])
 
-    tokens, vocab = cut.vocab(w.vocab_size), (w.vocab_size, hidden)
-    num_tokens = tokens.stop - tokens.start
-    put("model.embed_tokens.weight", embedding[:num_tokens], vocab, tokens, every)
+    def put(name: str, target: Matrix | None, *shape: int, is_matrix: bool = False) -> None:
+        if target is not None:
+            slices[name] = WeightSlice(target, shape, gpus.slices(name, w, shape), is_matrix)
+
+    def put_below(merged: Matrix | None, *weights: tuple[Any, ...]) -> None:
+        """Weights, each with its name and shape, that lie below each other in a merged one."""
+        if merged is None:
+            return
+        targets = merged.split([own_rows(*weight) for weight in weights])
+        for (name, *shape), target in zip(weights, targets, strict=True):
+            put(name, target, *shape, is_matrix=len(shape) > 1)
+
+    vocab = (w.vocab_size, hidden)
+    num_tokens = own_rows("model.embed_tokens.weight", *vocab)
+    put("model.embed_tokens.weight", embedding[:num_tokens], *vocab)
     if not w.is_tied:
-        put("lm_head.weight", lm_head[:num_tokens], vocab, tokens, every)
-    put("model.norm.weight", final_norm, (hidden,), every)
+        put("lm_head.weight", lm_head[:num_tokens], *vocab, is_matrix=True)
+    put("model.norm.weight", final_norm, hidden)
     for index, layer in enumerate(layers):
         at = f"model.layers.{index}"
-        put(f"{at}.input_layernorm.weight", layer.input_norm, (hidden,), every)
-        put(f"{at}.post_attention_layernorm.weight", layer.post_norm, (hidden,), every)
-        put(f"{at}.self_attn.q_norm.weight", layer.q_norm, (w.head_dim,), every)
-        put(f"{at}.self_attn.k_norm.weight", layer.k_norm, (w.head_dim,), every)
-        # By column, which is by rows of a weight that is stored as [output, input].
-        sizes = {"q": w.num_q_heads, "k": w.num_kv_heads, "v": w.num_kv_heads}
-        own = [part.stop - part.start for part in (q, kv, kv)]
-        for kind, qkv, gate_up, columns in (
-            ("weight", layer.qkv, layer.gate_up, (hidden,)),
-            ("bias", layer.qkv_bias, layer.gate_up_bias, ()),
+        attention, mlp = f"{at}.self_attn", f"{at}.mlp"
+        put(f"{at}.input_layernorm.weight", layer.input_norm, hidden)
+        put(f"{at}.post_attention_layernorm.weight", layer.post_norm, hidden)
+        put(f"{attention}.q_norm.weight", layer.q_norm, w.head_dim)
+        put(f"{attention}.k_norm.weight", layer.k_norm, w.head_dim)
+        put_below(
+            layer.qkv,
+            (f"{attention}.q_proj.weight", q_size, hidden),
+            (f"{attention}.k_proj.weight", kv_size, hidden),
+            (f"{attention}.v_proj.weight", kv_size, hidden),
+        )
+        put_below(
+            layer.qkv_bias,
+            (f"{attention}.q_proj.bias", q_size),
+            (f"{attention}.k_proj.bias", kv_size),
+            (f"{attention}.v_proj.bias", kv_size),
+        )
+        put(f"{attention}.o_proj.weight", layer.output, hidden, q_size, is_matrix=True)
+        put_below(
+            layer.gate_up,
+            (f"{mlp}.gate_proj.weight", neurons, hidden),
+            (f"{mlp}.up_proj.weight", neurons, hidden),
+        )
+        put_below(
+            layer.gate_up_bias,
+            (f"{mlp}.gate_proj.bias", neurons),
+            (f"{mlp}.up_proj.bias", neurons),
+        )
+        put(f"{mlp}.down_proj.weight", layer.down, hidden, neurons, is_matrix=True)
+        for name, bias in (
+            (f"{attention}.o_proj", layer.output_bias),
+            (f"{mlp}.down_proj", layer.down_bias),
         ):
-            rest = (every,) * len(columns)
-            if qkv is not None:
-                for (letter, heads), part, target in zip(
-                    sizes.items(), (q, kv, kv), qkv.split(own), strict=True
-                ):
-                    shape = (heads * w.head_dim, *columns)
-                    put(f"{at}.self_attn.{letter}_proj.{kind}", target, shape, part, *rest)
-            if gate_up is not None:
-                shape = (w.intermediate_size, *columns)
-                halves = gate_up.split([neurons.stop - neurons.start] * 2)
-                for letter, target in zip(("gate", "up"), halves, strict=True):
-                    put(f"{at}.mlp.{letter}_proj.{kind}", target, shape, neurons, *rest)
-        # By row. A bias belongs to the sum, not to every part of it: rank 0 adds it.
-        shape = (hidden, w.num_q_heads * w.head_dim)
-        put(f"{at}.self_attn.o_proj.weight", layer.output, shape, every, q)
-        shape = (hidden, w.intermediate_size)
-        put(f"{at}.mlp.down_proj.weight", layer.down, shape, every, neurons)
-        share = slice(hidden if cut.rank == 0 else 0)
-        biases = {"self_attn.o_proj": layer.output_bias, "mlp.down_proj": layer.down_bias}
-        for name, bias in biases.items():
-            put(f"{at}.{name}.bias", bias if bias is None else bias[share], (hidden,), share)
+            if bias is not None:
+                put(f"{name}.bias", bias[: own_rows(f"{name}.bias", hidden)], hidden)
     return slices
 
 

@@ -48,47 +48,6 @@ def runs_triton(tensor: torch.Tensor) -> bool:
     return HAS_TRITON and (tensor.is_cuda or INTERPRETED)
 
 
-@functools.cache
-def supports_pdl(device: torch.device) -> bool:
-    """Whether kernels may be launched with programmatic dependent launch: NVIDIA, from Hopper on.
-
-    Such a kernel is started while the one before it still runs, and waits for it only where it
-    calls `wait_for_previous`: launching it, and what it does up to there, cost no time.
-    """
-    return (
-        HAS_TRITON
-        and device.type == "cuda"
-        and torch.version.hip is None
-        and torch.cuda.get_device_capability(device) >= (9, 0)
-    )
-
-
-@functools.cache
-def is_hopper(device: torch.device) -> bool:
-    """Whether the GPU is one that kernels in Gluon are written for: NVIDIA's Hopper alone."""
-    return supports_pdl(device) and torch.cuda.get_device_capability(device) == (9, 0)
-
-
-def fits_copy_engine(hidden: torch.Tensor, *sizes: int) -> bool:
-    """Whether Hopper's copy engine, which moves 16 bytes, copies these rows in bf16.
-
-    sizes: of rows of other matrices, in elements.
-    """
-    is_aligned = hidden.data_ptr() % 16 == 0 and not any(
-        size % 8 for size in (hidden.stride(0), *sizes)
-    )
-    return hidden.dtype == torch.bfloat16 and is_aligned and is_hopper(hidden.device)
-
-
-LATE, EARLY = 1, 2
-"""When a kernel lets the next one start (`wait_for_previous`), as launchers take it: 0 is never."""
-
-
-def launch_options(pdl: int) -> dict[str, bool]:
-    """Keywords of a launch; without programmatic dependent launch none, as other GPUs know none."""
-    return {"launch_pdl": True} if pdl else {}
-
-
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
     """Within, kernels are compiled where they would be launched: side by side, each in a thread.
@@ -122,29 +81,6 @@ class _Loaders(ThreadPoolExecutor):
             return kernel
 
         return super().submit(load)
-
-
-@triton.jit
-def wait_for_previous(PDL: tl.constexpr = 1):
-    """Wait until all that earlier kernels wrote can be read, and let the next kernel start.
-
-    LATE: it starts once this one has waited. EARLY: it starts at once, may let in the next but one,
-    and so on: so before this call, any number of earlier kernels may still run. Until then a kernel
-    writes nothing, and reads only
-
-    - what no kernel of a step writes: weights, tables of cosines;
-    - what describes the step: positions, slots, lengths, blocks, parameters of sampling. They were
-      written before the kernel for the embedding, which does not start before those before it end.
-
-    After this call all earlier kernels are done: the previous one is, and has waited itself. For
-    that one program that waits is enough: others that have nothing to do may leave at once.
-    """
-    if PDL == 2:
-        tl.extra.cuda.gdc_launch_dependents()
-    if PDL > 0:
-        tl.extra.cuda.gdc_wait()
-    if PDL == 1:
-        tl.extra.cuda.gdc_launch_dependents()
 
 
 HAS_PTX = tl.constexpr(HAS_TRITON and not INTERPRETED and torch.version.hip is None)

@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p without a sort: the smallest logit of each place that they keep.
+"""Top-k, top-p and min-p without a sort: the smallest logit of each sequence that they keep.
 
     ids that are kept:   logit > cutoff,  or logit == cutoff and id <= last tie
 
@@ -29,13 +29,13 @@ def find_cutoffs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Which logits the filters keep. Arguments as in `sample`, whose twin is the specification.
 
-    Returns fp32 and int32 `[num_places]`: the smallest logit that is kept, -inf if all are, and the
+    Returns fp32 and int32 `[num_seqs]`: the smallest logit that is kept, -inf if all are, and the
     last id kept of those that equal it.
     """
-    num_places, vocab_size = logits.shape
-    cutoffs = torch.empty(num_places, device=logits.device)
-    last_ties = torch.empty(num_places, dtype=torch.int32, device=logits.device)
-    _find_cutoff_kernel[(num_places,)](
+    num_seqs, vocab_size = logits.shape
+    cutoffs = torch.empty(num_seqs, device=logits.device)
+    last_ties = torch.empty(num_seqs, dtype=torch.int32, device=logits.device)
+    _find_cutoff_kernel[(num_seqs,)](
         logits, rows, temperature, top_k, top_p, min_p, cutoffs, last_ties,
         vocab_size, logits.stride(0),
         # bf16 numbers, seen as fp32, differ in their upper 16 bits only; fp16 ones in 19.
@@ -53,10 +53,10 @@ def _find_cutoff_kernel(
     LOW_BIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The smallest kept logit of a place, and the last id kept of those that equal it."""
-    place = tl.program_id(0)
-    row = tl.maximum(tl.load(rows + place), 0)
-    row_logits = logits + place.to(tl.int64) * logits_stride
+    """The smallest kept logit of a sequence, and the last id kept of those that equal it."""
+    seq = tl.program_id(0)
+    row = tl.maximum(tl.load(rows + seq), 0)
+    row_logits = logits + seq.to(tl.int64) * logits_stride
     heat = tl.load(temperature + row)
     k = tl.load(top_k + row)
     p = tl.load(top_p + row)
@@ -90,8 +90,8 @@ def _find_cutoff_kernel(
             lowest = top + tl.log2(floor) / to_log2
             last_tie = tl.where(lowest > cutoff, vocab_size, last_tie)
             cutoff = tl.maximum(cutoff, lowest)
-    tl.store(cutoffs + place, cutoff)
-    tl.store(last_ties + place, last_tie)
+    tl.store(cutoffs + seq, cutoff)
+    tl.store(last_ties + seq, last_tie)
 
 
 @triton.jit

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from .backend import ceil_div, lanes_for, launch_options, runs_triton, tl, triton, wait_for_previous
+from .backend import ceil_div, lanes_for, runs_triton, tl, triton
+from .early_start import launch_options, wait_for_previous
 from .step_metadata import RowState, StepMetadata
 
 
@@ -19,7 +20,6 @@ def expand_step(
     row_ids: torch.Tensor,
     num_new_tokens: torch.Tensor,
     output: StepMetadata,
-    offsets: torch.Tensor | None = None,
 ) -> None:
     """Fill `output` for a step; nothing is read back, so it can be part of a CUDA graph.
 
@@ -27,11 +27,9 @@ def expand_step(
     chunks, then padding, which is -1. A row's computed and new tokens together must not exceed
     max_model_len: that is not checked here.
     num_new_tokens: int32 `[num_seqs]`, of each; of padding it is not read.
-    offsets: int32 `[num_seqs]`, how far behind the row's computed tokens a sequence begins: 0, or
-    which guess it is; one that the row does not have is padding with a token. None: all 0.
     """
     if not runs_triton(row_ids):
-        return expand_step_torch(state, row_ids, num_new_tokens, output, offsets)
+        return expand_step_torch(state, row_ids, num_new_tokens, output)
     num_seqs, num_tokens = len(row_ids), len(output.input_ids)
     block = 128
     _expand_step_kernel[(max(num_seqs, ceil_div(num_tokens, block)),)](
@@ -39,7 +37,7 @@ def expand_step(
         row_ids, num_new_tokens,
         output.input_ids, output.positions, output.slot_mapping,
         output.context_lens, output.query_start_loc, output.output_positions, output.decode_lens,
-        output.block_table, output.first_chunk, offsets, state.num_guesses,
+        output.block_table, output.first_chunk,
         num_seqs, num_tokens,
         state.token_ids.stride(0), state.block_table.stride(0), output.block_table.stride(0),
         NUM_SEQS_PAD=lanes_for(num_seqs),
@@ -55,7 +53,6 @@ def _expand_step_kernel(
     row_ids, num_new_tokens,
     input_ids, positions, slot_mapping,
     context_lens, query_start_loc, output_positions, decode_lens, step_block_table, first_chunk,
-    offsets, num_guesses,
     num_seqs, num_tokens,
     token_stride, table_stride, step_table_stride,
     NUM_SEQS_PAD: tl.constexpr,
@@ -77,13 +74,8 @@ def _expand_step_kernel(
             tl.store(query_start_loc + num_seqs, end)
             tl.store(first_chunk, tl.sum((num_new == 1).to(tl.int32), 0))
         row = tl.load(row_ids + seq).to(tl.int64)
-        offset = 0
-        if offsets is not None:
-            offset = tl.load(offsets + seq)
-            if offset > 0:
-                row = tl.where(offset <= tl.load(num_guesses + row), row, -1)
         if row >= 0:
-            context_len = tl.load(num_computed_tokens + row) + offset + new
+            context_len = tl.load(num_computed_tokens + row) + new
             tl.store(context_lens + seq, context_len)
             tl.store(decode_lens + seq, tl.where(new == 1, context_len, 0))
             tl.store(output_positions + seq, context_len - tl.load(prompt_lens + row))
@@ -107,11 +99,6 @@ def _expand_step_kernel(
         token_rows = tl.load(row_ids + token_seqs, mask=is_new, other=-1).to(tl.int64)
         is_new = is_new & (token_rows >= 0)
         computed = tl.load(num_computed_tokens + token_rows, mask=is_new, other=0)
-        if offsets is not None:
-            offset = tl.load(offsets + token_seqs, mask=is_new, other=0)
-            guesses = tl.load(num_guesses + token_rows, mask=is_new, other=0)
-            is_new = is_new & ((offset == 0) | (offset <= guesses))
-            computed += offset
         position = tl.where(is_new, computed + tokens - start, 0)
         ids = tl.load(token_ids + token_rows * token_stride + position, mask=is_new, other=0)
         table = block_table + token_rows * table_stride + position // BLOCK_SIZE
@@ -128,13 +115,12 @@ def append_sampled(
     num_new_tokens: torch.Tensor,
     samples: torch.Tensor,
     sampled: torch.Tensor,
-    pdl: int = 0,
 ) -> None:
     """End a step on the device: count the new tokens as computed, append the sampled ones.
 
     row_ids, num_new_tokens: as given to `expand_step`. samples: int32 `[num_seqs]`, 0 for a chunk
     that has not reached the last known token. sampled: int32 `[num_seqs]`; -1 appends nothing. A
-    row that is full stays as it is. pdl: start before the previous kernel ends.
+    row that is full stays as it is.
     """
     if not runs_triton(row_ids):
         return append_sampled_torch(state, row_ids, num_new_tokens, samples, sampled)
@@ -143,8 +129,7 @@ def append_sampled(
         state.token_ids, state.num_computed_tokens, row_ids, num_new_tokens, samples, sampled,
         num_seqs, state.token_ids.stride(0), state.token_ids.shape[1],
         BLOCK=block,
-        PDL=pdl,
-        **launch_options(pdl),
+        **launch_options(),
     )  # fmt: skip
     return None
 
@@ -175,7 +160,6 @@ def expand_step_torch(
     row_ids: torch.Tensor,
     num_new_tokens: torch.Tensor,
     output: StepMetadata,
-    offsets: torch.Tensor | None = None,
 ) -> None:
     """The specification of `expand_step`: one sequence after another."""
     output.input_ids.zero_()
@@ -189,12 +173,8 @@ def expand_step_torch(
     start = 0
     for seq, (row, new) in enumerate(zip(rows, num_new_tokens.tolist(), strict=True)):
         output.query_start_loc[seq] = start
-        offset = 0 if offsets is None else int(offsets[seq])
-        if offset and offset > state.num_guesses[row]:
-            output.first_chunk.add_(1)  # no such guess
-            start += new
-        elif row >= 0:
-            computed = int(state.num_computed_tokens[row]) + offset
+        if row >= 0:
+            computed = int(state.num_computed_tokens[row])
             chunk = slice(start, start + new)
             positions = torch.arange(computed, computed + new, device=row_ids.device)
             blocks = state.block_table[row, positions // state.block_size].long()

@@ -17,8 +17,6 @@ of its programs to arrive merges them, always in program order, so that the resu
 the order of arrival. Shares come from `context_lens` inside the kernel: the grid is fixed, which
 is what a CUDA graph needs, and any mix of lengths is balanced. Each KV head has its own set of
 programs; the query heads that share it are the rows of one matrix product, so KV is read once.
-The smallest product has 16 rows, so guesses have room beside them: up to so many places of a
-request attend together, each row to what stands before its own place.
 
 It saves: idle multiprocessors (against a program per sequence), a second launch (against a
 separate reduce), and repeated KV reads (against a program per query head).
@@ -27,11 +25,62 @@ Paper: Dao et al., Flash-Decoding (2023); equal shares: Osama et al., Stream-K (
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from .backend import launch_options, next_power_of_2, runs_triton, tl, triton, wait_for_previous
-from .decode_parts import FLOOR, MIN_ROWS, DecodeWorkspace, merge_parts
+from .backend import next_power_of_2, num_multiprocessors, runs_triton, tl, triton
+from .early_start import launch_options, wait_for_previous
 from .paged_prefill import LOG2_E, paged_prefill_torch
+from .tiles import DecodeTile, decode_tile
+
+MIN_ROWS = 16
+"""Rows of the smallest matrix product."""
+FLOOR = tl.constexpr(-1e30)
+"""Below every score: the maximum of nothing, as a difference of infinities would be no number."""
+
+
+@dataclass(frozen=True)
+class DecodeWorkspace:
+    """Data that the programs of one launch exchange. Kernels on one stream can share it.
+
+    partial_output: fp32 `[2 * num_programs, num_heads, head_dim_pad]`, num_heads being the query
+    heads of a KV head, as a power of two; partial_lse: fp32 `[2 * num_programs, num_heads]`, in
+    log2; arrivals: int32 `[max_num_seqs * num_kv_heads]`, zero between launches.
+    """
+
+    partial_output: torch.Tensor
+    partial_lse: torch.Tensor
+    arrivals: torch.Tensor
+    programs_per_head: int
+    tile: DecodeTile
+
+    @classmethod
+    def allocate(
+        cls,
+        max_num_seqs: int,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        tile: DecodeTile | None = None,
+    ) -> DecodeWorkspace:
+        """Room for any step of up to `max_num_seqs` sequences; 10 MiB at most."""
+        device = torch.device(device)
+        head_dim_pad = next_power_of_2(head_dim)
+        tile = tile or decode_tile(head_dim_pad, dtype, device)
+        slots = num_multiprocessors(device) * tile.programs_per_sm
+        programs_per_head = max(1, slots // num_kv_heads)
+        num_partials = 2 * programs_per_head * num_kv_heads
+        num_rows = next_power_of_2(num_q_heads // num_kv_heads)
+        return cls(
+            partial_output=torch.empty(num_partials, num_rows, head_dim_pad, device=device),
+            partial_lse=torch.empty(num_partials, num_rows, device=device),
+            arrivals=torch.zeros(max_num_seqs * num_kv_heads, dtype=torch.int32, device=device),
+            programs_per_head=programs_per_head,
+            tile=tile,
+        )
 
 
 def flash_decode(
@@ -44,8 +93,6 @@ def flash_decode(
     window: int | None = None,
     output: torch.Tensor | None = None,
     workspace: DecodeWorkspace | None = None,
-    pdl: int = 0,
-    offsets: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of each sequence's newest token over its whole context.
 
@@ -55,9 +102,7 @@ def flash_decode(
     included; 0 marks a padding row, which gets zeros whatever its block table holds.
     scale: of the scores, `head_dim ** -0.5` if None. window: tokens a query sees, itself included.
     workspace: reused between launches, and required inside a CUDA graph; None allocates one.
-    pdl: start before the previous kernel ends, which wrote neither context_lens nor block_table.
-    offsets: int32 `[num_seqs]`, where some sequences are guesses: offsets 1, 2 ... follow the
-    request's own place, which has 0, and are as many tokens longer, or padding. None: all are 0.
+    It may start before the previous kernel ends, which wrote neither context_lens nor block_table.
     Returns `[num_seqs, num_q_heads, head_dim]` (`output` if given).
     """
     if not runs_triton(query):
@@ -73,7 +118,6 @@ def flash_decode(
     if workspace is None:
         workspace = DecodeWorkspace.allocate(
             num_seqs, num_q_heads, num_kv_heads, head_dim, key_cache.dtype, query.device,
-            has_guesses=offsets is not None,
         )  # fmt: skip
     if num_seqs * num_kv_heads > workspace.arrivals.numel():
         limit = workspace.arrivals.numel() // num_kv_heads
@@ -82,7 +126,7 @@ def flash_decode(
     group_pow2 = next_power_of_2(group)
     _flash_decode_kernel[(workspace.programs_per_head * num_kv_heads,)](
         query, key_cache, value_cache, block_table, context_lens, output,
-        workspace.partial_output, workspace.partial_lse, workspace.arrivals, offsets,
+        workspace.partial_output, workspace.partial_lse, workspace.arrivals,
         num_seqs,
         (head_dim**-0.5 if scale is None else scale) * LOG2_E,
         window or 0,
@@ -92,7 +136,6 @@ def flash_decode(
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         GROUP_POW2=group_pow2,
-        PLACES=1 if offsets is None else workspace.partial_output.shape[1] // group_pow2,
         ROWS=max(MIN_ROWS, group_pow2),
         HEAD_DIM=head_dim,
         HEAD_DIM_PAD=workspace.partial_output.shape[2],
@@ -102,8 +145,7 @@ def flash_decode(
         IS_LARGE_CACHE=key_cache.numel() >= 2**31,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        PDL=pdl,
-        **launch_options(pdl),
+        **launch_options(),
     )  # fmt: skip
     return output
 
@@ -111,7 +153,7 @@ def flash_decode(
 @triton.jit(do_not_specialize=["num_seqs"])
 def _flash_decode_kernel(
     query, key_cache, value_cache, block_table, context_lens, output,
-    partial_output, partial_lse, arrivals, offsets,
+    partial_output, partial_lse, arrivals,
     num_seqs, score_scale, window,
     query_stride, query_head_stride, block_stride, slot_stride, head_stride, table_stride,
     output_stride, output_head_stride,
@@ -119,7 +161,6 @@ def _flash_decode_kernel(
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_POW2: tl.constexpr,
-    PLACES: tl.constexpr,
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PAD: tl.constexpr,
@@ -137,19 +178,9 @@ def _flash_decode_kernel(
     seq_ids = tl.arange(0, NUM_SEQS_PAD)
     lens = tl.load(context_lens + seq_ids, mask=seq_ids < num_seqs, other=0)
     first_tiles = tl.maximum(lens - window, 0) // TILE if HAS_WINDOW else tl.zeros_like(lens)
-    is_counted = seq_ids < num_seqs
-    if PLACES > 1:
-        # A place attends for those that follow it, and is as long as the last of them.
-        places = tl.load(offsets + seq_ids, mask=is_counted, other=0)
-        for i in tl.static_range(1, PLACES):
-            is_there = seq_ids + i < num_seqs
-            is_own = tl.load(offsets + seq_ids + i, mask=is_there, other=0) == places + i
-            later = tl.load(context_lens + seq_ids + i, mask=is_there & is_own, other=0)
-            lens = tl.maximum(lens, later)
-        is_counted = is_counted & (places % PLACES == 0)
     # A padding row counts one tile, so that somebody owns it and writes its zeros.
     counts = tl.maximum((lens + TILE - 1) // TILE - first_tiles, 1)
-    counts = tl.where(is_counted, counts, 0)
+    counts = tl.where(seq_ids < num_seqs, counts, 0)
     ends = tl.cumsum(counts, 0)
     total = tl.sum(counts, 0).to(tl.int64)
     num_workers = tl.minimum(num_workers, total)
@@ -164,28 +195,14 @@ def _flash_decode_kernel(
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, HEAD_DIM_PAD)
     tile_tokens = tl.arange(0, TILE)
-    row_place = rows // GROUP_POW2
-    is_head = (rows % GROUP_POW2 < GROUP) & (row_place < PLACES)
+    is_row = rows < GROUP
+    row_mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+    heads = (kv_head * GROUP + rows)[:, None]
     cache_dims = kv_head * head_stride + dims
     seq_id = seq
     while seq_id <= last_seq:
         context_len = tl.load(context_lens + seq_id)
         first_tile = tl.maximum(context_len - window, 0) // TILE if HAS_WINDOW else 0
-        is_row = is_head
-        row_lens = context_len
-        last_place = seq_id
-        next_seq = seq_id + 1
-        if PLACES > 1:
-            place = tl.load(offsets + seq_id)
-            is_row = is_row & (seq_id + row_place < num_seqs)
-            found = tl.load(offsets + seq_id + row_place, mask=is_row, other=-1)
-            is_row = is_row & (found == place + row_place)
-            row_lens = tl.load(context_lens + seq_id + row_place, mask=is_row, other=0)
-            context_len = tl.max(row_lens)
-            last_place += tl.max(tl.where(row_lens > 0, row_place, 0))
-            next_seq += tl.max(tl.where(is_row, row_place, 0))
-            row_lens = row_lens[:, None]
-        row_mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
         num_tiles = (context_len + TILE - 1) // TILE - first_tile
         seq_end = seq_start + tl.maximum(num_tiles, 1)
         begin = tl.maximum(share_start, seq_start)
@@ -195,14 +212,12 @@ def _flash_decode_kernel(
         # Slot 0 of a program holds the sequence its share begins in, slot 1 the last one.
         first_slot = (first_worker * total // num_workers != seq_start).to(tl.int32)
 
-        row_seq = (seq_id + row_place)[:, None]
-        heads = (kv_head * GROUP + rows % GROUP_POW2)[:, None]
         accumulator = tl.zeros([ROWS, HEAD_DIM_PAD], dtype=tl.float32)
         row_max = tl.full([ROWS], FLOOR, dtype=tl.float32)
         row_sum = tl.zeros([ROWS], dtype=tl.float32)
         low = (begin - seq_start).to(tl.int32) + first_tile
         high = tl.where(context_len > 0, (end - seq_start).to(tl.int32) + first_tile, 0)
-        table = block_table + last_place * table_stride
+        table = block_table + seq_id * table_stride
         # Unsigned, so that dividing by the block size is a shift. Past the end of the context the
         # last token is read again: unlike what lies in the unused slots, it is surely finite.
         last_token = tl.maximum(context_len - 1, 0).to(tl.uint32)
@@ -210,7 +225,7 @@ def _flash_decode_kernel(
         blocks = tl.load(table + tokens // BLOCK_SIZE)
         wait_for_previous(PDL)  # for queries, and the newest keys and values
         q = tl.load(
-            query + row_seq * query_stride + heads * query_head_stride + dims[None, :],
+            query + seq_id * query_stride + heads * query_head_stride + dims[None, :],
             mask=row_mask,
             other=0.0,
         )
@@ -229,9 +244,9 @@ def _flash_decode_kernel(
                 keys = tl.load(key_cache + pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
             scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * score_scale
             columns = (tile * TILE + tile_tokens)[None, :]
-            visible = columns < row_lens
+            visible = columns < context_len
             if HAS_WINDOW:
-                visible = visible & (columns >= row_lens - window)
+                visible = visible & (columns >= context_len - window)
             scores = tl.where(visible, scores, -float("inf"))
             new_max = tl.maximum(row_max, tl.max(scores, 1))
             rescale = tl.exp2(row_max - new_max)
@@ -249,13 +264,13 @@ def _flash_decode_kernel(
         result = accumulator / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
 
         output_pointers = (
-            output + row_seq * output_stride + heads * output_head_stride + dims[None, :]
+            output + seq_id * output_stride + heads * output_head_stride + dims[None, :]
         )
         if first_worker == last_worker:
             tl.store(output_pointers, result.to(output.dtype.element_ty), mask=row_mask)
         else:
             slot = 2 * tl.program_id(0) + (begin != share_start).to(tl.int32)
-            partial_rows = slot * (PLACES * GROUP_POW2) + rows
+            partial_rows = slot * GROUP_POW2 + rows
             partials = partial_output + partial_rows[:, None] * HEAD_DIM_PAD + dims[None, :]
             tl.store(partials, result, mask=row_mask)
             tl.store(partial_lse + partial_rows, row_max + tl.log2(row_sum), mask=is_row)
@@ -265,13 +280,56 @@ def _flash_decode_kernel(
             if tl.atomic_add(arrival, 1, sem="acq_rel") == last_worker - first_worker:
                 merge_parts(
                     partial_output, partial_lse, first_worker, last_worker, first_slot, kv_head,
-                    output + seq_id * output_stride, output_stride, output_head_stride,
-                    next_seq - seq_id,
-                    NUM_KV_HEADS, GROUP, GROUP_POW2, PLACES, HEAD_DIM, HEAD_DIM_PAD,
+                    output + seq_id * output_stride, output_head_stride,
+                    NUM_KV_HEADS, GROUP, GROUP_POW2, HEAD_DIM, HEAD_DIM_PAD,
                 )  # fmt: skip
                 tl.store(arrival, 0)  # as the next launch expects it
         seq_start = seq_end
-        seq_id = next_seq
+        seq_id += 1
+
+
+@triton.jit
+def merge_parts(
+    partial_output, partial_lse, first_worker, last_worker, first_slot, kv_head,
+    output, output_head_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_POW2: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PAD: tl.constexpr,
+):  # fmt: skip
+    """Weigh the partial sums of a sequence and KV head by their log-sum-exp, in program order."""
+    # Many parts are loaded together: one after another, each would cost a trip to the L2 cache.
+    PARTS: tl.constexpr = 32 // GROUP_POW2 if GROUP_POW2 < 16 else 2
+    rows = tl.arange(0, GROUP_POW2)
+    dims = tl.arange(0, HEAD_DIM_PAD)
+    row_mask = (rows < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    pointers = output + (kv_head * GROUP + rows)[:, None] * output_head_stride + dims[None, :]
+    accumulator = tl.zeros([GROUP_POW2, HEAD_DIM_PAD], dtype=tl.float32)
+    row_max = tl.full([GROUP_POW2], FLOOR, dtype=tl.float32)
+    row_sum = tl.zeros([GROUP_POW2], dtype=tl.float32)
+    for base in range(first_worker, last_worker + 1, PARTS):
+        workers = base + tl.arange(0, PARTS)
+        slots = 2 * (workers * NUM_KV_HEADS + kv_head)
+        slots += tl.where(workers == first_worker, first_slot, 0)
+        partial_rows = slots[:, None] * GROUP_POW2 + rows[None, :]
+        mask = (workers <= last_worker)[:, None] & (rows < GROUP)[None, :]
+        # .cg: from the L2 cache, where the other programs' stores are.
+        lse = tl.load(partial_lse + partial_rows, mask, other=-float("inf"), cache_modifier=".cg")
+        parts = tl.load(
+            partial_output + partial_rows[:, :, None] * HEAD_DIM_PAD + dims[None, None, :],
+            mask[:, :, None] & row_mask[None, :, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        new_max = tl.maximum(row_max, tl.max(lse, 0))
+        rescale = tl.exp2(row_max - new_max)
+        weights = tl.exp2(lse - new_max[None, :])
+        row_sum = row_sum * rescale + tl.sum(weights, 0)
+        accumulator = accumulator * rescale[:, None] + tl.sum(parts * weights[:, :, None], 0)
+        row_max = new_max
+    result = accumulator / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
+    tl.store(pointers, result.to(output.dtype.element_ty), mask=row_mask)
 
 
 def flash_decode_torch(

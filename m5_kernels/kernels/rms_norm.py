@@ -18,7 +18,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .backend import launch_options, next_power_of_2, runs_triton, tl, triton, wait_for_previous
+from .backend import next_power_of_2, runs_triton, tl, triton
+from .early_start import launch_options, wait_for_previous
 
 
 def embed_rms_norm(
@@ -27,19 +28,18 @@ def embed_rms_norm(
     residual: torch.Tensor,
     weight: torch.Tensor,
     epsilon: float,
-    pdl: int = 0,
 ) -> torch.Tensor:
     """`residual = embedding[input_ids]`, then `row / sqrt(mean(row ** 2) + epsilon) * weight`.
 
     input_ids: int32 `[num_tokens]`; embedding: `[vocab_size, hidden_size]`; weight:
     `[hidden_size]`; residual: `[num_tokens, hidden_size]`, rows contiguous, is written.
-    pdl: let the next kernel start before this one ends, which itself never starts early.
+    The next kernel may start before this one ends, which itself never starts early.
     Returns `[num_tokens, hidden_size]`, contiguous.
     """
     if not runs_triton(embedding):
         return embed_rms_norm_torch(input_ids, embedding, residual, weight, epsilon)
     output = torch.empty_like(residual, memory_format=torch.contiguous_format)
-    _launch(embedding, residual, weight, output, epsilon, input_ids, pdl)
+    _launch(embedding, residual, weight, output, epsilon, input_ids)
     return output
 
 
@@ -48,18 +48,17 @@ def add_rms_norm(
     residual: torch.Tensor,
     weight: torch.Tensor,
     epsilon: float,
-    pdl: int = 0,
 ) -> torch.Tensor:
     """`residual += hidden`, then the norm of the sum.
 
     hidden, residual: `[num_tokens, hidden_size]`, rows contiguous; residual is changed in place.
-    pdl: start before the previous kernel ends, which must not be the one that wrote the weight.
+    It may start before the previous kernel ends, which must not be the one that wrote the weight.
     Returns `[num_tokens, hidden_size]`, contiguous.
     """
     if not runs_triton(hidden):
         return add_rms_norm_torch(hidden, residual, weight, epsilon)
     output = torch.empty_like(hidden, memory_format=torch.contiguous_format)
-    _launch(hidden, residual, weight, output, epsilon, None, pdl)
+    _launch(hidden, residual, weight, output, epsilon, None)
     return output
 
 
@@ -70,7 +69,6 @@ def _launch(
     output: torch.Tensor,
     epsilon: float,
     input_ids: torch.Tensor | None,
-    pdl: int,
 ) -> None:
     num_tokens, hidden_size = output.shape
     if num_tokens == 0:
@@ -81,9 +79,9 @@ def _launch(
         hidden.stride(0), residual.stride(0), epsilon,
         HIDDEN_SIZE=hidden_size,
         ROW=row,
-        PDL=pdl,
         num_warps=min(16, max(1, row // 512)),
-        **launch_options(pdl if input_ids is None else 0),  # see `wait_for_previous`
+        # See `wait_for_previous`: who reads the embedding is the first of a step.
+        **launch_options(waits_for_launch=input_ids is not None),
     )  # fmt: skip
 
 
@@ -126,7 +124,6 @@ def embed_rms_norm_torch(
     residual: torch.Tensor,
     weight: torch.Tensor,
     epsilon: float,
-    pdl: int = 0,
 ) -> torch.Tensor:
     """The specification of `embed_rms_norm`."""
     residual.copy_(F.embedding(input_ids, embedding))
@@ -138,7 +135,6 @@ def add_rms_norm_torch(
     residual: torch.Tensor,
     weight: torch.Tensor,
     epsilon: float,
-    pdl: int = 0,
 ) -> torch.Tensor:
     """The specification of `add_rms_norm`."""
     residual += hidden

@@ -17,15 +17,8 @@ from __future__ import annotations
 
 import torch
 
-from .backend import (
-    ceil_div,
-    launch_options,
-    next_power_of_2,
-    runs_triton,
-    tl,
-    triton,
-    wait_for_previous,
-)
+from .backend import ceil_div, next_power_of_2, runs_triton, tl, triton
+from .early_start import launch_options, wait_for_previous
 from .rms_norm import rms_norm_torch
 
 
@@ -40,7 +33,6 @@ def rope_kv_write(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
-    pdl: int = 0,
 ) -> torch.Tensor:
     """Normalise and rotate queries in place; normalise, rotate and store keys; store values.
 
@@ -50,7 +42,7 @@ def rope_kv_write(
     positions: int `[num_tokens]`; cos_sin: fp32 `[max_positions, head_dim]`, a position's cosines,
     then its sines.
     q_norm, k_norm: `[head_dim]` RMSNorm weights, or both None; epsilon is that of these norms.
-    pdl: start before the previous kernel ends, which wrote only qkv of all this.
+    It may start before the previous kernel ends, which wrote only qkv of all this.
     Returns the queries, a view `[num_tokens, num_q_heads, head_dim]` of qkv.
     """
     if not runs_triton(qkv):
@@ -73,9 +65,8 @@ def rope_kv_write(
             HALF_PAD=next_power_of_2(head_dim // 2),
             BLOCK_SIZE=block_size,
             HEADS=heads,
-            PDL=pdl,
             num_warps=2,
-            **launch_options(pdl),
+            **launch_options(),
         )  # fmt: skip
     return qkv[:, : num_q_heads * head_dim].unflatten(1, (num_q_heads, head_dim))
 
@@ -156,7 +147,6 @@ def rope_kv_write_torch(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
-    pdl: int = 0,
 ) -> torch.Tensor:
     """The specification of `rope_kv_write`."""
     num_kv_heads, head_dim = key_cache.shape[2:]

@@ -23,17 +23,9 @@ import torch
 from milestone_llm.core.philox import gumbel_noise
 from milestone_llm.core.sampling import MIN_TEMPERATURE, filter_logits
 
-from .backend import (
-    ceil_div,
-    fast_log2,
-    launch_options,
-    next_power_of_2,
-    runs_triton,
-    tl,
-    triton,
-    wait_for_previous,
-)
+from .backend import ceil_div, fast_log2, next_power_of_2, runs_triton, tl, triton
 from .cutoff import LOWEST_TEMPERATURE, find_cutoffs
+from .early_start import launch_options, wait_for_previous
 
 CHUNK = 4096  # vocabulary ids a program scores
 PART = 1024  # of those, for which it leaves a score: so many are scored again
@@ -49,47 +41,45 @@ def sample(
     seeds: torch.Tensor,
     positions: torch.Tensor,
     has_filters: bool = True,
-    pdl: int = 0,
 ) -> torch.Tensor:
-    """Choose a token for each place of a step.
+    """Choose a token for each sequence of a step.
 
-    logits: `[num_places, vocab_size]`, rows contiguous, any float type, not changed.
-    rows: int32 `[num_places]`, where each finds its parameters; -1 for none: it gets any token.
+    logits: `[num_seqs, vocab_size]`, rows contiguous, any float type, not changed.
+    rows: int32 `[num_seqs]`, where each finds its parameters; -1 for none: it gets any token.
     temperature: fp32 `[num_rows]`, 0 takes the largest logit; top_k: int32, 0 or -1 keeps all;
     top_p: fp32, 1 keeps all; min_p: fp32, 0 keeps all. Ties with the k-th logit are all kept; of
     ids tied at the edge of top-p the lower ones are.
     seeds: int64 `[num_rows]`, the bits of uint64 seeds.
-    positions: int32 or int64 `[num_places]`, index of the output token.
+    positions: int32 or int64 `[num_seqs]`, index of the output token.
     has_filters: False promises that no row filters, and saves a launch.
-    pdl: start before the previous kernels end, which may write the logits, but no parameters.
-    Returns int32 `[num_places]`: of equal scores the lowest id; -1 where logits hold a NaN or an
+    It may start before the previous kernels end, which may write the logits, but no parameters.
+    Returns int32 `[num_seqs]`: of equal scores the lowest id; -1 where logits hold a NaN or an
     infinity, or nothing but -inf.
     """
     if not runs_triton(logits):
         return sample_torch(
             logits, rows, temperature, top_k, top_p, min_p, seeds, positions, has_filters
         )
-    num_places, vocab_size = logits.shape
+    num_seqs, vocab_size = logits.shape
     num_chunks = ceil_div(vocab_size, CHUNK)
     num_parts = num_chunks * (CHUNK // PART)
-    tokens = torch.empty(num_places, dtype=torch.int32, device=logits.device)
-    if num_places == 0:
+    tokens = torch.empty(num_seqs, dtype=torch.int32, device=logits.device)
+    if num_seqs == 0:
         return tokens
-    scores = torch.empty(num_places, num_parts, device=logits.device)
+    scores = torch.empty(num_seqs, num_parts, device=logits.device)
     cutoffs, last_ties = None, None
     if has_filters:
         cutoffs, last_ties = find_cutoffs(logits, rows, temperature, top_k, top_p, min_p)
     arguments = (logits, rows, temperature, seeds, positions, cutoffs, last_ties, scores)
     constants = {
         "PART": PART,
-        "PDL": pdl,
         "num_warps": 4,
-        **launch_options(pdl),
+        **launch_options(),
     }
-    _score_chunk_kernel[(num_places, num_chunks)](
+    _score_chunk_kernel[(num_seqs, num_chunks)](
         *arguments, vocab_size, logits.stride(0), CHUNK=CHUNK, **constants
     )
-    _pick_best_kernel[(num_places,)](
+    _pick_best_kernel[(num_seqs,)](
         *arguments, tokens, vocab_size, logits.stride(0), num_parts,
         PARTS_PAD=next_power_of_2(num_parts), **constants,
     )  # fmt: skip
@@ -104,21 +94,21 @@ def _score_chunk_kernel(
     PART: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0)
+    seq = tl.program_id(0)
     chunk = tl.program_id(1)
-    row = tl.maximum(tl.load(rows + place), 0)
+    row = tl.maximum(tl.load(rows + seq), 0)
     heat = tl.load(temperature + row)
-    noise = _rough_noise(heat, tl.load(seeds + row), tl.load(positions + place), chunk, CHUNK)
+    noise = _rough_noise(heat, tl.load(seeds + row), tl.load(positions + seq), chunk, CHUNK)
     wait_for_previous(PDL)  # noise needs no logits
     raw, rough, _ = _rough_scores(
-        logits, heat, noise, cutoffs, last_ties, place, chunk, vocab_size, logits_stride, CHUNK
+        logits, heat, noise, cutoffs, last_ties, seq, chunk, vocab_size, logits_stride, CHUNK
     )
     # Infinity marks a row that is broken; a score that is kept is always finite.
     is_broken = tl.sum(((raw != raw) | (raw == float("inf"))).to(tl.int32)) > 0
     PARTS: tl.constexpr = CHUNK // PART
     best = tl.max(tl.reshape(tl.max(rough, 1), [PARTS, PART // 4]), 1)
     best = tl.where(is_broken, float("inf"), best)
-    tl.store(scores + (place * tl.num_programs(1) + chunk) * PARTS + tl.arange(0, PARTS), best)
+    tl.store(scores + (seq * tl.num_programs(1) + chunk) * PARTS + tl.arange(0, PARTS), best)
 
 
 @triton.jit
@@ -129,15 +119,15 @@ def _pick_best_kernel(
     PART: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0)
-    row = tl.maximum(tl.load(rows + place), 0)
+    seq = tl.program_id(0)
+    row = tl.maximum(tl.load(rows + seq), 0)
     heat = tl.load(temperature + row)
     seed = tl.load(seeds + row)
-    position = tl.load(positions + place)
+    position = tl.load(positions + seq)
     parts = tl.arange(0, PARTS_PAD)
     wait_for_previous(PDL)
     part_scores = tl.load(
-        scores + place * num_parts + parts, mask=parts < num_parts, other=-float("inf")
+        scores + seq * num_parts + parts, mask=parts < num_parts, other=-float("inf")
     )
     rough_best = tl.max(part_scores)
     slack = tl.where(heat > 0, 1e-4 + 1e-6 * tl.abs(rough_best), 0.0)
@@ -150,7 +140,7 @@ def _pick_best_kernel(
             part = tl.min(tl.where(is_part & (parts > part), parts, PARTS_PAD))
             _, rough, columns = _rough_scores(
                 logits, heat, _rough_noise(heat, seed, position, part, PART),
-                cutoffs, last_ties, place, part, vocab_size, logits_stride, PART,
+                cutoffs, last_ties, seq, part, vocab_size, logits_stride, PART,
             )  # fmt: skip
             is_candidate = rough >= rough_best - slack
             # All candidates of a greedy row are equal, and the first of them is the token.
@@ -161,31 +151,31 @@ def _pick_best_kernel(
                 token_id = tl.min(
                     tl.where(is_candidate & (columns > token_id), columns, vocab_size)
                 )
-                score = tl.load(logits + place.to(tl.int64) * logits_stride + token_id)
+                score = tl.load(logits + seq.to(tl.int64) * logits_stride + token_id)
                 score = score.to(tl.float32)
                 if heat > 0:
                     noise = _gumbel(seed, position, token_id)
                     score = tl.div_rn(score, tl.maximum(heat, LOWEST_TEMPERATURE)) + noise
                 best_id = tl.where(score > best_score, token_id, best_id)
                 best_score = tl.maximum(score, best_score)
-    tl.store(tokens + place, best_id)
+    tl.store(tokens + seq, best_id)
 
 
 @triton.jit
 def _rough_scores(
-    logits, heat, noise, cutoffs, last_ties, place, chunk,
+    logits, heat, noise, cutoffs, last_ties, seq, chunk,
     vocab_size, logits_stride,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Logits, scores to about 1e-5 (-inf where not kept) and ids of a chunk: `[CHUNK / 4, 4]`."""
     # One counter of the generator serves a row of four.
     columns = chunk * CHUNK + (tl.arange(0, CHUNK // 4)[:, None] * 4 + tl.arange(0, 4)[None, :])
-    pointers = logits + place.to(tl.int64) * logits_stride + columns
+    pointers = logits + seq.to(tl.int64) * logits_stride + columns
     raw = tl.load(pointers, mask=columns < vocab_size, other=-float("inf")).to(tl.float32)
     rough = raw * tl.where(heat > 0, 1.0 / tl.maximum(heat, LOWEST_TEMPERATURE), 1.0) + noise
     if cutoffs is not None:
-        cutoff = tl.load(cutoffs + place)
-        is_tie = (raw == cutoff) & (columns <= tl.load(last_ties + place))
+        cutoff = tl.load(cutoffs + seq)
+        is_tie = (raw == cutoff) & (columns <= tl.load(last_ties + seq))
         rough = tl.where((raw > cutoff) | is_tie, rough, -float("inf"))
     return raw, rough, columns
 

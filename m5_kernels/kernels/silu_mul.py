@@ -13,22 +13,14 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .backend import (
-    ceil_div,
-    launch_options,
-    next_power_of_2,
-    runs_triton,
-    tl,
-    triton,
-    wait_for_previous,
-)
+from .backend import ceil_div, next_power_of_2, runs_triton, tl, triton
+from .early_start import launch_options, wait_for_previous
 
 
-def silu_mul(gate_up: torch.Tensor, pdl: int = 0) -> torch.Tensor:
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """`silu(gate) * up`, rounded to the tensor's type after each of the two, as Hugging Face does.
 
     gate_up: `[num_tokens, 2 * size]`, rows contiguous, the gate first.
-    pdl: start before the previous kernel ends.
     Returns `[num_tokens, size]`, contiguous.
     """
     if not runs_triton(gate_up):
@@ -39,7 +31,7 @@ def silu_mul(gate_up: torch.Tensor, pdl: int = 0) -> torch.Tensor:
     if num_tokens:
         _silu_mul_kernel[(num_tokens, ceil_div(size, block))](
             gate_up, output, gate_up.stride(0), size,
-            BLOCK=block, PDL=pdl, num_warps=4, **launch_options(pdl),
+            BLOCK=block, num_warps=4, **launch_options(),
         )  # fmt: skip
     return output
 
@@ -63,7 +55,7 @@ def gated(gate, up):
     return (activation.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
 
 
-def silu_mul_torch(gate_up: torch.Tensor, pdl: int = 0) -> torch.Tensor:
+def silu_mul_torch(gate_up: torch.Tensor) -> torch.Tensor:
     """The specification of `silu_mul`."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up

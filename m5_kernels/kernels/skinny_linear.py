@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import torch
 
-from .backend import ceil_div, launch_options, tl, triton, wait_for_previous
+from .backend import ceil_div, tl, triton
+from .early_start import launch_options, wait_for_previous
 from .silu_mul import gated
 from .tiles import LinearTile, linear_tile
 
@@ -29,7 +30,6 @@ def skinny_linear(
     bias: torch.Tensor | None = None,
     is_gated: bool = False,
     tile: LinearTile | None = None,
-    pdl: int = 0,
 ) -> torch.Tensor:
     """As `linear`, for one row."""
     in_size = weight.shape[1]
@@ -43,9 +43,8 @@ def skinny_linear(
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         IS_GATED=is_gated,
-        PDL=pdl,
         num_warps=tile.num_warps,
-        **launch_options(pdl),
+        **launch_options(),
     )  # fmt: skip
     return output
 

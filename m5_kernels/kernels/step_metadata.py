@@ -28,21 +28,21 @@ class RowState:
     """State of all requests on the device, one row each; rows are reused.
 
     token_ids: int32 `[num_rows, max_model_len]`; block_table: int32 `[num_rows, max_blocks]`;
-    num_computed_tokens, prompt_lens: int32 `[num_rows]`; num_guesses: int32 `[num_rows]`, tokens
-    behind the known ones that are guesses (see `guesses`).
+    num_computed_tokens, prompt_lens: int32 `[num_rows]`.
     """
 
     token_ids: torch.Tensor
     block_table: torch.Tensor
     num_computed_tokens: torch.Tensor
     prompt_lens: torch.Tensor
-    num_guesses: torch.Tensor
     block_size: int
 
 
 @dataclass(frozen=True)
 class StepMetadata:
-    """What `expand_step` fills, in buffers that may be larger than a step: the rest is padding.
+    """Where the tokens of a step stand. Sequences with one new token come first, then chunks.
+
+    `expand_step` fills it, in buffers that may be larger than the step: the rest is padding.
 
     Per token: input_ids, positions: int32 `[num_tokens]` (0 in padding); slot_mapping: int64
     `[num_tokens]` (-1). Per sequence: context_lens: int32 `[num_seqs]` (0); query_start_loc: int32
@@ -50,6 +50,9 @@ class StepMetadata:
     (0); decode_lens: int32 `[num_seqs]`, context_lens of the sequences with one new token, 0 for
     others; block_table: int32 `[num_seqs, max_blocks]`, in the order of the step. first_chunk:
     int32 `[1]`, how many sequences have one new token.
+
+    Known to the host, as launches depend on it: none but the first `num_decodes` sequences has one
+    token, and there are at most `num_chunks` chunks.
     """
 
     input_ids: torch.Tensor
@@ -61,6 +64,10 @@ class StepMetadata:
     decode_lens: torch.Tensor
     block_table: torch.Tensor
     first_chunk: torch.Tensor
+    num_decodes: int = 0
+    num_chunks: int = 0
+    chunk_plan: torch.Tensor | None = None
+    """Of `ChunkAttention.prepare`."""
 
     @classmethod
     def allocate(
@@ -72,27 +79,31 @@ class StepMetadata:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         return cls(
-            zeros(num_tokens),
-            zeros(num_tokens),
-            zeros(num_tokens, dtype=torch.int64),
-            zeros(num_seqs),
-            zeros(num_seqs + 1),
-            zeros(num_seqs),
-            zeros(num_seqs),
-            zeros(num_seqs, max_blocks),
-            zeros(1),
+            input_ids=zeros(num_tokens),
+            positions=zeros(num_tokens),
+            slot_mapping=zeros(num_tokens, dtype=torch.int64),
+            context_lens=zeros(num_seqs),
+            query_start_loc=zeros(num_seqs + 1),
+            output_positions=zeros(num_seqs),
+            decode_lens=zeros(num_seqs),
+            block_table=zeros(num_seqs, max_blocks),
+            first_chunk=zeros(1),
         )
 
-    def part(self, num_tokens: int, num_seqs: int) -> StepMetadata:
+    def part(
+        self, num_tokens: int, num_seqs: int, num_decodes: int = 0, num_chunks: int = 0
+    ) -> StepMetadata:
         """Views of the size that a step needs."""
         return StepMetadata(
-            self.input_ids[:num_tokens],
-            self.positions[:num_tokens],
-            self.slot_mapping[:num_tokens],
-            self.context_lens[:num_seqs],
-            self.query_start_loc[: num_seqs + 1],
-            self.output_positions[:num_seqs],
-            self.decode_lens[:num_seqs],
-            self.block_table[:num_seqs],
-            self.first_chunk,
+            input_ids=self.input_ids[:num_tokens],
+            positions=self.positions[:num_tokens],
+            slot_mapping=self.slot_mapping[:num_tokens],
+            context_lens=self.context_lens[:num_seqs],
+            query_start_loc=self.query_start_loc[: num_seqs + 1],
+            output_positions=self.output_positions[:num_seqs],
+            decode_lens=self.decode_lens[:num_seqs],
+            block_table=self.block_table[:num_seqs],
+            first_chunk=self.first_chunk,
+            num_decodes=num_decodes,
+            num_chunks=num_chunks,
         )

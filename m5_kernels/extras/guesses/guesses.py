@@ -1,8 +1,8 @@
 """Guesses on the GPU: made of the token ids that lie there, and verified without the host.
 
 A request that guesses k tokens has 1 + k places in a step, all of its row of state, and each place
-is a sequence of one new token: `expand_step` moves place j by j positions. Every layer writes the
-keys and values of all places before any of them attends, so place j sees the guesses before it.
+is a sequence of one new token: `expand_guesses` moves place j by j positions. Every layer writes
+the keys and values of all places before any of them attends, so place j sees the guesses before it.
 
     token_ids    a b c d a b | c d .        known up to "|": the last two tokens were seen before
     places       b   c   d                  offsets 0, 1, 2
@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import torch
 
-from .backend import ceil_div, runs_triton, tl, triton
-from .step_metadata import RowState
+from m5_kernels.kernels.backend import ceil_div, runs_triton, tl, triton
+from m5_kernels.kernels.step_metadata import RowState, StepMetadata
 
 MAX_GUESSES = 16
 """Most guesses of a row."""
@@ -28,17 +28,19 @@ MISSING = -3
 """In place of a token where there was to be a guess, and nothing was found to make it of."""
 
 
-def propose(state: RowState, row_ids: torch.Tensor, num_wanted: torch.Tensor) -> None:
+def propose(
+    state: RowState, num_guesses: torch.Tensor, row_ids: torch.Tensor, num_wanted: torch.Tensor
+) -> None:
     """Guess what followed the same tokens before, three or else two of them: as `NgramProposer`.
 
     row_ids: int32 `[num_places]`; num_wanted: int32 `[num_places]`, how many guesses a place wants
     for its row, 0 for none. Writes the guesses into `state.token_ids`, behind the token that the
-    step computes, and into `state.num_guesses` how many there are: all, or none.
+    step computes, and into `num_guesses`, int32 `[num_rows]`, how many there are: all, or none.
     """
     if not runs_triton(row_ids):
-        return propose_torch(state, row_ids, num_wanted)
+        return propose_torch(state, num_guesses, row_ids, num_wanted)
     _propose_kernel[(len(row_ids),)](
-        state.token_ids, state.num_computed_tokens, state.num_guesses, row_ids, num_wanted,
+        state.token_ids, state.num_computed_tokens, num_guesses, row_ids, num_wanted,
         state.token_ids.stride(0),
         BLOCK=1024, MOST=MAX_GUESSES,
     )  # fmt: skip
@@ -82,7 +84,9 @@ def _propose_kernel(
         tl.store(tokens + num_known + index, guesses, mask=mask)
 
 
-def propose_torch(state: RowState, row_ids: torch.Tensor, num_wanted: torch.Tensor) -> None:
+def propose_torch(
+    state: RowState, num_guesses: torch.Tensor, row_ids: torch.Tensor, num_wanted: torch.Tensor
+) -> None:
     """The specification of `propose`."""
     for row, wanted in zip(row_ids.tolist(), num_wanted.tolist(), strict=True):
         if row < 0 or wanted == 0:
@@ -95,14 +99,109 @@ def propose_torch(state: RowState, row_ids: torch.Tensor, num_wanted: torch.Tens
             for end in range(num_known - 1, length - 1, -1)
             if known[end - length : end] == known[-length:]
         ]
-        state.num_guesses[row] = wanted if ends else 0
+        num_guesses[row] = wanted if ends else 0
         if ends:
             guesses = (known[ends[0] :] * wanted)[:wanted]
             state.token_ids[row, num_known : num_known + wanted] = torch.tensor(guesses)
 
 
+def expand_guesses(
+    state: RowState,
+    num_guesses: torch.Tensor,
+    row_ids: torch.Tensor,
+    offsets: torch.Tensor,
+    output: StepMetadata,
+) -> None:
+    """Fill `output` for a step of places, as `expand_step` does for one of rows.
+
+    row_ids: int32 `[num_places]`, -1 for none; offsets: int32 `[num_places]`, how far behind the
+    row's computed tokens a place begins: 0, or which guess it is. A guess that the row does not
+    have is padding. Where chunks begin is not written: there are none.
+    """
+    if not runs_triton(row_ids):
+        return expand_guesses_torch(state, num_guesses, row_ids, offsets, output)
+    _expand_guesses_kernel[(len(row_ids),)](
+        state.token_ids, state.block_table, state.num_computed_tokens, state.prompt_lens,
+        num_guesses, row_ids, offsets,
+        output.input_ids, output.positions, output.slot_mapping,
+        output.context_lens, output.output_positions, output.decode_lens, output.block_table,
+        state.token_ids.stride(0), state.block_table.stride(0), output.block_table.stride(0),
+        BLOCK_SIZE=state.block_size,
+        BLOCK=128,
+    )  # fmt: skip
+    return None
+
+
+@triton.jit
+def _expand_guesses_kernel(
+    token_ids, block_table, num_computed_tokens, prompt_lens,
+    num_guesses, row_ids, offsets,
+    input_ids, positions, slot_mapping,
+    context_lens, output_positions, decode_lens, step_block_table,
+    token_stride, table_stride, step_table_stride,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0)
+    row = tl.load(row_ids + place).to(tl.int64)
+    offset = tl.load(offsets + place)
+    if (row >= 0) & (offset > 0):
+        row = tl.where(offset <= tl.load(num_guesses + row), row, -1)
+    if row >= 0:
+        position = tl.load(num_computed_tokens + row) + offset
+        block = tl.load(block_table + row * table_stride + position // BLOCK_SIZE).to(tl.int64)
+        tl.store(input_ids + place, tl.load(token_ids + row * token_stride + position))
+        tl.store(positions + place, position)
+        tl.store(slot_mapping + place, block * BLOCK_SIZE + position % BLOCK_SIZE)
+        tl.store(context_lens + place, position + 1)
+        tl.store(decode_lens + place, position + 1)
+        tl.store(output_positions + place, position + 1 - tl.load(prompt_lens + row))
+        for start in range(0, position // BLOCK_SIZE + 1, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            mask = columns * BLOCK_SIZE <= position
+            blocks = tl.load(block_table + row * table_stride + columns, mask=mask)
+            tl.store(step_block_table + place * step_table_stride + columns, blocks, mask=mask)
+    else:
+        tl.store(input_ids + place, 0)
+        tl.store(positions + place, 0)
+        tl.store(slot_mapping + place, tl.full([], -1, tl.int64))
+        tl.store(context_lens + place, 0)
+        tl.store(decode_lens + place, 0)
+        tl.store(output_positions + place, 0)
+
+
+def expand_guesses_torch(
+    state: RowState,
+    num_guesses: torch.Tensor,
+    row_ids: torch.Tensor,
+    offsets: torch.Tensor,
+    output: StepMetadata,
+) -> None:
+    """The specification of `expand_guesses`: one place after another."""
+    per_place = output.input_ids, output.positions, output.context_lens, output.decode_lens
+    for tensor in (*per_place, output.output_positions):
+        tensor.zero_()
+    output.slot_mapping.fill_(-1)
+    for place, (row, offset) in enumerate(zip(row_ids.tolist(), offsets.tolist(), strict=True)):
+        if row < 0 or (offset and offset > num_guesses[row]):
+            continue
+        position = int(state.num_computed_tokens[row]) + offset
+        block = int(state.block_table[row, position // state.block_size])
+        output.input_ids[place] = state.token_ids[row, position]
+        output.positions[place] = position
+        output.slot_mapping[place] = block * state.block_size + position % state.block_size
+        output.context_lens[place] = output.decode_lens[place] = position + 1
+        output.output_positions[place] = position + 1 - state.prompt_lens[row]
+        num_blocks = ceil_div(position + 1, state.block_size)
+        output.block_table[place, :num_blocks] = state.block_table[row, :num_blocks]
+
+
 def accept(
-    state: RowState, row_ids: torch.Tensor, offsets: torch.Tensor, sampled: torch.Tensor
+    state: RowState,
+    num_guesses: torch.Tensor,
+    row_ids: torch.Tensor,
+    offsets: torch.Tensor,
+    sampled: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Which sampled tokens are kept: those behind guesses that all are what was sampled for them.
 
@@ -114,11 +213,11 @@ def accept(
         tokens, `REJECTED` where they are not kept, `MISSING` where nothing was guessed.
     """
     if not runs_triton(row_ids):
-        return accept_torch(state, row_ids, offsets, sampled)
+        return accept_torch(state, num_guesses, row_ids, offsets, sampled)
     last_rows, tokens = torch.empty_like(row_ids), torch.empty_like(sampled)
     num_places, block = len(row_ids), 128
     _accept_kernel[(ceil_div(num_places, block),)](
-        state.token_ids, state.num_computed_tokens, state.num_guesses,
+        state.token_ids, state.num_computed_tokens, num_guesses,
         row_ids, offsets, sampled, last_rows, tokens,
         num_places, state.token_ids.stride(0),
         BLOCK=block, REJECTED=REJECTED, MISSING=MISSING,
@@ -160,7 +259,11 @@ def _accept_kernel(
 
 
 def accept_torch(
-    state: RowState, row_ids: torch.Tensor, offsets: torch.Tensor, sampled: torch.Tensor
+    state: RowState,
+    num_guesses: torch.Tensor,
+    row_ids: torch.Tensor,
+    offsets: torch.Tensor,
+    sampled: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The specification of `accept`."""
     last_rows, tokens = torch.full_like(row_ids, -1), sampled.clone()
@@ -171,7 +274,7 @@ def accept_torch(
         position = int(state.num_computed_tokens[row]) + offset
         is_kept = offset == 0 or (
             last == place - 1
-            and offset <= state.num_guesses[row]
+            and offset <= num_guesses[row]
             and state.token_ids[row, position] == sampled[place - 1]
         )
         if is_kept:
@@ -180,5 +283,5 @@ def accept_torch(
                 last_rows[last] = -1
             last = place
         else:
-            tokens[place] = MISSING if offset > state.num_guesses[row] else REJECTED
+            tokens[place] = MISSING if offset > num_guesses[row] else REJECTED
     return last_rows, tokens

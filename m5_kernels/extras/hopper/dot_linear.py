@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import torch
 
-from .backend import ceil_div, launch_options, tl, triton, wait_for_previous
+from m5_kernels.kernels.backend import ceil_div, tl, triton
+from m5_kernels.kernels.early_start import launch_options, wait_for_previous
+
 from .tiles import DotTile, dot_tile
 
 MAX_TOKENS = 16
@@ -28,7 +30,6 @@ def dot_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     tile: DotTile | None = None,
-    pdl: int = 0,
 ) -> torch.Tensor:
     """As `linear`, for at most `MAX_TOKENS` rows in fp16 or bf16."""
     num_tokens, in_size = hidden.shape
@@ -43,9 +44,8 @@ def dot_linear(
         DEPTH=tile.depth,
         STAGES=tile.num_stages,
         IS_EVEN=in_size % tile.depth == 0,
-        PDL=pdl,
         num_warps=tile.num_warps,
-        **launch_options(pdl),
+        **launch_options(),
     )  # fmt: skip
     return output
 

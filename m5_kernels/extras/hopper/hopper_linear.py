@@ -26,9 +26,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .backend import ceil_div, launch_options, wait_for_previous
-from .hopper_boxes import NARROW, SWIZZLED, all_threads, boxes
-from .silu_mul import gated
+from m5_kernels.kernels.backend import ceil_div
+from m5_kernels.kernels.early_start import launch_options, wait_for_previous
+from m5_kernels.kernels.silu_mul import gated
+
+from .boxes import NARROW, SWIZZLED, all_threads, boxes
 from .tiles import hopper_tile
 
 ROWS = gl.constexpr(64)
@@ -42,7 +44,6 @@ def hopper_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     is_gated: bool = False,
-    pdl: int = 0,
 ) -> torch.Tensor:
     """As `linear`, in bf16. All rows, of the output too, begin at multiples of 16 bytes."""
     num_tokens, in_size = hidden.shape
@@ -61,10 +62,9 @@ def hopper_linear(
         STAGES=tile.num_stages,
         OUTPUTS=layout,
         IS_GATED=is_gated,
-        PDL=pdl,
         num_warps=4,
         maxnreg=NUM_REGISTERS,
-        **launch_options(pdl),
+        **launch_options(),
     )  # fmt: skip
     return output
 

@@ -34,10 +34,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
 )
 
-from .backend import num_multiprocessors
-from .hopper_boxes import SWIZZLED, all_threads, boxes
+from m5_kernels.kernels.backend import num_multiprocessors
+from m5_kernels.kernels.paged_prefill import LOG2_E
+
+from .boxes import SWIZZLED, all_threads, boxes
 from .hopper_consumers import ROWS, STAGES, TILE, consume, num_walked, tile_of
-from .paged_prefill import LOG2_E
 
 COLUMNS = gl.constexpr(64)
 """Of a box."""

@@ -15,7 +15,7 @@ import functools
 
 import torch
 
-from .backend import is_hopper
+from .device import is_hopper
 
 QUERIES = 128
 """Query tokens of a tile."""

@@ -22,9 +22,12 @@ from __future__ import annotations
 
 import torch
 
-from .backend import ceil_div, launch_options, tl, triton, wait_for_previous
-from .silu_mul import gated
-from .tiles import LinearTile, register_tile
+from m5_kernels.kernels.backend import ceil_div, tl, triton
+from m5_kernels.kernels.early_start import launch_options, wait_for_previous
+from m5_kernels.kernels.silu_mul import gated
+from m5_kernels.kernels.tiles import LinearTile
+
+from .tiles import register_tile
 
 MAX_TOKENS = 16
 MAX_ELEMENTS = 2**23
@@ -44,7 +47,6 @@ def register_linear(
     bias: torch.Tensor | None = None,
     is_gated: bool = False,
     tile: LinearTile | None = None,
-    pdl: int = 0,
 ) -> torch.Tensor:
     """As `linear`, for at most `MAX_TOKENS` rows in fp16 or bf16."""
     num_tokens, in_size = hidden.shape
@@ -59,9 +61,8 @@ def register_linear(
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         IS_GATED=is_gated,
-        PDL=pdl,
         num_warps=tile.num_warps,
-        **launch_options(pdl),
+        **launch_options(),
     )  # fmt: skip
     return output
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from .backend import ceil_div, runs_triton, tl, triton
+from m5_kernels.kernels.backend import ceil_div, runs_triton, tl, triton
 
 
 def write_to_host(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -19,12 +19,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from .backend import ceil_div, launch_options, wait_for_previous
-from .hopper_boxes import NARROW, SWIZZLED, boxes
+from m5_kernels.extras.hopper.boxes import NARROW, SWIZZLED, boxes
+from m5_kernels.extras.hopper.tiles import NUM_SMS
+from m5_kernels.kernels.backend import ceil_div
+from m5_kernels.kernels.early_start import LATE, launch_options, wait_for_previous
+
 from .hopper_int8_products import GROUP, OUTPUTS, SUMS_OF_TURNS, WORDS, corner, multiply
 from .hopper_int8_tiles import COPY_REGISTERS, HopperInt8Tile, hopper_int8_tile
 from .int8_weight import Int8Weight
-from .tiles import NUM_SMS
 
 
 def hopper_int8(
@@ -33,7 +35,6 @@ def hopper_int8(
     bias: torch.Tensor | None = None,
     is_gated: bool = False,
     tile: HopperInt8Tile | None = None,
-    pdl: bool = False,
 ) -> torch.Tensor:
     """As `linear`, in bf16. All rows, of the output too, begin at multiples of 16 bytes."""
     num_tokens, in_size = hidden.shape
@@ -67,12 +68,11 @@ def hopper_int8(
         DEPTH=tile.depth,
         STAGES=tile.num_stages,
         IS_GATED=is_gated,
-        PDL=pdl,
         OTHER_WARPS=(4,) * num_others + (1,),
         OTHER_REGISTERS=(of_others,) * num_others + (COPY_REGISTERS,),
         num_warps=4,
         maxnreg=registers,
-        **launch_options(pdl),
+        **launch_options(most=LATE),
     )  # fmt: skip
     return output
 

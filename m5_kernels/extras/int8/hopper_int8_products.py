@@ -18,9 +18,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .hopper_boxes import NARROW, SWIZZLED, all_threads
+from m5_kernels.extras.hopper.boxes import NARROW, SWIZZLED, all_threads
+from m5_kernels.kernels.silu_mul import gated
+
 from .int8_weight import WORDS_TO_BF16
-from .silu_mul import gated
 
 OUTPUTS = gl.constexpr(64)
 """Of a warpgroup."""

@@ -20,8 +20,8 @@ import functools
 import math
 from typing import NamedTuple
 
-from .backend import ceil_div
-from .tiles import NUM_SMS
+from m5_kernels.extras.hopper.tiles import NUM_SMS
+from m5_kernels.kernels.backend import ceil_div
 
 COPY_REGISTERS = 32
 """Of a thread that does nothing but start copies."""

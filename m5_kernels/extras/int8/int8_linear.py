@@ -19,18 +19,14 @@ from __future__ import annotations
 
 import torch
 
-from .backend import (
-    HAS_PTX,
-    ceil_div,
-    launch_options,
-    runs_triton,
-    tl,
-    triton,
-    wait_for_previous,
-)
+from m5_kernels.extras.hopper.register_linear import fits_registers
+from m5_kernels.extras.hopper.tiles import SHORT_ROW
+from m5_kernels.kernels.backend import HAS_PTX, ceil_div, runs_triton, tl, triton
+from m5_kernels.kernels.early_start import LATE, launch_options, wait_for_previous
+from m5_kernels.kernels.tiles import LinearTile
+
 from .int8_weight import WORD_TO_FP32, Int8Weight, int8_linear_torch
-from .register_linear import fits_registers
-from .tiles import SHORT_ROW, Int8Tile, LinearTile, int8_tile, skinny_int8_tile
+from .tiles import Int8Tile, int8_tile, skinny_int8_tile
 
 
 def max_int8_tokens(out_size: int, in_size: int) -> int:
@@ -45,12 +41,11 @@ def int8_linear(
     weight: Int8Weight,
     bias: torch.Tensor | None = None,
     tile: LinearTile | Int8Tile | None = None,
-    pdl: bool = False,
 ) -> torch.Tensor:
     """`hidden @ (scale * integers).T + bias`, accumulated in fp32.
 
     hidden: `[num_tokens, in_size]`, rows contiguous; bias: `[out_size]` or None. Returns
-    `[num_tokens, out_size]`. tile: for one of the kernels of this file. pdl: as in `linear`.
+    `[num_tokens, out_size]`. tile: for one of the kernels of this file.
     """
     num_tokens, in_size = hidden.shape
     if not num_tokens or not runs_triton(hidden):
@@ -68,9 +63,8 @@ def int8_linear(
             IN_SIZE=in_size,
             COLUMNS=tile.columns,
             DEPTH=tile.depth,
-            PDL=int(pdl),
             num_warps=tile.num_warps,
-            **launch_options(pdl),
+            **launch_options(most=LATE),
         )  # fmt: skip
         return output
     grid = ceil_div(out_size, tile.columns), ceil_div(num_tokens, tile.rows)
@@ -82,10 +76,9 @@ def int8_linear(
         ROWS=tile.rows,
         DEPTH=tile.depth,
         IS_EVEN=integers.shape[1] % tile.depth == 0,
-        PDL=int(pdl),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        **launch_options(pdl),
+        **launch_options(most=LATE),
     )  # fmt: skip
     return output
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from .backend import ceil_div, tl
+from m5_kernels.kernels.backend import ceil_div, tl
 
 LARGEST = 127
 """Of the integers. -128 is left out: a weight and its negative are equally far from theirs."""

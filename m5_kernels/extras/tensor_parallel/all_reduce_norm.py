@@ -19,7 +19,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from .backend import launch_options, next_power_of_2, tl, triton, wait_for_previous
+from m5_kernels.kernels.backend import next_power_of_2, tl, triton
+from m5_kernels.kernels.early_start import launch_options, wait_for_previous
 
 NUM_BUFFERS = 3
 """For the sums after attention, after the MLP, and of the embedding: never one twice in a row."""
@@ -66,13 +67,11 @@ def all_reduce_add_rms_norm(
     epsilon: float,
     buffers: SymmetricBuffer,
     buffer: int,
-    pdl: int = 0,
 ) -> torch.Tensor:
     """`residual +=` the sum of all ranks' `part`, then the norm of the sum; the same on all ranks.
 
     part, residual: `[num_tokens, hidden_size]`, at most `buffers.max_rows` rows, contiguous.
     buffer: 0 to 2; not that of the all-reduce before.
-    pdl: as in `add_rms_norm`.
     Returns `[num_tokens, hidden_size]`, contiguous. The specification is an all-reduce, then
     `add_rms_norm_torch`; sums are rounded once here and twice there.
     """
@@ -86,9 +85,8 @@ def all_reduce_add_rms_norm(
         MAX_ROWS=buffers.max_rows,
         HIDDEN_SIZE=hidden_size,
         ROW=row,
-        PDL=pdl,
         num_warps=min(16, max(1, row // 512)),
-        **launch_options(pdl),
+        **launch_options(),
     )  # fmt: skip
     return output
 

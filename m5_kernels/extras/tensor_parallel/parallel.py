@@ -17,23 +17,30 @@ one all-reduce, and one gathering of logits, after which all ranks sample the sa
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
-from m5_kernels.kernels.all_reduce_norm import SymmetricBuffer, all_reduce_add_rms_norm
+from m5_kernels.decoder.config import DecoderConfig
+from m5_kernels.decoder.one_gpu import OneGPU
 from m5_kernels.kernels.backend import ceil_div
 from m5_kernels.kernels.rms_norm import add_rms_norm
 from milestone_llm.core.errors import InputError
 
-from .config import DecoderConfig
+from .all_reduce_norm import SymmetricBuffer, all_reduce_add_rms_norm
 
 MAX_ONE_SHOT_ROWS = 512
 """Rows of a decode step whose all-reduce goes by one shot: above, NCCL's rings move less."""
 
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Its name in torch 2.13, and before."""
+
+BY_COLUMN = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+BY_ROW = ("o_proj", "down_proj")
+BY_VOCAB = ("embed_tokens", "lm_head")
 
 
 @dataclass(frozen=True)
@@ -94,12 +101,33 @@ class Shard:
         end = first + self.vocab_rows(vocab_size)
         return slice(min(first, vocab_size), min(end, vocab_size))
 
+    def slices(self, name: str, whole: DecoderConfig, shape: tuple[int, ...]) -> tuple[slice, ...]:
+        """This rank's part of a weight, named as Hugging Face names it, of this shape.
 
-class Collectives:
-    """The communication between the ranks of a decoder. With one rank it is nothing.
+        By column is by rows of a weight that is stored as [output, input]. A bias of what is cut by
+        row belongs to the sum, not to every part of it: rank 0 adds it.
+        """
+        kind, (*_, matrix, _) = name.rpartition(".")[-1], name.split(".")
+        every = (slice(None),) * len(shape)
+        if matrix in BY_VOCAB:
+            return (self.vocab(whole.vocab_size), *every[1:])
+        if matrix in ("k_proj", "v_proj"):
+            return (self.kv_heads(whole.num_kv_heads, whole.head_dim), *every[1:])
+        if matrix in BY_COLUMN:
+            return (self.even(shape[0]), *every[1:])
+        if matrix in BY_ROW and kind == "bias":
+            return (slice(shape[0] if self.rank == 0 else 0),)
+        if matrix in BY_ROW:
+            return (slice(None), self.even(shape[1]))
+        return every
+
+
+class TensorParallel(OneGPU):
+    """A part of every layer here, and sums over all ranks. It takes the place of `OneGPU`.
 
     Args:
         max_num_seqs: most rows of a decode step.
+        smallest: of all ranks' numbers, the smallest.
     """
 
     def __init__(
@@ -109,10 +137,13 @@ class Collectives:
         max_num_seqs: int,
         dtype: torch.dtype,
         device: torch.device,
+        smallest: Callable[[int], int],
     ) -> None:
         self.shard = shard
+        self.smallest_of_all = smallest
         self.buffers: SymmetricBuffer | None = None
         """None: NCCL or gloo does everything."""
+        self._turn = 0
         if shard.size > 1 and device.type == "cuda":
             dist.all_reduce(torch.zeros(1, device=device))  # NCCL can't begin within a graph
             with contextlib.suppress(RuntimeError):
@@ -126,37 +157,67 @@ class Collectives:
             return "one shot over symmetric memory"
         return "NCCL" if dist.get_backend_config().count("nccl") else "gloo"
 
-    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' `part`, in its place, on every rank."""
-        if self.shard.size > 1:
-            dist.all_reduce(part)
-        return part
+    def own_part(self, whole: DecoderConfig) -> DecoderConfig:
+        """The shape of this rank's part; the vocabulary stays whole, see `vocab_rows`."""
+        return self.shard.cut(whole)
+
+    def slices(self, name: str, whole: DecoderConfig, shape: tuple[int, ...]) -> tuple[slice, ...]:
+        """See `Shard.slices`."""
+        return self.shard.slices(name, whole, shape)
+
+    def vocab_rows(self, vocab_size: int) -> int:
+        """Tokens a rank has room for."""
+        return self.shard.vocab_rows(vocab_size)
+
+    def embed(
+        self, input_ids: torch.Tensor, embedding: torch.Tensor, norm: torch.Tensor, epsilon: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows of the embedding, of which each rank has a part, and their norm."""
+        index = input_ids - self.shard.rank * len(embedding)
+        is_own = (index >= 0) & (index < len(embedding))
+        rows = F.embedding(torch.where(is_own, index, 0), embedding)
+        rows = rows.masked_fill(~is_own[:, None], 0)
+        residual = torch.zeros_like(rows)
+        self._turn = 0
+        return residual, self._add_norm(rows, residual, norm, epsilon, buffer=2)
 
     def add_norm(
+        self, part: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> torch.Tensor:
+        """`residual +=` the sum of all ranks' `part`; the norm of that."""
+        buffer, self._turn = self._turn, 1 - self._turn  # after attention 0, after the MLP 1
+        return self._add_norm(part, residual, weight, epsilon, buffer)
+
+    def _add_norm(
         self,
         part: torch.Tensor,
         residual: torch.Tensor,
         weight: torch.Tensor,
         epsilon: float,
         buffer: int,
-        pdl: int,
     ) -> torch.Tensor:
-        """`residual +=` the sum of all ranks' `part`; the norm of that.
-
-        Args:
-            part: `[num_tokens, hidden_size]`, may be overwritten.
-            buffer: see `all_reduce_add_rms_norm`.
-        """
         if self.buffers is not None and len(part) <= self.buffers.max_rows:
-            return all_reduce_add_rms_norm(
-                part, residual, weight, epsilon, self.buffers, buffer, pdl
-            )
-        return add_rms_norm(self.all_reduce(part), residual, weight, epsilon, pdl)
+            return all_reduce_add_rms_norm(part, residual, weight, epsilon, self.buffers, buffer)
+        return add_rms_norm(self.all_reduce(part), residual, weight, epsilon)
 
-    def gather_vocab(self, part: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' `part`, in its place, on every rank."""
+        if self.shard.size > 1:
+            dist.all_reduce(part)
+        return part
+
+    def all_logits(self, logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
         """Logits `[num_rows, vocab_size]` of `[num_rows, vocab_rows]` on each rank."""
-        num_rows = len(part)
-        parts = part.new_empty(self.shard.size * num_rows, part.shape[1])
-        all_gather(parts, part.contiguous())
+        num_rows = len(logits)
+        parts = logits.new_empty(self.shard.size * num_rows, logits.shape[1])
+        all_gather(parts, logits.contiguous())
         rows = parts.view(self.shard.size, num_rows, -1).transpose(0, 1).reshape(num_rows, -1)
         return rows[:, :vocab_size]
+
+    def smallest(self, number: int) -> int:
+        """NCCL: what one rank captures of a sum over all ranks, all must have captured."""
+        return self.smallest_of_all(number)
+
+    def lack_of_memory_suppressed(self) -> contextlib.AbstractContextManager[None]:
+        """It is not: the others wait for this one's part of a sum, so it ends, and they with it."""
+        return contextlib.nullcontext()

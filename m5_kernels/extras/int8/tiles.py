@@ -1,0 +1,34 @@
+"""Tiles of products with weights in eight bits, chosen on an H200 as those of `kernels.tiles`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from m5_kernels.kernels.tiles import LinearTile
+
+
+class Int8Tile(NamedTuple):
+    """How a program covers a matrix product with a weight in int8."""
+
+    columns: int  # outputs
+    rows: int  # tokens
+    depth: int  # inputs at a time
+    num_warps: int
+    num_stages: int
+
+
+def skinny_int8_tile(out_size: int, in_size: int) -> LinearTile:
+    """`linear_tile` for a weight in eight bits: more columns share what is loaded of the rows."""
+    if in_size > 16384:
+        return LinearTile(4, 2048, 4)
+    is_wide = out_size >= 8192 and 2048 < in_size < 4096
+    return LinearTile(4, 512, 1) if is_wide else LinearTile(4, 1024, 2)
+
+
+def int8_tile(num_tokens: int, element_size: int) -> Int8Tile:
+    """The tile of a matrix product with a weight in eight bits, for more rows than a few."""
+    if element_size > 2:
+        return Int8Tile(32, 32, 64, 4, 2)
+    if num_tokens <= 16:
+        return Int8Tile(32, 16, 256, 2, 4)
+    return Int8Tile(32, 32, 256, 4, 4) if num_tokens <= 64 else Int8Tile(64, 64, 128, 4, 3)
