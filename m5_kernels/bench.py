@@ -50,7 +50,8 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="PART",
         default=[],
         help="measure M5 once more without graphs, pipelining, prefix-cache, chunks, add-norm, "
-        "rope-kv, silu-mul, skinny-linear, pdl, eight-bits (of --set quantization=int8)",
+        "rope-kv, silu-mul, skinny-linear, pdl, hopper, eight-bits (of --set quantization=int8), "
+        "guesses (of --set speculation=ngram)",
     )
     add("--profile", action="store_true", help="print where the time of a step goes")
     add("--no-check", action="store_true", help="do not compare tokens with M4's first")

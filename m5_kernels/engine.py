@@ -93,7 +93,8 @@ class LLMEngine(BaseEngine):
         # The lesson's objects, or what takes their place. The decoder comes before KV memory, which
         # gets what its weights leave.
         products, matrices = Products(products_of_few_rows(here)), Matrices()
-        starts, gpus = EarlyStarts(here), OneGPU()
+        starts: Starts = EarlyStarts(here)
+        gpus = OneGPU()
         if config.quantization is not None:
             check_quantization(whole.config, config.quantization)
             products, matrices, starts = Products(int8_products(here)), Int8Matrices(), Starts(here)
@@ -152,6 +153,7 @@ class LLMEngine(BaseEngine):
         )
         super().__init__(config, loaded, max_model_len, core)
         self.decoder = decoder
+        self._fused_runner = None if isinstance(runner, HFRunner) else runner
         self._reset_prefix_cache = scheduler.reset_prefix_cache
 
     def warm_up(self) -> None:
@@ -162,13 +164,13 @@ class LLMEngine(BaseEngine):
     def capture_graphs(self) -> None:
         """Capture the CUDA graphs that most decode steps replay; on all ranks together."""
         self._agree("capture_graphs")
-        if not isinstance(self.runner, HFRunner):
-            self.runner.capture_graphs()
+        if self._fused_runner is not None:
+            self._fused_runner.capture_graphs()
 
     def release_graphs(self) -> None:
         """Let go of captured graphs, and of the communicator that they call."""
-        if not isinstance(self.runner, HFRunner):
-            self.runner.release_graphs()
+        if self._fused_runner is not None:
+            self._fused_runner.release_graphs()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached KV. False, with nothing done, while blocks are in use."""

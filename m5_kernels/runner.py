@@ -36,7 +36,7 @@ from .to_host import CopyToHost, HostTokens, copy_to_host, fetch, prompt_logprob
 class RowOfRequest(NamedTuple):
     """The row of device state that a running request has."""
 
-    index: int
+    row: int
     request: Request
 
 
@@ -187,8 +187,8 @@ class FusedRunner:
         if request_id not in self.rows:
             self.rows[request_id] = RowOfRequest(self.free_rows.pop(), row.request)
             self._num_blocks_sent[request_id] = 0
-            self.state.add_request(self.rows[request_id].index, row.request, row.start)
-        index, num_sent = self.rows[request_id].index, self._num_blocks_sent[request_id]
+            self.state.add_request(self.rows[request_id].row, row.request, row.start)
+        index, num_sent = self.rows[request_id].row, self._num_blocks_sent[request_id]
         if copied and not copied.isdisjoint(row.blocks):
             num_sent = 0
         if num_sent < len(row.blocks):
