@@ -17,6 +17,7 @@ from milestone_llm.models.support import check_flat
 
 from .config import EngineConfig
 from .scheduler import Scheduler
+from .verification import sample_and_verify
 
 USEFUL_KV = 16
 """KV memory worth having, in full batches: what running requests leave free remembers prefixes."""
@@ -52,7 +53,7 @@ class LLMEngine(BaseEngine):
         core = GuardedCore(
             self.milestone,
             scheduler,
-            ModelRunner(loaded.model, cache),
+            ModelRunner(loaded.model, cache, sample_and_verify),
             open_trace(config.trace, loaded.decode),
             check_invariants=config.check_invariants,
         )

@@ -11,12 +11,14 @@ chunk that does not reach the last known token samples nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from m3_paged.block_manager import BlockManager
 from m3_paged.kv_usage import check_tables, kv_stats, paged_kv_usage
 from m3_paged.preemption import Preempter
 from milestone_llm.core.kv import KVUsage
+from milestone_llm.core.outputs import EngineCoreOutput, SampledToken
 from milestone_llm.core.plan import ScheduledRequest, StepPlan
 from milestone_llm.core.request import Request, RequestStatus
 from milestone_llm.core.scheduler import BaseScheduler
@@ -24,7 +26,7 @@ from milestone_llm.core.scheduler import BaseScheduler
 from .caching_pool import CachingBlockPool
 from .config import EngineConfig
 from .prefix_cache import PrefixCache, PrefixHit
-from .speculation import Proposer, Speculation
+from .speculation import Proposer, Speculation, SpeculationCounts
 
 
 class Scheduler(BaseScheduler):
@@ -36,6 +38,7 @@ class Scheduler(BaseScheduler):
         max_model_len: int,
         num_blocks: int,
         proposer: Proposer | None = None,
+        can_guess: Callable[[StepPlan], bool] | None = None,
     ) -> None:
         config.check_holds_one_request(max_model_len, num_blocks)
         super().__init__(max_model_len, config.policy)
@@ -46,7 +49,9 @@ class Scheduler(BaseScheduler):
         self.kv = BlockManager(pool, config.block_size, self.events)
         self.prefix_cache = PrefixCache(self.kv, pool, config.enable_prefix_caching)
         self.preempter = Preempter(self.kv, self.num_host_blocks)
-        self.speculation = Speculation(config, self.kv, proposer) if config.speculation else None
+        self.speculation: Speculation | None = None
+        if config.speculation:
+            self.speculation = Speculation(config, self.kv, proposer, can_guess)
 
     def validate(self, request: Request) -> None:
         """Refuse completions that could not all run, and a prompt that no chunks can carry."""
@@ -162,6 +167,16 @@ class Scheduler(BaseScheduler):
         (plan.admitted if is_new else plan.resumed).append(request)
         return num_cached
 
+    def update(
+        self, plan: StepPlan, sampled: dict[str, list[SampledToken]]
+    ) -> list[EngineCoreOutput]:
+        """Take in the results of a step, guesses that were wrong before tokens are appended."""
+        if self.speculation:
+            if not plan.is_launched:
+                self.mark_launched(plan)
+            self.speculation.settle(plan, sampled)
+        return super().update(plan, sampled)
+
     # -- KV memory ---------------------------------------------------------------------------
 
     def free_memory(self, request: Request) -> None:
@@ -199,9 +214,13 @@ class Scheduler(BaseScheduler):
         return paged_kv_usage(self.kv, self.running, self.watermark, num_cached)
 
     def stats(self) -> dict[str, Any]:
-        """M3's figures, and those of the prefix cache."""
-        cache = self.prefix_cache.stats()
-        return {**kv_stats(self.kv, self.preempter, self.running), "prefix_cache": cache}
+        """M3's figures, those of the prefix cache and of guesses."""
+        counts = self.speculation.counts if self.speculation else SpeculationCounts()
+        return {
+            **kv_stats(self.kv, self.preempter, self.running),
+            "prefix_cache": self.prefix_cache.stats(),
+            **counts.stats(),
+        }
 
     def check_invariants(self) -> None:
         """Assert that no block is lost and that tables belong to running or swapped requests."""

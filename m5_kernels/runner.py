@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 import torch
 
-from m1_single.prompt_logprobs import note_prompt_logprobs
 from m3_paged.block_cache import BlockCache
+from m4_prefix_chunked.speculation import draft_token_ids
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
+from milestone_llm.core.prompt_logprobs import note_prompt_logprobs
 from milestone_llm.core.request import Request, RequestStatus
 from milestone_llm.core.sampling import sample as sample_on_host
 
@@ -27,7 +28,7 @@ from .device_step import DeviceStep, last_of_rows
 from .kernels.backend import compiling
 from .kernels.expand_step import append_sampled
 from .proposer import UNKNOWN
-from .sampler import Needs
+from .sampler import Needs, needs_host_sampler
 from .step_graphs import StepGraphs, StepShape, is_chunk, lack_of_memory_suppressed
 from .to_host import HostTokens, PromptLogprobs, fetch, prompt_logprobs_of
 
@@ -62,6 +63,12 @@ class FusedRunner:
                 self.state.step_rows, step.max_tokens, step.compute, step.max_guess_rows, smallest
             )
 
+    @staticmethod
+    def can_run_ahead(plan: StepPlan) -> bool:
+        """Whether a step can be launched before the tokens before it, and the next one before its
+        own are known. The host's sampler must know the first, and a device be told the second."""
+        return not any(map(needs_host_sampler, plan.rows))
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start a step; returns while it runs."""
@@ -77,15 +84,13 @@ class FusedRunner:
             return LaunchedStep(dict)
         self._send(rows, copied={block for _, block in plan.copies})
         shape = StepShape.of(rows)
-        if not plan.can_run_ahead:  # all tokens before this step are known
+        if not self.can_run_ahead(plan):  # all tokens before this step are known
             sampled = self._sample_on_host(rows, shape)
             return LaunchedStep(lambda: sampled)
-        requests = [
-            row.request if row.samples else None
-            for row in rows
-            for _ in range(1 + len(row.draft_token_ids))
+        places = [
+            row if row.samples else None for row in rows for _ in range(row.num_sampled_tokens)
         ]
-        needs = Needs.of(request for request in requests if request is not None)
+        needs = Needs.of(row.request for row in places if row is not None)
         of_prompts: PromptLogprobs = []
         if any(row.prompt_positions for row in rows):
             hidden, metadata = self.device_step.hidden(shape)
@@ -95,7 +100,7 @@ class FusedRunner:
             tokens = self.graphs.replay(bucket, needs)
         else:
             tokens = self.device_step.compute(shape, needs)
-        return LaunchedStep(self._fetch(requests, tokens, of_prompts))
+        return LaunchedStep(self._fetch(places, tokens, of_prompts))
 
     @torch.inference_mode()
     def compile_kernels(self) -> None:
@@ -167,7 +172,7 @@ class FusedRunner:
 
     def _places(self, index: int, row: ScheduledRequest) -> list[StepPlace]:
         """A row's places in the step: one, and one for each guess."""
-        guesses, num_wanted = row.draft_token_ids, 0
+        guesses, num_wanted = draft_token_ids(row), 0
         if not guesses:
             return [StepPlace(index, row.num_new_tokens, row.samples)]
         if UNKNOWN in guesses:
@@ -183,15 +188,18 @@ class FusedRunner:
 
     def _sample_on_host(
         self, rows: list[ScheduledRequest], shape: StepShape
-    ) -> dict[str, SampledToken]:
+    ) -> dict[str, list[SampledToken]]:
         """A step in which completions begin, several tokens from a row: the sampler of M1."""
         hidden, metadata = self.device_step.hidden(shape)
         of_prompts = prompt_logprobs_of(rows, hidden, self.decoder)
         places = [place for place, row in enumerate(rows) for _ in row.sampling_requests]
         requests = [request for row in rows for request in row.sampling_requests]
         logits = self.decoder.logits(last_of_rows(hidden, metadata, shape)[places])
-        sampled = sample_on_host(logits, requests)
-        ids = [sampled[row.request.request_id].token_id if row.samples else -1 for row in rows]
+        sampled = {
+            request.request_id: [token]
+            for request, token in zip(requests, sample_on_host(logits, requests), strict=True)
+        }
+        ids = [sampled[row.request.request_id][0].token_id if row.samples else -1 for row in rows]
         tokens = torch.tensor(ids, dtype=torch.int32).to(hidden.device)
         append_sampled(self.state.rows, *self.state.step(shape.num_rows), tokens)
         for entry in of_prompts:  # sampling has waited for the device
@@ -199,6 +207,9 @@ class FusedRunner:
         return sampled
 
     def _fetch(
-        self, requests: list[Request | None], tokens: torch.Tensor, of_prompts: PromptLogprobs
-    ) -> Callable[[], dict[str, SampledToken]]:
-        return fetch(requests, tokens, of_prompts, self.sampler, self.host_tokens)
+        self,
+        places: list[ScheduledRequest | None],
+        tokens: torch.Tensor,
+        of_prompts: PromptLogprobs,
+    ) -> Callable[[], dict[str, list[SampledToken]]]:
+        return fetch(places, tokens, of_prompts, self.sampler, self.host_tokens)

@@ -7,11 +7,11 @@ from itertools import cycle
 
 import torch
 
-from m1_single.prompt_logprobs import note_prompt_logprobs, prompt_logprobs
+from m4_prefix_chunked.speculation import GuessingRow
 from milestone_llm.core.logprobs import read_logprobs
 from milestone_llm.core.outputs import Logprob, SampledToken
 from milestone_llm.core.plan import ScheduledRequest
-from milestone_llm.core.request import Request
+from milestone_llm.core.prompt_logprobs import note_prompt_logprobs, prompt_logprobs
 
 from .decoder.decoder import FusedDecoder
 from .kernels.guesses import MISSING, REJECTED
@@ -73,30 +73,31 @@ class HostTokens:
 
 
 def fetch(
-    requests: Sequence[Request | None],
+    places: Sequence[ScheduledRequest | None],
     tokens: torch.Tensor,
     of_prompts: PromptLogprobs,
     sampler: Sampler,
     host_tokens: HostTokens,
-) -> Callable[[], dict[str, SampledToken]]:
+) -> Callable[[], dict[str, list[SampledToken]]]:
     """Start the tokens' way to the host; what is returned waits for them.
 
-    requests: whose token each place has; None where it is nobody's.
+    places: the row whose token each place has; None where it is nobody's. On a row that guesses it
+        is noted how many guesses the device did not make.
     """
     wanted = {
-        place: request.sampling_params.logprobs
-        for place, request in enumerate(requests)
-        if request is not None and request.sampling_params.logprobs is not None
+        place: row.request.sampling_params.logprobs
+        for place, row in enumerate(places)
+        if row is not None and row.request.sampling_params.logprobs is not None
     }
     columns = sampler.logprobs(list(wanted), tokens, max(wanted.values())) if wanted else None
-    token_copy = host_tokens.take(tokens[: len(requests)])
+    token_copy = host_tokens.take(tokens[: len(places)])
     column_copy = None if columns is None else _to_host(columns)
     done = torch.cuda.Event() if tokens.is_cuda else None
     if done is not None:
         done.record()
         host_tokens.last = done
 
-    def read() -> dict[str, SampledToken]:
+    def read() -> dict[str, list[SampledToken]]:
         if done is not None:
             done.synchronize()
         for entry in of_prompts:
@@ -104,19 +105,18 @@ def fetch(
         token_ids = token_copy.tolist()
         logprobs: dict[int, dict[int, Logprob]] = {}
         if column_copy is not None:
-            for (place, num_wanted), row in zip(wanted.items(), column_copy.tolist(), strict=True):
-                logprobs[place] = read_logprobs(token_ids[place], row, num_wanted)
-        sampled: dict[str, SampledToken] = {}
-        for place, (request, token_id) in enumerate(zip(requests, token_ids, strict=True)):
-            if request is None or token_id == REJECTED:
+            for (place, num_wanted), own in zip(wanted.items(), column_copy.tolist(), strict=True):
+                logprobs[place] = read_logprobs(token_ids[place], own, num_wanted)
+        sampled: dict[str, list[SampledToken]] = {}
+        for place, (row, token_id) in enumerate(zip(places, token_ids, strict=True)):
+            if row is None or token_id == REJECTED:
                 continue
-            if token_id == MISSING:  # comes last of its request
-                sampled[request.request_id].num_missing += 1
+            if token_id == MISSING:
+                assert isinstance(row, GuessingRow)
+                row.num_missing += 1
                 continue
-            before = sampled.get(request.request_id)
-            accepted = () if before is None else (*before.accepted, before)
-            token = SampledToken(token_id, logprobs.get(place), accepted)
-            sampled[request.request_id] = token
+            token = SampledToken(token_id, logprobs.get(place))
+            sampled.setdefault(row.request.request_id, []).append(token)
         return sampled
 
     return read

@@ -87,7 +87,7 @@ class ListDevice:
         """By block, for each of its places a number that stands for a token and all before it."""
         self.host: dict[int, list[int]] = {}
 
-    def run(self, plan: StepPlan) -> dict[str, SampledToken]:
+    def run(self, plan: StepPlan) -> dict[str, list[SampledToken]]:
         """Move blocks, write, read, sample.
 
         Raises:
@@ -105,7 +105,7 @@ class ListDevice:
         for row in plan.rows:
             self._read(row)
         return {
-            request.request_id: SampledToken(next_token(request.token_ids, request.seed))
+            request.request_id: [SampledToken(next_token(request.token_ids, request.seed))]
             for row in plan.rows
             for request in row.sampling_requests
         }

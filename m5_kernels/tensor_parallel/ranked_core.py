@@ -7,11 +7,12 @@ make the same requests: equal ids, numbers and seeds.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from milestone_llm.core.engine_core import ModelRunner
 from milestone_llm.core.outputs import EngineCoreOutput
+from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.core.scheduler import BaseScheduler
@@ -73,7 +74,7 @@ class RankedCore(GuardedCore):
         tracer: StepWatcher | None,
         *,
         check_invariants: bool,
-        is_pipelined: bool,
+        can_run_ahead: Callable[[StepPlan], bool] | None,
     ) -> None:
         super().__init__(
             milestone,
@@ -81,7 +82,7 @@ class RankedCore(GuardedCore):
             runner,
             tracer,
             check_invariants=check_invariants,
-            is_pipelined=is_pipelined,
+            can_run_ahead=can_run_ahead,
         )
         self.ranks, self.number = ranks, number
         self._changes: list[NewRequest | FinishedRequest] = []

@@ -77,7 +77,7 @@ def test_a_completion_without_a_token_to_choose_ends_alone():
     add_all(scheduler, leader, other)
     device = PagedDevice(scheduler)
     plan = scheduler.schedule()
-    outputs = scheduler.update(plan, device.run(plan) | {"a": SampledToken(-1)})
+    outputs = scheduler.update(plan, device.run(plan) | {"a": [SampledToken(-1)]})
     scheduler.check_invariants()
     assert [(each.request_id, len(each.new_token_ids), each.finish_reason) for each in outputs] == [
         ("a", 0, "error"),

@@ -94,7 +94,7 @@ class RandomLife:
         else:
             sampled = self.device.run(plan)
             broken = [self.rng.choice(due)] if self.rng.random() < self.failure_rate else []
-            sampled |= {request.request_id: SampledToken(-1) for request in broken}
+            sampled |= {request.request_id: [SampledToken(-1)] for request in broken}
             scheduler.update(plan, sampled)
             errors = [request for request in due if request.finish_reason == "error"]
             assert errors == broken

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from m4_prefix_chunked.speculation import GuessingRow, draft_token_ids
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.request import Request, RequestStatus
@@ -125,10 +126,10 @@ class RandomLife(Life):
             sampled = self.device.run(plan)
             if due and self.goes_wrong():
                 wrong = {self.rng.choice(due)}
-                sampled |= {request.request_id: SampledToken(-1) for request in wrong}
+                sampled |= {request.request_id: [SampledToken(-1)] for request in wrong}
             outputs = self.scheduler.update(plan, sampled)
             for row in plan.rows:
-                if row.draft_token_ids:
+                if isinstance(row, GuessingRow):
                     self.num_accepted += row.num_new_tokens - 1
                     self.num_rejected += len(row.draft_token_ids) + 1 - row.num_new_tokens
             assert [output.request_id for output in outputs] == [r.request_id for r in due]
@@ -161,14 +162,14 @@ class RandomLife(Life):
         for row in plan.rows:
             is_partial = row.end < row.request.num_tokens
             self.num_partial += is_partial
-            assert row.num_new_tokens >= 1 + len(row.draft_token_ids)
-            assert not row.draft_token_ids or (row.samples and not plan.preempted)
+            assert row.num_new_tokens >= 1 + len(draft_token_ids(row))
+            assert not draft_token_ids(row) or (row.samples and not plan.preempted)
             assert row.samples != is_partial
             assert config.enable_chunked_prefill or not is_partial
             if config.long_prefill_token_threshold:
                 threshold = config.long_prefill_token_threshold
-                assert row.num_new_tokens - len(row.draft_token_ids) <= threshold
-            num_tokens = row.request.num_tokens + len(row.draft_token_ids)
+                assert row.num_new_tokens - len(draft_token_ids(row)) <= threshold
+            num_tokens = row.request.num_tokens + len(draft_token_ids(row))
             num_blocks = self.kv.num_blocks_for(num_tokens)
             has_guessed = scheduler.speculation is not None  # and so has spare blocks
             assert len(row.blocks) == num_blocks or (len(row.blocks) > num_blocks and has_guessed)

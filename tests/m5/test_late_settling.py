@@ -13,7 +13,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from m4_prefix_chunked.speculation import GuessingRow
 from m5_kernels.proposer import DeviceProposer
+from m5_kernels.runner import FusedRunner
 from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.core.outputs import EngineCoreOutput, SampledToken
 from milestone_llm.core.plan import LaunchedStep, StepPlan
@@ -90,7 +92,9 @@ class Service(EngineCore):
         scheduler = make_scheduler(**script.limits)
         if scheduler.speculation is not None:
             scheduler.speculation.proposer = DeviceProposer()
-        super().__init__(scheduler, ReadBackRunner(scheduler.config.block_size), is_pipelined)
+        runner = ReadBackRunner(scheduler.config.block_size)
+        can_run_ahead = FusedRunner.can_run_ahead if is_pipelined else None
+        super().__init__(scheduler, runner, can_run_ahead)
         self.script = script
         self.leaders: dict[str, Request] = {}
         self.wrong: set[str] = set()
@@ -141,12 +145,12 @@ class Service(EngineCore):
     def settle(self) -> list[EngineCoreOutput]:
         step = self.in_flight[0]
         sampled, plan = step.launched.wait(), step.plan
-        sampled |= {name: SampledToken(-1) for name in sampled.keys() & self.wrong}
+        sampled |= {name: [SampledToken(-1)] for name in sampled.keys() & self.wrong}
         step.launched = LaunchedStep(lambda: sampled)
         ended = [row.request for row in plan.rows if row.request.is_finished]
         outputs = super().settle()
         for row in plan.rows:
-            if row.draft_token_ids and row.num_accepted is not None:
+            if isinstance(row, GuessingRow) and row.num_accepted is not None:
                 self.counts["accepted"] += row.num_accepted
                 self.counts["rejected"] += len(row.draft_token_ids) - row.num_accepted
         assert [row.request for row in plan.rows if row.is_padding] == ended

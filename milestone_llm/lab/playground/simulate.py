@@ -65,7 +65,7 @@ class RuleRunner:
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """A token for each row that samples."""
         due = [request for row in plan.rows for request in row.sampling_requests]
-        tokens = {each.request_id: SampledToken(each.num_tokens % VOCAB_SIZE) for each in due}
+        tokens = {each.request_id: [SampledToken(each.num_tokens % VOCAB_SIZE)] for each in due}
         return LaunchedStep(lambda: tokens)
 
     def reset(self) -> None:
