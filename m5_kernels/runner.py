@@ -172,9 +172,9 @@ class FusedRunner:
 
     def _places(self, index: int, row: ScheduledRequest) -> list[StepPlace]:
         """A row's places in the step: one, and one for each guess."""
-        guesses, num_wanted = draft_token_ids(row), 0
-        if not guesses:
+        if row.num_sampled_tokens == 1:
             return [StepPlace(index, row.num_new_tokens, row.samples)]
+        guesses, num_wanted = draft_token_ids(row), 0
         if UNKNOWN in guesses:
             num_wanted = len(guesses)
         else:

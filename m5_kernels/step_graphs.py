@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from m4_prefix_chunked.speculation import draft_token_ids
 from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.frontend.garbage import nothing_collected
 
@@ -47,15 +46,15 @@ class StepShape(NamedTuple):
     def of(cls, rows: Sequence[ScheduledRequest]) -> StepShape:
         """Of a plan's rows."""
         num_chunks = sum(map(is_chunk, rows))
-        num_guesses = sum(len(draft_token_ids(row)) for row in rows)
         num_tokens = sum(row.num_new_tokens for row in rows)
-        num_rows = len(rows) + num_guesses
-        return cls(num_tokens, num_rows, num_rows - num_chunks, num_chunks, num_guesses > 0)
+        num_rows = sum(row.num_sampled_tokens for row in rows)
+        has_guesses = num_rows > len(rows)
+        return cls(num_tokens, num_rows, num_rows - num_chunks, num_chunks, has_guesses)
 
 
 def is_chunk(row: ScheduledRequest) -> bool:
     """Whether a row has more than one certain token."""
-    return row.num_new_tokens > 1 + len(draft_token_ids(row))
+    return row.num_new_tokens > row.num_sampled_tokens
 
 
 class StepGraphs:
