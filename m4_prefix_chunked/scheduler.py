@@ -11,10 +11,11 @@ chunk that does not reach the last known token samples nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from m3_paged.block_manager import BlockManager
+from m3_paged.completions import Completions
 from m3_paged.kv_usage import check_tables, kv_stats, paged_kv_usage
 from m3_paged.preemption import Preempter
 from milestone_llm.core.kv import KVUsage
@@ -49,6 +50,7 @@ class Scheduler(BaseScheduler):
         self.kv = BlockManager(pool, config.block_size, self.events)
         self.prefix_cache = PrefixCache(self.kv, pool, config.enable_prefix_caching)
         self.preempter = Preempter(self.kv, self.num_host_blocks)
+        self.completions = Completions()
         self.speculation: Speculation | None = None
         if config.speculation:
             self.speculation = Speculation(config, self.kv, proposer, can_guess)
@@ -79,7 +81,7 @@ class Scheduler(BaseScheduler):
         for request in self.by_seniority():
             is_running = request.status is RequestStatus.RUNNING  # not preempted for a senior one
             # Forks that start here could be victims of the next row: their prompt comes later.
-            is_decode = request.num_uncomputed_tokens == 1 and not request.forks
+            is_decode = request.num_uncomputed_tokens == 1 and not self.completions.of(request)
             if budget and is_running and is_decode and self._make_room(request, plan):
                 budget -= self._add_row(request, plan, budget)
         return budget
@@ -87,7 +89,8 @@ class Scheduler(BaseScheduler):
     def _prefill(self, plan: StepPlan, budget: int) -> None:
         """The next chunk of each prompt that is under way, then new prompts."""
         for request in self.by_seniority():
-            if budget and (request.num_uncomputed_tokens > 1 or request.forks):  # it has its blocks
+            is_prompt = request.num_uncomputed_tokens > 1 or bool(self.completions.of(request))
+            if budget and is_prompt:  # it has its blocks
                 budget -= self._add_row(request, plan, budget)
         while self.waiting and not plan.preempted:  # newcomers would only be preempted next
             request = self.waiting.peek()
@@ -126,19 +129,19 @@ class Scheduler(BaseScheduler):
         row = ScheduledRequest(request, start, num_new_tokens, False, blocks, num_cached)
         plan.rows.append(row)
         self.prefix_cache.make_findable(request, row.end)
-        if request.forks and row.samples:  # its prompt is complete: they start from its KV
-            for fork in request.forks:
+        if row.samples:  # the prompt is complete: its further completions start from its KV
+            for fork in self.completions.start(request):
                 self.kv.fork(request.request_id, fork.request_id)
                 fork.status = RequestStatus.RUNNING
                 self.running.append(fork)
                 plan.admitted.append(fork)
-            request.forks.clear()
+                row.sampling_requests.append(fork)
         return num_new_tokens
 
     def reason_to_wait(self, request: Request, budget: int) -> str | None:
-        """Why a request and its forks cannot join a step that has `budget` tokens left."""
-        num_running = len(self.running) + sum(len(running.forks) for running in self.running)
-        if num_running + len(request.forks) >= self.config.max_num_seqs:
+        """Why a request and its completions cannot join a step that has `budget` tokens left."""
+        num_running = len(self.running) + self.completions.num_of(self.running)
+        if num_running + self.completions.num_of([request]) >= self.config.max_num_seqs:
             return f"max_num_seqs={self.config.max_num_seqs}, running: {num_running}"
         hit = PrefixHit([], request.num_computed_tokens)  # what was swapped out comes back
         if request.status is not RequestStatus.SWAPPED:
@@ -176,6 +179,32 @@ class Scheduler(BaseScheduler):
                 self.mark_launched(plan)
             self.speculation.settle(plan, sampled)
         return super().update(plan, sampled)
+
+    # -- completions of a prompt -------------------------------------------------------------
+
+    def add(self, *requests: Request) -> None:
+        """Queue requests; further completions of a prompt start when the first has computed it."""
+        super().add(*requests)
+        for fork in self.completions.hold_back(requests):
+            self.waiting.remove(fork)
+
+    def finish(self, request: Request, reason: str) -> None:
+        """End a request in whatever state it is."""
+        if self.completions.discard(request):
+            request.finish(reason)
+        else:
+            super().finish(request, reason)
+
+    def fail(self, plan: StepPlan) -> None:
+        """End the requests of a step whose forward raised, those that wait for its prompts, too."""
+        for row in plan.rows:
+            for fork in self.completions.start(row.request):
+                fork.finish("error")
+        super().fail(plan)
+
+    def restart(self, requests: Iterable[Request]) -> None:
+        """After an exception anywhere: all wait with the tokens they have. All KV is dropped."""
+        super().restart(dict.fromkeys([*requests, *self.completions.take_all()]))
 
     # -- KV memory ---------------------------------------------------------------------------
 

@@ -21,6 +21,8 @@ from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 
 VOCAB_SIZE = 1000
+COMPLETIONS: dict[Request, list[Request]] = {}
+"""Of requests that these helpers have made."""
 
 
 def make_scheduler(
@@ -38,24 +40,28 @@ def make_requests(
     params = SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=True)
     prompt = [zlib.crc32(f"{name}:{i}".encode()) % VOCAB_SIZE for i in range(num_prompt_tokens)]
     leader = Request(name, prompt, params, seed=seed, **fields)
+    COMPLETIONS[leader] = further = [leader]
     for index in range(1, n):
         fork = Request(
             f"{name}/{index}",
             prompt,
             params,
             seed=seed + index,
-            leader=leader,
             index=index,
             **fields,
         )
-        leader.completions.append(fork)
-        leader.forks.append(fork)
+        further.append(fork)
     return leader
+
+
+def completions(leader: Request) -> list[Request]:
+    """A request and its further completions."""
+    return COMPLETIONS.get(leader, [leader])
 
 
 def is_done(leader: Request) -> bool:
     """Whether all completions of a prompt are finished."""
-    return all(completion.is_finished for completion in leader.completions)
+    return all(completion.is_finished for completion in completions(leader))
 
 
 def next_token(token_ids: list[int], seed: int) -> int:
@@ -193,6 +199,6 @@ def plan_line(plan: StepPlan) -> str:
 def add_all(scheduler: Scheduler, *requests: Request) -> None:
     """Queue requests in the order of their arrival."""
     for arrival, request in enumerate(requests):
-        for completion in request.completions:
+        for completion in completions(request):
             completion.arrival = arrival
-        scheduler.add(request)
+        scheduler.add(*completions(request))

@@ -96,9 +96,9 @@ class _Play:
 
     def _step(self, step: int, at: At) -> None:
         for ask in self.arrivals.get(step, ()):
-            leader = ask.request(len(self.requests), self.block_size)
-            self.requests |= {each.request_id: each for each in leader.completions}
-            self.scheduler.add(leader)
+            requests = ask.requests(len(self.requests), self.block_size)
+            self.requests |= {each.request_id: each for each in requests}
+            self.scheduler.add(*requests)
         waiting = list(self.scheduler.waiting)
         plan = self.scheduler.schedule()
         if not isinstance(plan, StepPlan):

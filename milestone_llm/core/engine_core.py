@@ -65,9 +65,9 @@ class EngineCore:
         self.can_run_ahead = can_run_ahead
         self.in_flight: deque[StepInFlight] = deque()
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request; the next steps compute it."""
-        self.scheduler.add(request)
+    def add_request(self, *requests: Request) -> None:
+        """Queue a request, or several that come together; the next steps compute them."""
+        self.scheduler.add(*requests)
 
     def finish_request(self, request: Request, reason: str) -> None:
         """End a request, in whatever state it is, for a reason that is not in its tokens."""

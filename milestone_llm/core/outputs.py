@@ -25,10 +25,9 @@ class SampledToken:
 
 @dataclass(slots=True)
 class EngineCoreOutput:
-    """What one completion has got since its last output."""
+    """What a request has got since its last output."""
 
     request_id: str
-    """Of the completion: for n > 1, its own and not its leader's."""
     new_token_ids: list[int] = field(default_factory=list)
     new_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     """Per new token, log-probabilities by token id; empty unless asked for."""

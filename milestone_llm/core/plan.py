@@ -23,11 +23,11 @@ class ScheduledRequest:
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache saved this request (from m4_prefix_chunked on)."""
     sampling_requests: list[Request] = field(init=False)
-    """The row's request and its forks, if the row reaches the last known token; else none."""
+    """Who gets a token: the row's request, if the row reaches its last known token; else nobody."""
 
     def __post_init__(self) -> None:
         is_last = not self.is_padding and self.end == self.request.num_tokens
-        self.sampling_requests = [self.request, *self.request.forks] if is_last else []
+        self.sampling_requests = [self.request] if is_last else []
 
     @property
     def end(self) -> int:

@@ -65,10 +65,11 @@ class BaseScheduler(ABC):
         """Figures of this milestone for `LLMEngine.stats`."""
         return {}
 
-    def add(self, request: Request) -> None:
-        """Queue a new request where the policy wants it."""
-        self._limit(request)
-        self.waiting.add(request)
+    def add(self, *requests: Request) -> None:
+        """Queue requests where the policy wants them. They have at most `max_model_len` tokens."""
+        for request in requests:
+            request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
+            self.waiting.add(request)
 
     def finish(self, request: Request, reason: str) -> None:
         """End a request in whatever state it is."""
@@ -132,7 +133,7 @@ class BaseScheduler(ABC):
     def fail(self, plan: StepPlan) -> None:
         """End the requests of a step whose forward raised; nobody's KV can be trusted then."""
         for row in plan.rows:
-            for request in (row.request, *row.request.forks, *row.sampling_requests):
+            for request in (row.request, *row.sampling_requests):
                 if not request.is_finished:
                     request.finish("error")
         self.restart([*self.running, *self.waiting])
@@ -145,31 +146,12 @@ class BaseScheduler(ABC):
         self.reset_memory()
         for request in requests:
             request.restart()
-        for request in [each for each in requests if not each.is_finished]:
-            leader = request.leader or request
-            self._limit(leader)
-            is_to_fork = request is not leader and not (
-                leader.is_finished or leader.num_output_tokens or request.num_output_tokens
-            )
-            if is_to_fork and request not in leader.forks:
-                leader.forks.append(request)
-            elif not is_to_fork:
-                if request in leader.forks:
-                    leader.forks.remove(request)
-                self.waiting.add(request)
-
-    def _limit(self, leader: Request) -> None:
-        """A request has at most `max_model_len` tokens, and so have its further completions."""
-        for completion in leader.completions:
-            completion.max_num_tokens = min(completion.max_num_tokens, self.max_model_len)
+        self.add(*(request for request in requests if not request.is_finished))
 
     def _leave(self, request: Request, status: RequestStatus) -> None:
         """Take a finished request out of its queue, and free its memory."""
-        leader = request.leader or request
         if status is RequestStatus.RUNNING:
             self.running.remove(request)
-        elif request in leader.forks:
-            leader.forks.remove(request)
         else:
             self.waiting.remove(request)
         self.free_memory(request)

@@ -75,11 +75,11 @@ class GuardedCore(EngineCore):
 
     # -- requests come and go ----------------------------------------------------------------
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request; the next steps compute it."""
-        super().add_request(request)
+    def add_request(self, *requests: Request) -> None:
+        """Queue a request with its further completions; the next steps compute them."""
+        super().add_request(*requests)
         if self.watchers:
-            self._arrived.append(request.request_id)
+            self._arrived.append(requests[0].request_id)
 
     def finish_request(self, request: Request, reason: str) -> None:
         """End a request, in whatever state it is, for a reason that is not in its tokens."""

@@ -21,6 +21,7 @@ from milestone_llm.core.outputs import EngineCoreOutput, SampledToken
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.core.request import Request, RequestStatus
 from milestone_llm.models.tiny_models import VOCAB_SIZE
+from paged_helpers import completions
 from prefix_helpers import make_scheduler, request_of
 from read_back import ReadBackRunner, right_output
 
@@ -108,11 +109,11 @@ class Service(EngineCore):
                 leader = request_of(arrival=len(self.leaders), **arrival)
                 self.leaders[leader.request_id] = leader
                 self.scheduler.validate(leader)
-                self.add_request(leader)
+                self.add_request(*completions(leader))
             unfinished = [*self.scheduler.running, *self.scheduler.waiting]
             if step in self.script.aborts and unfinished:
                 request = unfinished[int(self.script.aborts[step] * len(unfinished))]
-                self.abort(request.leader or request)
+                self.abort(self.leaders[request.request_id.split("/")[0]])
             if step in self.script.interruptions:
                 self.interrupt()
             self.wrong.add(self.script.errors.get(step, ""))
@@ -158,7 +159,7 @@ class Service(EngineCore):
         return outputs
 
     def abort(self, leader: Request) -> None:
-        for completion in reversed(leader.completions):
+        for completion in reversed(completions(leader)):
             if not completion.is_finished:
                 self.counts["late aborts"] += completion.num_in_flight
                 self.finish_request(completion, "abort")
@@ -167,15 +168,15 @@ class Service(EngineCore):
     def interrupt(self) -> None:
         """Ctrl-C: what is in flight is lost, the tokens that are known are not."""
         self.in_flight.clear()
-        completions = [each for leader in self.leaders.values() for each in leader.completions]
-        self.scheduler.restart(each for each in completions if not each.is_finished)
+        requests = [each for leader in self.leaders.values() for each in completions(leader)]
+        self.scheduler.restart(each for each in requests if not each.is_finished)
         self.runner.reset()
         self.scheduler.check_invariants()
         assert self.scheduler.kv.pool.num_used == 0
 
     def check_nothing_is_left(self) -> None:
         scheduler = self.scheduler
-        assert all(c.is_finished for leader in self.leaders.values() for c in leader.completions)
+        assert all(c.is_finished for leader in self.leaders.values() for c in completions(leader))
         assert scheduler.kv.pool.num_used == scheduler.preempter.host.pool.num_used == 0
         assert scheduler.prefix_cache.hashes == {}
         assert scheduler.reset_prefix_cache()
@@ -186,7 +187,7 @@ class Service(EngineCore):
         return {
             each.request_id: (each.output_token_ids, each.finish_reason)
             for leader in self.leaders.values()
-            for each in leader.completions
+            for each in completions(leader)
         }
 
 
@@ -195,7 +196,7 @@ def right_outcomes(script: Script) -> dict[str, tuple[list[int], str]]:
     outcomes = {}
     for arrivals in script.arrivals.values():
         for arrival in arrivals:
-            for each in request_of(**arrival).completions:
+            for each in completions(request_of(**arrival)):
                 outcomes[each.request_id] = right_output(
                     each.prompt_token_ids,
                     each.sampling_params,
