@@ -62,8 +62,8 @@ class EngineRequest:
     """Which of HTTP's processes asks."""
 
     def as_known_here(self) -> list[Request]:
-        """The completions for an `OutputProcessor` that is not the engine's: number and seeds are not
-        known, and where they stand is what the engine has told."""
+        """The completions for an `OutputProcessor` that is not the engine's: numbers and seeds are
+        not known, and where they stand is what the engine has told."""
         further = [f"{self.request_id}/{index}" for index in range(1, self.params.n)]
         ids, prompt = [self.request_id, *further], self.prompt_token_ids
         return build_requests(ids, prompt, self.params, 0, self.priority, 0, frozenset())
