@@ -185,7 +185,7 @@ def lines_of(scheduler: Any, arrivals: Mapping[int, Sequence[Ask]]) -> list[str]
     device, lines, num_requests = ListDevice(block_size), list[str](), 0
     while len(lines) <= max(arrivals) or scheduler.has_unfinished_requests():
         for ask in arrivals.get(len(lines), ()):
-            scheduler.add(ask.request(num_requests, block_size))
+            scheduler.add(*ask.requests(num_requests, block_size))
             num_requests += ask.n
         plan = scheduler.schedule()
         scheduler.update(plan, device.run(plan))
