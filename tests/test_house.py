@@ -234,7 +234,7 @@ def test_the_core_knows_no_text_threads_files_times_or_traces():
         ("m2_batching", 13),
         ("m3_paged", 16),
         ("m4_prefix_chunked", 17),
-        ("m5_kernels", 20),
+        ("m5_kernels", 21),
     ],
 )
 def test_one_step_runs_through_few_files(milestone, most_files):
