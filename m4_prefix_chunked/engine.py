@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from m2_batching.runner import sample_rows
 from m3_paged.block_cache import BlockCache
 from m3_paged.kv_memory import fit_kv_memory, with_swap_space
 from m3_paged.runner import ModelRunner
@@ -17,6 +18,7 @@ from milestone_llm.models.support import check_flat
 
 from .config import EngineConfig
 from .scheduler import Scheduler
+from .verification import sample_and_verify
 
 USEFUL_KV = 16
 """KV memory worth having, in full batches: what running requests leave free remembers prefixes."""
@@ -52,7 +54,9 @@ class LLMEngine(BaseEngine):
         core = GuardedCore(
             self.milestone,
             scheduler,
-            ModelRunner(loaded.model, cache),
+            ModelRunner(
+                loaded.model, cache, sample_and_verify if config.speculation else sample_rows
+            ),
             open_trace(config.trace, loaded.decode),
             check_invariants=config.check_invariants,
         )

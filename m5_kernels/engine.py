@@ -135,11 +135,14 @@ class LLMEngine(BaseEngine):
         )
         num_blocks, max_model_len = gpus.smallest(num_blocks), gpus.smallest(max_model_len)
         config = with_swap_space(config, loaded.model, num_blocks)
-        more = {"proposer": DeviceProposer()} if config.speculation and decoder is not None else {}
+        more: dict[str, Any] = {}
+        if config.speculation and decoder is not None:
+            more = {"proposer": DeviceProposer(), "can_guess": FusedRunner.can_run_ahead}
         make_scheduler = scheduler_class(config.scheduler, Scheduler)
         scheduler = make_scheduler(config, max_model_len, num_blocks, **more)
         cache = BlockCache(loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks)
         runner = runner_over(cache, max_model_len)
+        is_pipelined = decoder is not None and config.async_scheduling and not config.enforce_eager
         core_class = GuardedCore if ranks is None else partial(RankedCore, ranks, number)
         core = core_class(
             self.milestone,
@@ -147,9 +150,7 @@ class LLMEngine(BaseEngine):
             runner,
             open_trace(config.trace, loaded.decode),
             check_invariants=config.check_invariants,
-            is_pipelined=(
-                decoder is not None and config.async_scheduling and not config.enforce_eager
-            ),
+            can_run_ahead=FusedRunner.can_run_ahead if is_pipelined else None,
         )
         super().__init__(config, loaded, max_model_len, core)
         self.decoder = decoder

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import torch
 
-from m1_single.prompt_logprobs import note_prompt_logprobs
 from m3_paged.block_cache import BlockCache
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
+from milestone_llm.core.prompt_logprobs import note_prompt_logprobs
 from milestone_llm.core.request import Request, RequestStatus
 from milestone_llm.core.sampling import sample as sample_on_host
 
@@ -28,7 +28,7 @@ from .device_state import DeviceState, StepSeq
 from .device_step import DeviceStep, last_of_seqs
 from .kernels.backend import compiling
 from .kernels.expand_step import append_sampled
-from .sampler import Needs
+from .sampler import Needs, needs_host_sampler
 from .step_graphs import Buckets, StepGraphs, StepShape, is_chunk
 from .to_host import CopyToHost, HostTokens, copy_to_host, fetch, prompt_logprobs_of
 
@@ -79,6 +79,12 @@ class FusedRunner:
         if cache.device.type == "cuda" and not config.enforce_eager:
             self.graphs = StepGraphs(self.state.step_rows, step.compute, decoder.gpus)
 
+    @staticmethod
+    def can_run_ahead(plan: StepPlan) -> bool:
+        """Whether a step can be launched before the tokens before it, and the next one before its
+        own are known. The host's sampler must know the first, and a device be told the second."""
+        return not any(map(needs_host_sampler, plan.rows))
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start a step; returns while it runs."""
@@ -95,7 +101,7 @@ class FusedRunner:
             [StepSeq(self.row_of(row, copied), row.num_new_tokens, row.samples) for row in rows]
         )
         shape = StepShape.of(rows)
-        if not plan.can_run_ahead:  # all tokens before this step are known
+        if not self.can_run_ahead(plan):  # all tokens before this step are known
             sampled = self._sample_on_host(rows, shape)
             return LaunchedStep(lambda: sampled)
         requests = [row.request if row.samples else None for row in rows]
@@ -111,9 +117,9 @@ class FusedRunner:
             tokens = self.device_step.compute(shape, needs)
         read = fetch(requests, tokens, self.device_step.sampler, self.host_tokens)
 
-        def wait() -> dict[str, SampledToken]:
+        def wait() -> dict[str, list[SampledToken]]:
             pairs = zip(requests, read(), strict=True)
-            sampled = {request.request_id: token for request, token in pairs if request is not None}
+            sampled = {each.request_id: [token] for each, token in pairs if each is not None}
             for entry in of_prompts:
                 note_prompt_logprobs(*entry)
             return sampled
@@ -205,15 +211,18 @@ class FusedRunner:
 
     def _sample_on_host(
         self, rows: list[ScheduledRequest], shape: StepShape
-    ) -> dict[str, SampledToken]:
+    ) -> dict[str, list[SampledToken]]:
         """A step in which completions begin, several tokens from a row: the sampler of M1."""
         hidden, metadata = self.device_step.hidden(shape)
         of_prompts = prompt_logprobs_of(rows, hidden, self.decoder)
         seqs = [seq for seq, row in enumerate(rows) for _ in row.sampling_requests]
         requests = [request for row in rows for request in row.sampling_requests]
         logits = self.decoder.logits(last_of_seqs(hidden, metadata)[seqs])
-        sampled = sample_on_host(logits, requests)
-        ids = [sampled[row.request.request_id].token_id if row.samples else -1 for row in rows]
+        sampled = {
+            request.request_id: [token]
+            for request, token in zip(requests, sample_on_host(logits, requests), strict=True)
+        }
+        ids = [sampled[row.request.request_id][0].token_id if row.samples else -1 for row in rows]
         tokens = torch.tensor(ids, dtype=torch.int32).to(hidden.device)
         append_sampled(self.state.rows, *self.state.step(shape.num_seqs), tokens)
         for entry in of_prompts:  # sampling has waited for the device

@@ -210,7 +210,9 @@ class Digest:
             for row in plan.rows
         ]
         preempted = [each.request.request_id for each in plan.preempted]
-        sampled = sorted((name, token.token_id) for name, token in step.sampled.items())
+        sampled = sorted(
+            (name, [token.token_id for token in tokens]) for name, tokens in step.sampled.items()
+        )
         self.digest.update(repr((rows, preempted, sampled)).encode())
 
 

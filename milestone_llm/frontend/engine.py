@@ -162,10 +162,10 @@ class BaseEngine:
         return cast(Iterator[RequestOutput], outputs)
 
     def _run(
-        self, requests: list[Request], queue: OutputQueue, states: list[RequestState]
+        self, prompts: list[list[Request]], queue: OutputQueue, states: list[RequestState]
     ) -> Generator[RequestOutput | None, None, None]:
         try:
-            states += self._exclusive.run(partial(self._add, requests, queue))
+            states += self._exclusive.run(partial(self._add, prompts, queue))
             yield None
             while queue.unfinished:
                 self._exclusive.run(self._step)
@@ -198,9 +198,9 @@ class BaseEngine:
         """
         params = SamplingParams() if sampling_params is None else sampling_params
         make = partial(self.input_processor.make, prompt, params, request_id, priority, chat)
-        request = self._intake.run(make)
-        self._exclusive.run(partial(self._add, [request], self._step_queue))
-        return request.request_id
+        requests = self._intake.run(make)
+        self._exclusive.run(partial(self._add, [requests], self._step_queue))
+        return requests[0].request_id
 
     def step(self) -> list[RequestOutput]:
         """Compute one step.
@@ -235,16 +235,17 @@ class BaseEngine:
 
     # -- one thread at a time ----------------------------------------------------------------
 
-    def _add(self, requests: list[Request], queue: OutputQueue) -> list[RequestState]:
+    def _add(self, prompts: list[list[Request]], queue: OutputQueue) -> list[RequestState]:
         self._drop_unread()
-        for request in requests:  # another thread may have been faster with the same id
-            check_request_id(request.request_id, self.is_taken)
+        names = [completions[0].request_id for completions in prompts]
+        for name in names:  # another thread may have been faster with the same id
+            check_request_id(name, self.is_taken)
         if queue.reader is not None:
             self._readers.append(queue)
-        for request in requests:
-            self.output_processor.add(request, queue)
-            self.core.add_request(request)
-        return [self.output_processor.states[request.request_id] for request in requests]
+        for completions in prompts:
+            self.output_processor.add(completions, queue)
+            self.core.add_request(*completions)
+        return [self.output_processor.states[name] for name in names]
 
     def _step(self) -> None:
         self._drop_unread()
@@ -256,9 +257,9 @@ class BaseEngine:
         state = self.output_processor.states.get(request_id)
         if state is None:
             return None
-        for completion in reversed(state.request.completions):  # forks before what they fork from
-            if not completion.is_finished:
-                self.core.finish_request(completion, "abort")
+        for completion in reversed(state.completions):  # forks before what they fork from
+            if not completion.request.is_finished:
+                self.core.finish_request(completion.request, "abort")
         output = self.output_processor.abort(state)
         self.core.close_steps()
         state.queue.discard(request_id)  # up to here, `step` would deliver it
@@ -293,7 +294,7 @@ class BaseEngine:
 def _restart(core: GuardedCore, output_processor: OutputProcessor) -> None:
     """After whatever was raised: go on with the requests as they are."""
     states = list(output_processor.states.values())
-    core.restart([each for state in states for each in state.request.completions])
+    core.restart([each.request for state in states for each in state.completions])
     for request in output_processor.catch_up():
         core.finish_request(request, "stop")
     core.close_steps()

@@ -37,7 +37,7 @@ class SettledStep:
     times: list[float]
     """Seconds of `time.perf_counter()` at start, after schedule, after execute, after update."""
     plan: StepPlan
-    sampled: dict[str, SampledToken]
+    sampled: dict[str, list[SampledToken]]
     finished: list[tuple[str, str]]
     """(request id, reason) of requests that ended since the step before, aborted ones included."""
     events: list[KVEvent]

@@ -62,9 +62,9 @@ class WaitingRunner:
         end = time.perf_counter() + (self._step_ms + self._token_ms * num_positions) / 1e3
         due = [each.request_id for row in plan.rows for each in row.sampling_requests]
 
-        def wait() -> dict[str, SampledToken]:
+        def wait() -> dict[str, list[SampledToken]]:
             time.sleep(max(0.0, end - time.perf_counter()))
-            return dict.fromkeys(due, SampledToken(TOKEN_ID))
+            return {request_id: [SampledToken(TOKEN_ID)] for request_id in due}
 
         return LaunchedStep(wait)
 

@@ -163,10 +163,10 @@ def test_a_row_without_a_token_says_so():
     """No token amid a prompt, none where the logits held a NaN, and none of a padding row."""
     request = make_request("r1")
     row = ScheduledRequest(request, 0, 4)
-    sampled = [{}, {"r1": SampledToken(-1)}, {"r1": SampledToken(0)}]
+    sampled = [{}, {"r1": [SampledToken(-1)]}, {"r1": [SampledToken(0)]}]
     assert [BatchRow.of(row, each).sampled_token for each in sampled] == [None, None, 0]
     padding = ScheduledRequest(request, 4, 1, is_padding=True)
-    assert BatchRow.of(padding, {"r1": SampledToken(7)}).sampled_token is None
+    assert BatchRow.of(padding, {"r1": [SampledToken(7)]}).sampled_token is None
 
 
 @every_milestone

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from engine_helpers import make_request
+from m4_prefix_chunked.speculation import GuessingRow
 from m5_kernels.kernels.guesses import MISSING, REJECTED
 from m5_kernels.to_host import NUM_TURNS, HostTokens, fetch
 from milestone_llm.core.outputs import SampledToken
@@ -35,10 +36,20 @@ def test_guesses_that_came_true_stand_before_the_last_token_of_their_request():
     a, b, c = (make_request(name) for name in "abc")
     places = {0: (a, 5), 1: (a, 6), 2: (a, 7), 3: (a, MISSING), 4: (None, 9), 5: (b, 8)}
     places |= {6: (b, REJECTED), 7: (c, -1)}
+    rows = {
+        request: GuessingRow(request, start=3, num_new_tokens=num, draft_token_ids=[0] * (num - 1))
+        for request, num in ((a, 4), (b, 2), (c, 1))
+    }
     requests, tokens = zip(*places.values(), strict=True)
     host_tokens = HostTokens(len(places), torch.device("cpu"))
-    read = fetch(requests, torch.tensor(tokens, dtype=torch.int32), [], None, host_tokens)
+    read = fetch(
+        [rows.get(each) for each in requests],
+        torch.tensor(tokens, dtype=torch.int32),
+        [],
+        None,
+        host_tokens,
+    )
     sampled = read()
-    assert [token.token_id for token in sampled["a"].accepted] == [5, 6]
-    assert (sampled["a"].token_id, sampled["a"].num_missing) == (7, 1)
-    assert (sampled["b"], sampled["c"]) == (SampledToken(8), SampledToken(-1))
+    assert sampled["a"] == [SampledToken(5), SampledToken(6), SampledToken(7)]
+    assert [row.num_missing for row in rows.values()] == [1, 0, 0]
+    assert (sampled["b"], sampled["c"]) == ([SampledToken(8)], [SampledToken(-1)])
