@@ -97,9 +97,7 @@ class FusedRunner:
         rows = sorted(plan.rows, key=is_chunk)
         if not rows:
             return LaunchedStep(dict)
-        self.send(
-            [StepSeq(self.row_of(row, copied), row.num_new_tokens, row.samples) for row in rows]
-        )
+        self.send(rows, copied)
         shape = StepShape.of(rows)
         if not self.can_run_ahead(plan):  # all tokens before this step are known
             sampled = self._sample_on_host(rows, shape)
@@ -169,6 +167,16 @@ class FusedRunner:
 
     # -- what the device must be told ----------------------------------------------------------
 
+    def send(self, rows: list[ScheduledRequest], copied: set[int]) -> None:
+        """Bring the device's state up to date for a step of these rows.
+
+        copied: as `begin` returns them.
+        """
+        state = self.state
+        step = [StepSeq(self.row_of(row, copied), row.num_new_tokens, row.samples) for row in rows]
+        state.set_step(step)
+        state.flush()
+
     def begin(self, plan: StepPlan) -> set[int]:
         """Move the plan's blocks, and take back the rows of requests that no longer run.
 
@@ -185,10 +193,7 @@ class FusedRunner:
         return {block for _, block in plan.copies}
 
     def row_of(self, row: ScheduledRequest, copied: set[int]) -> int:
-        """The row of state of a request, with its new blocks noted, and all else if it is new.
-
-        copied: as `begin` returns them.
-        """
+        """The row of state of a request, with its new blocks noted, and all else if it is new."""
         request_id = row.request.request_id
         if request_id not in self.rows:
             self.rows[request_id] = RowOfRequest(self.free_rows.pop(), row.request)
@@ -201,11 +206,6 @@ class FusedRunner:
             self.state.set("block_table", index, row.blocks[num_sent:], column=num_sent)
             self._num_blocks_sent[request_id] = len(row.blocks)
         return index
-
-    def send(self, step: list[StepSeq]) -> None:
-        """Tell the device who is in the step, and all that was noted before."""
-        self.state.set_step(step)
-        self.state.flush()
 
     # -- what comes back -----------------------------------------------------------------------
 

@@ -96,7 +96,8 @@ class GuessingRunner:
         copied = runner.begin(plan)
         places = [place for row in plan.rows for place in self._places(row, copied)]
         self._tell(places)
-        runner.send([StepSeq(place.row, 1, True) for place in places])
+        runner.state.set_step([StepSeq(place.row, 1, True) for place in places])
+        runner.state.flush()
         rows = [row for row in plan.rows for _ in range(row.num_sampled_tokens)]
         needs = Needs.of(row.request for row in plan.rows)
         if self.graphs is not None:
