@@ -10,7 +10,7 @@ the prompt, the others have no memory and stand in no queue.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from milestone_llm.core.request import Request
 
@@ -19,8 +19,8 @@ class Completions:
     """Keeps the completions that have not started."""
 
     def __init__(self) -> None:
-        self._forks: dict[Request, list[Request]] = {}
-        """By the first completion of their prompt."""
+        self.forks: dict[Request, list[Request]] = {}
+        """Those that have not started, by the request that computes their prompt."""
 
     def hold_back(self, requests: Iterable[Request]) -> list[Request]:
         """Keep those that start from the KV of another one of these requests: its prompt is the
@@ -33,33 +33,29 @@ class Completions:
         firsts = {each.arrival: each for each in without_tokens if each.index == 0}
         forks = [each for each in without_tokens if each.index and each.arrival in firsts]
         for fork in forks:
-            self._forks.setdefault(firsts[fork.arrival], []).append(fork)
+            self.forks.setdefault(firsts[fork.arrival], []).append(fork)
         return forks
-
-    def of(self, request: Request) -> Sequence[Request]:
-        """Those that start in the step that completes this request's prompt."""
-        return self._forks.get(request, ())
 
     def num_of(self, requests: Iterable[Request]) -> int:
         """How many are still to start from the KV of these requests."""
-        return sum(len(self.of(request)) for request in requests)
+        return sum(len(self.forks.get(request, ())) for request in requests)
 
     def start(self, request: Request) -> list[Request]:
-        """As `of`, for the last time: the caller lets them run."""
-        return self._forks.pop(request, [])
+        """Those that start from this request's KV; the caller lets them run."""
+        return self.forks.pop(request, [])
 
     def discard(self, request: Request) -> bool:
         """Forget a request that is to end. False if it is none of those that have not started."""
-        for first, forks in self._forks.items():
+        for first, forks in self.forks.items():
             if request in forks:
                 forks.remove(request)
                 if not forks:
-                    del self._forks[first]
+                    del self.forks[first]
                 return True
         return False
 
     def take_all(self) -> list[Request]:
         """All that have not started; nothing is kept of them."""
-        everyone = [fork for forks in self._forks.values() for fork in forks]
-        self._forks = {}
+        everyone = [fork for forks in self.forks.values() for fork in forks]
+        self.forks = {}
         return everyone

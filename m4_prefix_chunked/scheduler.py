@@ -81,7 +81,7 @@ class Scheduler(BaseScheduler):
         for request in self.by_seniority():
             is_running = request.status is RequestStatus.RUNNING  # not preempted for a senior one
             # Forks that start here could be victims of the next row: their prompt comes later.
-            is_decode = request.num_uncomputed_tokens == 1 and not self.completions.of(request)
+            is_decode = request.num_uncomputed_tokens == 1 and request not in self.completions.forks
             if budget and is_running and is_decode and self._make_room(request, plan):
                 budget -= self._add_row(request, plan, budget)
         return budget
@@ -89,7 +89,7 @@ class Scheduler(BaseScheduler):
     def _prefill(self, plan: StepPlan, budget: int) -> None:
         """The next chunk of each prompt that is under way, then new prompts."""
         for request in self.by_seniority():
-            is_prompt = request.num_uncomputed_tokens > 1 or bool(self.completions.of(request))
+            is_prompt = request.num_uncomputed_tokens > 1 or request in self.completions.forks
             if budget and is_prompt:  # it has its blocks
                 budget -= self._add_row(request, plan, budget)
         while self.waiting and not plan.preempted:  # newcomers would only be preempted next
@@ -129,7 +129,7 @@ class Scheduler(BaseScheduler):
         row = ScheduledRequest(request, start, num_new_tokens, False, blocks, num_cached)
         plan.rows.append(row)
         self.prefix_cache.make_findable(request, row.end)
-        if row.samples:  # the prompt is complete: its further completions start from its KV
+        if request in self.completions.forks and row.samples:  # they start from its KV
             for fork in self.completions.start(request):
                 self.kv.fork(request.request_id, fork.request_id)
                 fork.status = RequestStatus.RUNNING

@@ -49,8 +49,9 @@ class GuessingRow(ScheduledRequest):
     """How many of them have come true; None: not known yet."""
 
     def __post_init__(self) -> None:
-        """It samples for its own request alone."""
+        """It samples for its own request alone: a token behind each guess, and one before."""
         self.sampling_requests = [self.request]
+        self.num_sampled_tokens = 1 + len(self.draft_token_ids)
 
     @classmethod
     def of(cls, row: ScheduledRequest, guesses: list[int]) -> GuessingRow:
@@ -68,11 +69,6 @@ class GuessingRow(ScheduledRequest):
     def token_ids(self) -> list[int]:
         """The tokens to compute, guesses last."""
         return self.request.token_ids[self.start : self.end] + self.draft_token_ids
-
-    @property
-    def num_sampled_tokens(self) -> int:
-        """The most tokens that the request gets: one behind each guess, and one before."""
-        return 1 + len(self.draft_token_ids)
 
     @property
     def phase(self) -> str:

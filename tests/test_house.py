@@ -43,7 +43,8 @@ FLOORS = [
 """From the ground up; the last are the doors and tools of the milestones."""
 
 KV_MANAGERS = (
-    r"regions|block_pool|block_manager|preemption|caching_pool|prefix_cache|ngram|speculation"
+    r"regions|block_pool|block_manager|completions|preemption|caching_pool|prefix_cache|ngram"
+    r"|speculation"
 )
 SEAMS = re.compile(
     rf"{GROUND}\.core\.(engine_core|kv|outputs|plan|request|request_queue|scheduler)"

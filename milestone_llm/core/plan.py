@@ -22,6 +22,8 @@ class ScheduledRequest:
     """Where the request's KV lives: its region in m2_batching, its block table from m3_paged on."""
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache saved this request (from m4_prefix_chunked on)."""
+    num_sampled_tokens: int = 1
+    """The most tokens that a request gets of the row, if it samples."""
     sampling_requests: list[Request] = field(init=False)
     """Who gets a token: the row's request, if the row reaches its last known token; else nobody."""
 
@@ -43,11 +45,6 @@ class ScheduledRequest:
     def samples(self) -> bool:
         """Whether the row reaches the last known token, so that a new one is sampled."""
         return bool(self.sampling_requests)
-
-    @property
-    def num_sampled_tokens(self) -> int:
-        """The most tokens that a request gets of the row, if it samples."""
-        return 1
 
     @property
     def prompt_positions(self) -> range:

@@ -19,18 +19,18 @@ def test_forks_wait_until_the_last_chunk_of_their_prompt():
         life.plan()
         assert (
             a.num_computed_tokens,
-            len(life.scheduler.completions.of(a)),
+            len(life.scheduler.completions.forks.get(a, [])),
             len(life.scheduler.running),
         ) == (
             num_computed,
             2,
             1,
         )
-        assert [fork.status for fork in life.scheduler.completions.of(a)] == [
+        assert [fork.status for fork in life.scheduler.completions.forks[a]] == [
             RequestStatus.WAITING
         ] * 2
     life.plan()
-    assert (life.scheduler.completions.take_all(), len(life.scheduler.running)) == ([], 3)
+    assert (life.scheduler.completions.forks, len(life.scheduler.running)) == ({}, 3)
     assert [completion.num_output_tokens for completion in completions(a)] == [1, 1, 1]
     life.run()
     assert_tokens(completions(a))
@@ -94,7 +94,7 @@ def test_a_half_computed_leader_is_preempted_and_resumed_with_its_forks_still_wa
         pass
     assert [p.request for p in plan.preempted] == [b]
     assert 0 < b.num_computed_tokens < 16 or preemption == "recompute"
-    assert len(life.scheduler.completions.of(b)) == 1
+    assert len(life.scheduler.completions.forks[b]) == 1
     while not (plan := life.plan()).resumed:
         pass
     assert (plan.resumed, plan.admitted) == ([b], []), "its fork was admitted before, once"
@@ -151,7 +151,7 @@ def test_completions_of_a_prompt_that_has_no_row_in_a_step_that_raises_go_on(num
     life.add(a)
     for _ in range(num_steps):
         life.plan()
-    assert len(life.scheduler.completions.of(a)) == (num_steps == 1)
+    assert len(life.scheduler.completions.forks.get(a, [])) == (num_steps == 1)
     b = request_of("b", prompt("BC"), 2)
     life.add(b)
     while not b.num_computed_tokens:

@@ -119,8 +119,8 @@ class RandomLife(Life):
         wrong: set[Request] = set()
         if self.goes_wrong():
             rows = [row.request for row in plan.rows]
-            of = self.scheduler.completions.of
-            wrong = {*due, *rows, *(fork for request in rows for fork in of(request))}
+            forks = self.scheduler.completions.forks
+            wrong = {*due, *rows, *(fork for request in rows for fork in forks.get(request, ()))}
             self.device.reset()
             self.scheduler.fail(plan)
         else:

@@ -11,9 +11,9 @@ chunk that does not reach the last known token samples nothing.
 Begin with prefix_cache.py and caching_pool.py; this file is steps 6 to 9. Block tables and
 preemption are M3's (m3_paged/), or yours: change the imports.
 
-A running request *decodes* if it lacks one token only and no further completions of its prompt are
-still to begin (`self.completions.of(request)`); otherwise its prompt is *under way*: it has a row,
-and blocks for all of its prompt, since it was admitted.
+A running request *decodes* if it lacks one token only and is not in `self.completions.forks` (no
+further completions of its prompt are still to begin); otherwise its prompt is *under way*: it has a
+row, and blocks for all of its prompt, since it was admitted.
 """
 
 from __future__ import annotations
