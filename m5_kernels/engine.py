@@ -23,9 +23,9 @@ from milestone_llm.core.plan import StepPlan
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.guarded_core import GuardedCore
 from milestone_llm.frontend.scheduler_file import scheduler_class
-from milestone_llm.frontend.watching import open_trace
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_flat
+from milestone_llm.trace.tracer import Tracer
 
 from .config import EngineConfig
 from .decoder.config import is_fusible
@@ -110,13 +110,20 @@ class LLMEngine(BaseEngine):
             self.milestone,
             scheduler,
             runner_over(cache, max_model_len),
-            open_trace(config.trace, loaded.decode),
+            Tracer.from_option(config.trace, loaded.decode),
             check_invariants=config.check_invariants,
             is_pipelined=(
                 decoder is not None and config.async_scheduling and not config.enforce_eager
             ),
         )
-        super().__init__(config, loaded, max_model_len, core)
+        super().__init__(
+            config,
+            loaded,
+            max_model_len,
+            core,
+            aging_seconds=config.aging_seconds,
+            block_size=config.block_size,
+        )
         self.decoder = decoder
         self._reset_prefix_cache = scheduler.reset_prefix_cache
 

@@ -29,9 +29,9 @@ from engine_helpers import (
 from m1_single import RequestOutput, SamplingParams
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling import sample
-from milestone_llm.lab.trace.console import ConsoleSink
-from milestone_llm.lab.trace.records import StepRecord
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
+from milestone_llm.trace.console import ConsoleSink
+from milestone_llm.trace.records import StepRecord
 from paged_helpers import expected_tokens
 from prefix_helpers import Life, request_of
 

@@ -10,7 +10,7 @@ import pytest
 import m4_prefix_chunked
 from engine_helpers import greedy, make_engine, run_to_end
 from milestone_llm.core.kv import KVEvent
-from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.trace.records import StepRecord
 from paged_helpers import PagedDevice
 from prefix_helpers import prompt as wide_prompt
 
