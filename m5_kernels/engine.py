@@ -103,7 +103,7 @@ class LLMEngine(BaseEngine):
         config = with_swap_space(config, loaded.model, num_blocks)
         more = {"proposer": DeviceProposer()} if config.speculation and decoder is not None else {}
         make_scheduler = scheduler_class(config.scheduler, Scheduler)
-        scheduler = make_scheduler(config, max_model_len, num_blocks, **more)
+        scheduler = make_scheduler(config.for_scheduler(), max_model_len, num_blocks, **more)
         cache = BlockCache(loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks)
         core_class = GuardedCore if ranks is None else partial(RankedCore, ranks, number)
         core = core_class(

@@ -9,6 +9,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -372,7 +373,7 @@ def test_engine_scheduler_and_runner_have_one_base_at_most(milestone):
     for module in reachable(f"{milestone}.engine"):
         for _, found in inspect.getmembers(importlib.import_module(module), inspect.isclass):
             ours = [b for b in found.__mro__ if b.__module__.split(".")[0] in (GROUND, *MILESTONES)]
-            if found.__name__.endswith(("Engine", "Scheduler", "Runner")):
+            if found.__name__.endswith(("Engine", "EngineConfig", "Scheduler", "Runner")):
                 assert len(ours) <= 2, f"{found.__qualname__}: {ours}"
             assert len(found.__bases__) == 1 or len(ours) <= 1, f"{found.__qualname__}: {ours}"
 
@@ -443,8 +444,15 @@ def test_parts_shared_by_all_are_one_class():
     roots = [importlib.import_module(milestone) for milestone in MILESTONES]
     assert len({root.SamplingParams for root in roots}) == 1
     assert len({root.RequestOutput for root in roots}) == 1
-    for lower, higher in pairwise(roots):
-        assert issubclass(higher.EngineConfig, lower.EngineConfig)
+
+
+def test_a_field_of_a_config_is_the_same_in_all_later_milestones():
+    configs = [importlib.import_module(milestone).EngineConfig for milestone in MILESTONES]
+    for lower, higher in pairwise(configs):
+        kept = {field.name: (field.type, field.default) for field in fields(higher)}
+        own = {field.name: (field.type, field.default) for field in fields(lower)}
+        assert own.items() <= kept.items()
+        assert list(kept)[: len(own)] == list(own), "in the order in which they came"
 
 
 def test_the_rules_see_what_they_are_to_forbid():
