@@ -12,9 +12,9 @@ from milestone_llm.core.plan import StepPlan
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.guarded_core import GuardedCore
 from milestone_llm.frontend.scheduler_file import scheduler_class
-from milestone_llm.frontend.watching import open_trace
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_flat
+from milestone_llm.trace.tracer import Tracer
 
 from .config import EngineConfig
 from .scheduler import Scheduler
@@ -57,10 +57,17 @@ class LLMEngine(BaseEngine):
             ModelRunner(
                 loaded.model, cache, sample_and_verify if config.speculation else sample_rows
             ),
-            open_trace(config.trace, loaded.decode),
+            Tracer.from_option(config.trace, loaded.decode),
             check_invariants=config.check_invariants,
         )
-        super().__init__(config, loaded, max_model_len, core)
+        super().__init__(
+            config,
+            loaded,
+            max_model_len,
+            core,
+            aging_seconds=config.aging_seconds,
+            block_size=config.block_size,
+        )
         self._reset_prefix_cache = scheduler.reset_prefix_cache
 
     def reset_prefix_cache(self) -> bool:

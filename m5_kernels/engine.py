@@ -24,9 +24,9 @@ from milestone_llm.core.plan import StepPlan
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.guarded_core import GuardedCore
 from milestone_llm.frontend.scheduler_file import scheduler_class
-from milestone_llm.frontend.watching import open_trace
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_flat
+from milestone_llm.trace.tracer import Tracer
 
 from .config import EngineConfig
 from .decoder.config import is_fusible
@@ -139,7 +139,7 @@ class LLMEngine(BaseEngine):
         if config.speculation and decoder is not None:
             more = {"proposer": DeviceProposer(), "can_guess": FusedRunner.can_run_ahead}
         make_scheduler = scheduler_class(config.scheduler, Scheduler)
-        scheduler = make_scheduler(config, max_model_len, num_blocks, **more)
+        scheduler = make_scheduler(config.for_scheduler(), max_model_len, num_blocks, **more)
         cache = BlockCache(loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks)
         runner = runner_over(cache, max_model_len)
         is_pipelined = decoder is not None and config.async_scheduling and not config.enforce_eager
@@ -148,11 +148,18 @@ class LLMEngine(BaseEngine):
             self.milestone,
             scheduler,
             runner,
-            open_trace(config.trace, loaded.decode),
+            Tracer.from_option(config.trace, loaded.decode),
             check_invariants=config.check_invariants,
             can_run_ahead=FusedRunner.can_run_ahead if is_pipelined else None,
         )
-        super().__init__(config, loaded, max_model_len, core)
+        super().__init__(
+            config,
+            loaded,
+            max_model_len,
+            core,
+            aging_seconds=config.aging_seconds,
+            block_size=config.block_size,
+        )
         self.decoder = decoder
         self._fused_runner = None if isinstance(runner, HFRunner) else runner
         self._reset_prefix_cache = scheduler.reset_prefix_cache

@@ -9,6 +9,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -34,7 +35,7 @@ DOORS = {"demo", "walkthrough", "bench", "serve"}
 OTHER_PROGRAMS = {"m1_single.timeline"}  # the chapter's command, at the path where its file lies
 FLOORS = [
     rf"{GROUND}\.__init__",
-    *(rf"{GROUND}\.{room}\..*" for room in ("core", "models", "frontend")),
+    *(rf"{GROUND}\.{room}\..*" for room in ("core", "models", "frontend", "trace", "command")),
     *(rf"{name}\.(?!({'|'.join(sorted(DOORS))}|timeline)$|tools\.).*" for name in MILESTONES),
     rf"{GROUND}\.lab\..*",
     rf"{GROUND}\.serving\..*",
@@ -55,7 +56,7 @@ SEAMS = re.compile(
 PURE = re.compile(
     rf"{GROUND}\.core\.(errors|kv|outputs|plan|request|request_queue|sampling_params|scheduler)"
     rf"|{GROUND}\.frontend\.(config|exclusive|output_queue|outputs|watching)"
-    rf"|{GROUND}\.serving\.router|{GROUND}\.lab\.trace\.records"
+    rf"|{GROUND}\.serving\.router|{GROUND}\.trace\.(records|tracer)"
     rf"|m\d_\w+\.(scheduler|config|kv_usage|{KV_MANAGERS})"
 )
 """Modules that decide and keep books: they know requests, tokens and blocks, and no tensors."""
@@ -187,6 +188,19 @@ def test_lab_and_serving_know_milestones_by_their_roots_alone():
         if module.startswith((f"{GROUND}.lab.", f"{GROUND}.serving.")):
             own = {name for name in graph()[module] if name.startswith(tuple(MILESTONES))}
             assert own <= roots, f"{module} imports {own - roots}"
+
+
+def test_programs_alone_import_the_lab():
+    """Besides what measures: the server's page, which is the lab's, fed by a running engine."""
+    programs = {f"{GROUND}.serving.{name}" for name in (*MEASURING, "live_page")}
+    programs |= {module for module in FILES if is_door(module) or ".tools." in module}
+    importing = {
+        module
+        for module, imported in graph().items()
+        if not module.startswith(f"{GROUND}.lab.")
+        and any(name.startswith(f"{GROUND}.lab.") for name in imported)
+    }
+    assert importing - programs == set()
 
 
 def test_there_is_no_circle_among_files():
@@ -350,7 +364,7 @@ def test_engine_scheduler_and_runner_have_one_base_at_most(milestone):
     for module in reachable(f"{milestone}.engine"):
         for _, found in inspect.getmembers(importlib.import_module(module), inspect.isclass):
             ours = [b for b in found.__mro__ if b.__module__.split(".")[0] in (GROUND, *MILESTONES)]
-            if found.__name__.endswith(("Engine", "Scheduler", "Runner")):
+            if found.__name__.endswith(("Engine", "EngineConfig", "Scheduler", "Runner")):
                 assert len(ours) <= 2, f"{found.__qualname__}: {ours}"
             assert len(found.__bases__) == 1 or len(ours) <= 1, f"{found.__qualname__}: {ours}"
 
@@ -421,8 +435,15 @@ def test_parts_shared_by_all_are_one_class():
     roots = [importlib.import_module(milestone) for milestone in MILESTONES]
     assert len({root.SamplingParams for root in roots}) == 1
     assert len({root.RequestOutput for root in roots}) == 1
-    for lower, higher in pairwise(roots):
-        assert issubclass(higher.EngineConfig, lower.EngineConfig)
+
+
+def test_a_field_of_a_config_is_the_same_in_all_later_milestones():
+    configs = [importlib.import_module(milestone).EngineConfig for milestone in MILESTONES]
+    for lower, higher in pairwise(configs):
+        kept = {field.name: (field.type, field.default) for field in fields(higher)}
+        own = {field.name: (field.type, field.default) for field in fields(lower)}
+        assert own.items() <= kept.items()
+        assert list(kept)[: len(own)] == list(own), "in the order in which they came"
 
 
 def test_the_rules_see_what_they_are_to_forbid():
@@ -430,7 +451,7 @@ def test_the_rules_see_what_they_are_to_forbid():
     assert "torch" in set(imports_of("m1_single.runner"))
     assert f"{GROUND}.core.plan" in graph()["m2_batching.scheduler"]
     assert "m2_batching.engine" in graph()["m2_batching.__init__"]  # for types alone
-    assert f"{GROUND}.lab.trace.tracer" in {n for names in graph().values() for n in names}
+    assert f"{GROUND}.trace.tracer" in {n for names in graph().values() for n in names}
     assert "m3_paged.block_manager" in reachable("m5_kernels.engine")
     assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
     assert {"m4_prefix_chunked.prefix_cache", "m2_batching.regions"} <= {

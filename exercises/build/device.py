@@ -15,7 +15,7 @@ from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import ScheduledRequest, StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.lab.trace.text import plural
+from milestone_llm.trace.text import plural
 
 from .check import Wrong
 

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from m5_kernels.kernels.rms_norm import add_rms_norm
+from milestone_llm.command.cli import console
 from milestone_llm.lab.bench.report import table
-from milestone_llm.lab.cli import console
 
 NUM_CALLS, NUM_ROUNDS = 48, 5
 ROWS = (1, 16, 64, 256)

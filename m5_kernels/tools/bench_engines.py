@@ -18,11 +18,11 @@ import torch
 
 from m5_kernels.extras.tensor_parallel.ranks import Ranks
 from milestone_llm import MILESTONES
+from milestone_llm.command.cli import config_fields, console
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.compare import Bench
 from milestone_llm.lab.bench.measure import Results, measure, run_engine
 from milestone_llm.lab.bench.workloads import WorkItem
-from milestone_llm.lab.cli import config_fields, console
 
 from .bench_all_reduce import print_all_reduces
 from .bench_limits import RunLimit, limit_text

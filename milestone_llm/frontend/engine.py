@@ -45,6 +45,9 @@ class BaseEngine:
         loaded: the model, its tokenizer and its name.
         max_model_len: most tokens of a request, as the scheduler has it.
         core: what the milestone has assembled.
+        aging_seconds: waiting so long makes a request more urgent by 1, where the scheduler orders
+            by priority; None: it does not.
+        block_size: tokens of a KV block, where KV memory has blocks.
     """
 
     milestone: ClassVar[str]
@@ -52,7 +55,14 @@ class BaseEngine:
     """How many requests `warm_up` computes at one time."""
 
     def __init__(
-        self, config: EngineConfig, loaded: LoadedModel, max_model_len: int, core: GuardedCore
+        self,
+        config: EngineConfig,
+        loaded: LoadedModel,
+        max_model_len: int,
+        core: GuardedCore,
+        *,
+        aging_seconds: float | None = None,
+        block_size: int | None = None,
     ) -> None:
         self.config = config
         self.model, self.tokenizer, self.model_name = loaded.model, loaded.tokenizer, loaded.name
@@ -72,8 +82,9 @@ class BaseEngine:
             config.seed,
             lambda request_id: processor.is_known(request_id) or request_id in queue,
             core.scheduler.validate,
-            getattr(config, "aging_seconds", None),  # from M2 on
+            aging_seconds,
         )
+        self._block_size = block_size
         self._readers: list[OutputQueue] = []
         """Those of calls of `generate` and `stream` that are under way."""
         self._intake = Exclusive()
@@ -275,7 +286,7 @@ class BaseEngine:
     # -- before and after --------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Do the work that a first request would have to wait for. Figures and seeds do not notice.
+        """Do the work that a first request would have to wait for. It changes no count and no seed.
 
         Raises:
             RuntimeError: there are requests already.
@@ -283,8 +294,7 @@ class BaseEngine:
         if num_requests := len(self.output_processor.states):
             raise RuntimeError(f"warm_up is for the start; there are {num_requests} requests")
         sizes = [min(size, self.config.max_num_seqs) for size in self.warm_up_sizes]
-        block_size = getattr(self.config, "block_size", None)  # from M3 on
-        compute_unnoticed(self.core, self.input_processor, self.generate, sizes, block_size)
+        compute_unnoticed(self.core, self.input_processor, self.generate, sizes, self._block_size)
 
     def stats(self) -> dict[str, Any]:
         """Counts since the engine was built, and the state of queues and KV memory now."""

@@ -60,8 +60,13 @@ class GuardedCore(EngineCore):
         self.check_invariants = check_invariants
         self.counts = dict.fromkeys(
             (
-                *("steps", "rows", "prefill_tokens", "decode_tokens", "padding_tokens"),
-                *("recomputed_tokens", "finished"),
+                "steps",
+                "rows",
+                "prefill_tokens",
+                "decode_tokens",
+                "padding_tokens",
+                "recomputed_tokens",
+                "finished",
             ),
             0,
         )
@@ -88,7 +93,7 @@ class GuardedCore(EngineCore):
         if not self.scheduler.has_unfinished_requests():
             try:
                 self.settle_until(0)
-            except Exception:  # what is in flight is for nobody, and so is its failure
+            except Exception:  # of a step whose requests have all ended: nobody is to be told
                 self.restart([])
 
     def note_end(self, request_id: str, reason: str) -> None:

@@ -16,7 +16,7 @@ from milestone_llm.core.outputs import EngineCoreOutput, Logprob
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.input_processor import build_requests
-from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.trace.records import StepRecord
 
 from .engine_metrics import EngineMetrics
 

@@ -20,12 +20,12 @@ from functools import partial
 
 import torch
 
+from milestone_llm.command.threads import ThreadWatch
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.outputs import EngineCoreOutput
 from milestone_llm.core.request import Request
 from milestone_llm.frontend.engine import BaseEngine
-from milestone_llm.lab.threads import ThreadWatch
-from milestone_llm.lab.trace.tracer import Tracer
+from milestone_llm.trace.tracer import Tracer
 
 from .engine_client import (
     Begun,

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ray import serve
 
-from milestone_llm.lab.cli import model_libraries
+from milestone_llm.command.cli import model_libraries
 
 from .engine_client import (
     EngineCoreOutputs,

@@ -16,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from milestone_llm import MILESTONES
+from milestone_llm.command.cli import at_least_0
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, StepPlan
-from milestone_llm.lab.cli import at_least_0
 
 from .command import serve_command
 

@@ -24,9 +24,9 @@ from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import Preemption, ScheduledRequest, StepPlan
 from milestone_llm.core.request_queue import RequestQueue
 from milestone_llm.frontend.watching import SettledStep
-from milestone_llm.lab.trace.jsonl import read_run
-from milestone_llm.lab.trace.records import BatchRow, StepRecord
-from milestone_llm.lab.trace.tracer import Tracer
+from milestone_llm.trace.jsonl import read_run
+from milestone_llm.trace.records import BatchRow, StepRecord
+from milestone_llm.trace.tracer import Tracer
 
 SCHEMA: dict[str, Any] = {
     "step": int,

@@ -33,9 +33,9 @@ from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling import sample
-from milestone_llm.lab.trace.console import ConsoleSink
-from milestone_llm.lab.trace.records import StepRecord
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
+from milestone_llm.trace.console import ConsoleSink
+from milestone_llm.trace.records import StepRecord
 from paged_helpers import expected_tokens
 from prefix_helpers import Life, request_of
 

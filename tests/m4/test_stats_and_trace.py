@@ -11,7 +11,7 @@ import m4_prefix_chunked
 from engine_helpers import greedy, make_engine, run_to_end
 from milestone_llm.core.kv import KVEvent
 from milestone_llm.core.outputs import SampledToken
-from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.trace.records import StepRecord
 from paged_helpers import PagedDevice
 from prefix_helpers import prompt as wide_prompt
 

@@ -22,12 +22,12 @@ from milestone_llm.core.request import Request
 from milestone_llm.core.scheduler import BaseScheduler
 from milestone_llm.frontend.guarded_core import GuardedCore
 from milestone_llm.frontend.input_processor import InputProcessor
+from milestone_llm.frontend.own_code import place_of
 from milestone_llm.frontend.watching import QueueState, SettledStep
-from milestone_llm.lab.own_code import place_of
 from milestone_llm.lab.trace.kv_figures import KVFigures
 from milestone_llm.lab.trace.positions import useful_share
-from milestone_llm.lab.trace.records import StepRecord
-from milestone_llm.lab.trace.tracer import Tracer
+from milestone_llm.trace.records import StepRecord
+from milestone_llm.trace.tracer import Tracer
 
 from .machine import MACHINES, Machine
 from .own import NO_OWN, Own, OwnScheduler
