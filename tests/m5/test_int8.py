@@ -223,7 +223,7 @@ def test_on_hopper_many_rows_have_a_kernel_of_their_own(
 @pytest.mark.parametrize("num_tokens", [3, 17, 33, 65, 129, 256, 1024, 8192])
 def test_the_tile_for_hopper_gives_multiprocessors_something_to_do(num_tokens: int) -> None:
     for size, in_size, is_gated in itertools.product(
-        [1024, 4096, 24576, 151936], [64, 1024, 4096, 12288], [False, True]
+        [1024, 4096, 24576, 151936], [64, 1024, 4096, 12288, 28672], [False, True]
     ):
         tile = hopper_int8_tile(num_tokens, size, in_size, is_gated)
         num_down, num_across = tile.grid(num_tokens, size, is_gated)
