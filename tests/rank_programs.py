@@ -238,7 +238,7 @@ def folder_part(rank: int, size: int, model: str) -> Any:
 def only_rank_0_is_asked(rank: int, size: int) -> Any:
     """Rank 0 runs a program with two engines and an abort; the others follow."""
     from m5_kernels import LLMEngine
-    from m5_kernels.tensor_parallel.ranks import Ranks
+    from m5_kernels.extras.tensor_parallel.ranks import Ranks
 
     if rank:
         Ranks.join(size).follow(LLMEngine)
@@ -297,9 +297,9 @@ def fused_kernel(rank: int, size: int) -> Any:
     import torch
     import torch.distributed as dist
 
-    from m5_kernels.kernels.all_reduce_norm import SymmetricBuffer, all_reduce_add_rms_norm
+    from m5_kernels.extras.tensor_parallel.all_reduce_norm import SymmetricBuffer, all_reduce_add_rms_norm
     from m5_kernels.kernels.rms_norm import rms_norm_torch
-    from m5_kernels.tensor_parallel.ranks import Ranks
+    from m5_kernels.extras.tensor_parallel.ranks import Ranks
 
     device = Ranks.join(size).device
     errors = []

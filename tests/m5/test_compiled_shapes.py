@@ -27,7 +27,7 @@ from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.device_step import DeviceStep
 from m5_kernels.kernels.backend import compiling
-from m5_kernels.kernels.decode_parts import DecodeWorkspace
+from m5_kernels.kernels.flash_decode import DecodeWorkspace
 from m5_kernels.sampler import Needs
 from m5_kernels.step_graphs import MAX_CHUNKS, MAX_TOKENS, StepGraphs, StepShape
 
@@ -124,7 +124,7 @@ def test_no_step_launches_a_kernel_that_was_not_compiled(
 @torch.inference_mode()
 def test_nor_does_a_step_on_hopper(launched, monkeypatch, quantization, sizes):
     """Of a layer and LM head of real size: small weights in bf16, large ones in eight bits."""
-    pytest.importorskip("m5_kernels.kernels.hopper_int8")
+    pytest.importorskip("m5_kernels.extras.int8.hopper_int8")
     for module in [each for name, each in sys.modules.items() if name.startswith("m5_kernels.")]:
         for name in {"is_hopper", "supports_pdl"} & vars(module).keys():
             monkeypatch.setattr(module, name, lambda device: True)

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from m5_kernels.proposer import DeviceProposer
+from m5_kernels.extras.guesses.proposer import DeviceProposer
 from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.core.outputs import EngineCoreOutput, SampledToken
 from milestone_llm.core.plan import LaunchedStep, StepPlan

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from engine_helpers import make_request
-from m5_kernels.kernels.guesses import MISSING, REJECTED
+from m5_kernels.extras.guesses.guesses import MISSING, REJECTED
 from m5_kernels.to_host import NUM_TURNS, HostTokens, fetch
 from milestone_llm.core.outputs import SampledToken
 

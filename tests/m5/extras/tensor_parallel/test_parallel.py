@@ -17,8 +17,8 @@ import rank_programs
 from forked import process
 from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.decoder.decoder import FusedDecoder
-from m5_kernels.decoder.parallel import Shard
-from m5_kernels.tensor_parallel.ranks import _meeting_point
+from m5_kernels.extras.tensor_parallel.parallel import Shard
+from m5_kernels.extras.tensor_parallel.ranks import _meeting_point
 from milestone_llm.models.tiny_models import build_tiny_model
 
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -17,16 +17,16 @@ import m5_kernels
 from engine_helpers import assert_empty, greedy, hf_generate, make_engine, random_prompts
 from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.decoder.decoder import FusedDecoder
-from m5_kernels.decoder.parallel import Shard
+from m5_kernels.extras.tensor_parallel.parallel import Shard
 from m5_kernels.kernels import linear as linear_file
-from m5_kernels.kernels.hopper_int8_tiles import (
+from m5_kernels.extras.int8.hopper_int8_tiles import (
     COPY_REGISTERS,
     H200_INT8,
     HopperInt8Tile,
     hopper_int8_tile,
     token_counts,
 )
-from m5_kernels.kernels.int8_weight import NUM_ARRIVALS, Int8Weight
+from m5_kernels.extras.int8.int8_weight import NUM_ARRIVALS, Int8Weight
 from milestone_llm.models.tiny_models import build_tiny_model
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
@@ -204,7 +204,7 @@ def test_on_hopper_many_rows_have_a_kernel_of_their_own(
     is_gated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its twin in its place, which counts rows."""
-    kernel, seen = pytest.importorskip("m5_kernels.kernels.hopper_int8"), []
+    kernel, seen = pytest.importorskip("m5_kernels.extras.int8.hopper_int8"), []
 
     def twin(hidden: torch.Tensor, *args: Any, pdl: bool) -> torch.Tensor:
         seen.append(len(hidden))
