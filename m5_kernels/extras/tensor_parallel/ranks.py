@@ -32,9 +32,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
-from m5_kernels.decoder.parallel import Shard
 from milestone_llm.core.errors import InputError
 
+from .parallel import Shard
 from .watch import FOLLOWS, LEAVES, Watch
 
 HEADER_BYTES = 2048
