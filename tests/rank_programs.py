@@ -297,7 +297,10 @@ def fused_kernel(rank: int, size: int) -> Any:
     import torch
     import torch.distributed as dist
 
-    from m5_kernels.extras.tensor_parallel.all_reduce_norm import SymmetricBuffer, all_reduce_add_rms_norm
+    from m5_kernels.extras.tensor_parallel.all_reduce_norm import (
+        SymmetricBuffer,
+        all_reduce_add_rms_norm,
+    )
     from m5_kernels.kernels.rms_norm import rms_norm_torch
     from m5_kernels.extras.tensor_parallel.ranks import Ranks
 

@@ -17,8 +17,6 @@ import m5_kernels
 from engine_helpers import assert_empty, greedy, hf_generate, make_engine, random_prompts
 from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.decoder.decoder import FusedDecoder
-from m5_kernels.extras.tensor_parallel.parallel import Shard
-from m5_kernels.kernels import linear as linear_file
 from m5_kernels.extras.int8.hopper_int8_tiles import (
     COPY_REGISTERS,
     H200_INT8,
@@ -27,6 +25,7 @@ from m5_kernels.extras.int8.hopper_int8_tiles import (
     token_counts,
 )
 from m5_kernels.extras.int8.int8_weight import NUM_ARRIVALS, Int8Weight
+from m5_kernels.extras.tensor_parallel.parallel import Shard
 from milestone_llm.models.tiny_models import build_tiny_model
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
