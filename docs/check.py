@@ -23,8 +23,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from milestone_llm.command.cli import console, ended_in_one_line  # noqa: E402
 from milestone_llm.core.sampling_params import SamplingParams  # noqa: E402
-from milestone_llm.lab.cli import console, ended_in_one_line  # noqa: E402
 from milestone_llm.lab.trace.positions import Positions  # noqa: E402
 from milestone_llm.lab.walkthrough.guide import Look, read_look  # noqa: E402
 

@@ -7,7 +7,7 @@ value. Keep such a shadow of the memory, and find the rows that read what they s
 What a token's keys and values are depends on the token and on all before it. So a slot holds a
 prefix: the tokens of a request up to the position that was written there.
 
-Of a step (a `StepRecord` of milestone_llm/lab/trace/records.py) you need
+Of a step (a `StepRecord` of milestone_llm/trace/records.py) you need
 
     record.step
     record.events    in order; of type "copy_on_write" has blocks [from, to]: the whole block
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.trace.records import StepRecord
 
 
 def misreads(

@@ -8,9 +8,9 @@ from milestone_llm.frontend.config import EngineConfig
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.guarded_core import GuardedCore
 from milestone_llm.frontend.scheduler_file import scheduler_class
-from milestone_llm.frontend.watching import open_trace
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_padded
+from milestone_llm.trace.tracer import Tracer
 
 from .runner import ModelRunner
 from .scheduler import Scheduler
@@ -46,7 +46,7 @@ class LLMEngine(BaseEngine):
             self.milestone,
             scheduler_class(config.scheduler, Scheduler)(config, max_model_len),
             ModelRunner(loaded.model),
-            open_trace(config.trace, loaded.decode),
+            Tracer.from_option(config.trace, loaded.decode),
             check_invariants=config.check_invariants,
         )
         super().__init__(config, loaded, max_model_len, core)

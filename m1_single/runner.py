@@ -13,9 +13,8 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from milestone_llm.core.plan import LaunchedStep, StepPlan
+from milestone_llm.core.prompt_logprobs import note_prompt_logprobs, prompt_logprobs
 from milestone_llm.core.sampling import sample
-
-from .prompt_logprobs import note_prompt_logprobs, prompt_logprobs
 
 
 class ModelRunner:
@@ -44,7 +43,11 @@ class ModelRunner:
         self._note_prompt_logprobs(plan, output.logits)
         sampling_rows = [index for index, row in enumerate(plan.rows) if row.samples]
         logits = output.logits[sampling_rows, -1]  # [num_sampling_rows, vocab_size]
-        sampled = sample(logits, [plan.rows[index].request for index in sampling_rows])
+        requests = [plan.rows[index].request for index in sampling_rows]
+        tokens = sample(logits, requests)
+        sampled = {
+            request.request_id: [token] for request, token in zip(requests, tokens, strict=True)
+        }
         return LaunchedStep(lambda: sampled)
 
     def _note_prompt_logprobs(self, plan: StepPlan, logits: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from milestone_llm.lab.cli import console, ended_in_one_line
+from milestone_llm.command.cli import console, ended_in_one_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def draw() -> None:
         from milestone_llm.lab.plots.timeline import draw_timeline  # matplotlib takes a second
-        from milestone_llm.lab.trace.jsonl import read_run
+        from milestone_llm.trace.jsonl import read_run
 
         traces = [read_run(path) for path in options.traces]
         labels = [records[0].milestone for records in traces]

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import m1_single
 import m2_batching
 from m2_batching.tools.arrivals import add_arrival_options, arriving
-from milestone_llm.lab.cli import add_options, console
+from milestone_llm.command.cli import add_options, console
 from milestone_llm.lab.demo.command import demo_parser, numbers, run_demo
 
 PICTURE = "m2_timeline.png"

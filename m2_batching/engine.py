@@ -7,9 +7,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.guarded_core import GuardedCore
 from milestone_llm.frontend.scheduler_file import scheduler_class
-from milestone_llm.frontend.watching import open_trace
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_flat
+from milestone_llm.trace.tracer import Tracer
 
 from .config import EngineConfig
 from .region_cache import RegionCache
@@ -38,7 +38,7 @@ class LLMEngine(BaseEngine):
             self.milestone,
             scheduler_class(config.scheduler, Scheduler)(config, max_model_len),
             ModelRunner(loaded.model, cache),
-            open_trace(config.trace, loaded.decode),
+            Tracer.from_option(config.trace, loaded.decode),
             check_invariants=config.check_invariants,
         )
-        super().__init__(config, loaded, max_model_len, core)
+        super().__init__(config, loaded, max_model_len, core, aging_seconds=config.aging_seconds)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from transformers import PreTrainedModel
 
-from m1_single.prompt_logprobs import note_prompt_logprobs, prompt_logprobs
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
+from milestone_llm.core.prompt_logprobs import note_prompt_logprobs, prompt_logprobs
 from milestone_llm.core.sampling import sample
 from milestone_llm.models.hf_model import with_attention
 
 from . import attention
 from .region_cache import RegionCache
+
+SampleRows = Callable[[Sequence[ScheduledRequest], torch.Tensor], dict[str, list[SampledToken]]]
+"""`sample_rows`, or what takes its place."""
 
 
 class ModelRunner:
@@ -30,7 +35,7 @@ class ModelRunner:
                 self.cache.begin(row.blocks[0], row.end)
             self.cache.extend(row.blocks[0], row.end)
         metadata = attention.AttentionMetadata.build(rows, self.cache)
-        sampled = flat_forward(self.model, rows, metadata)
+        sampled = flat_forward(self.model, rows, metadata, sample_rows)
         return LaunchedStep(lambda: sampled)
 
     def reset(self) -> None:
@@ -38,36 +43,37 @@ class ModelRunner:
 
 
 def decode_rows_first(plan: StepPlan) -> list[ScheduledRequest]:
-    """The rows of a plan in the order in which they are computed; those that guess are no first."""
+    """The rows of a plan in the order in which they are computed: first those of one token."""
     return sorted(plan.rows, key=lambda row: row.phase != "decode" or row.num_new_tokens > 1)
 
 
 @torch.inference_mode()
 def flat_forward(
-    model: PreTrainedModel, rows: list[ScheduledRequest], metadata: object
-) -> dict[str, SampledToken]:
+    model: PreTrainedModel,
+    rows: list[ScheduledRequest],
+    metadata: object,
+    sample_rows: SampleRows,
+) -> dict[str, list[SampledToken]]:
     """Compute rows of any lengths as one flat batch (selective batching), and sample.
 
     Args:
         model: one `with_attention` of ours.
         metadata: what that attention must know of the step.
+        sample_rows: makes tokens of the logits.
 
     Returns:
-        A token for each request that samples, by id.
+        The tokens of each request that samples, by id.
     """
     input_ids = [token for row in rows for token in row.token_ids]
     position_ids = [position for row in rows for position in range(row.start, row.end)]
-    sampling_requests, guessed, prompt_tokens = [], [], []
     last_tokens: list[int] = []
+    prompt_tokens: list[int] = []
     end = 0
     for row in rows:
         prompt_tokens += [end + position - row.start for position in row.prompt_positions]
         end += row.num_new_tokens
-        num_places = 1 + len(row.draft_token_ids)
-        for request in row.sampling_requests:
-            sampling_requests += [request] * num_places
-            last_tokens += range(end - num_places, end)
-            guessed += [row.draft_token_ids[:place] for place in range(num_places)]
+        for _ in row.sampling_requests:
+            last_tokens += range(end - row.num_sampled_tokens, end)
     kept, device = last_tokens + prompt_tokens, model.device
     output = model(
         input_ids=torch.tensor([input_ids], device=device),
@@ -80,4 +86,17 @@ def flat_forward(
     if prompt_tokens:
         for entry in prompt_logprobs(rows, logits[len(last_tokens) :].__getitem__):
             note_prompt_logprobs(*entry)
-    return sample(logits[: len(last_tokens)], sampling_requests, guessed)
+    return sample_rows(rows, logits[: len(last_tokens)])
+
+
+def sample_rows(
+    rows: Sequence[ScheduledRequest], logits: torch.Tensor
+) -> dict[str, list[SampledToken]]:
+    """A token for each request that samples, by its id.
+
+    Args:
+        logits: for each of them, behind the last token of its row, `[num_requests, vocab_size]`.
+    """
+    requests = [request for row in rows for request in row.sampling_requests]
+    tokens = sample(logits, requests)
+    return {request.request_id: [token] for request, token in zip(requests, tokens, strict=True)}

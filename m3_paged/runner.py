@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from m2_batching.runner import decode_rows_first, flat_forward
+from m2_batching.runner import SampleRows, decode_rows_first, flat_forward, sample_rows
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.models.hf_model import with_attention
 
@@ -14,11 +14,18 @@ from .block_cache import BlockCache
 
 
 class ModelRunner:
-    """Turns a `StepPlan` into sampled tokens on a Hugging Face model with our attention."""
+    """Turns a `StepPlan` into sampled tokens on a Hugging Face model with our attention.
 
-    def __init__(self, model: PreTrainedModel, cache: BlockCache) -> None:
+    Args:
+        sample_rows: makes tokens of the logits.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, cache: BlockCache, sample_rows: SampleRows = sample_rows
+    ) -> None:
         self.model = with_attention(model, attention.NAME)
         self.cache = cache
+        self.sample_rows = sample_rows
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -29,7 +36,7 @@ class ModelRunner:
             return LaunchedStep(dict)
         self.cache.clear_last_blocks(rows)
         metadata = attention.AttentionMetadata.build(rows, self.cache)
-        sampled = flat_forward(self.model, rows, metadata)
+        sampled = flat_forward(self.model, rows, metadata, self.sample_rows)
         return LaunchedStep(lambda: sampled)
 
     def reset(self) -> None:

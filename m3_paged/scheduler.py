@@ -7,6 +7,7 @@ price of admitting more requests than could all grow to full length (PagedAttent
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from milestone_llm.core.kv import KVUsage
@@ -16,6 +17,7 @@ from milestone_llm.core.scheduler import BaseScheduler
 
 from .block_manager import BlockManager
 from .block_pool import BlockPool
+from .completions import Completions
 from .config import EngineConfig
 from .kv_usage import check_tables, kv_stats, paged_kv_usage
 from .preemption import Preempter
@@ -32,6 +34,7 @@ class Scheduler(BaseScheduler):
         self.num_host_blocks = config.num_host_blocks(num_blocks)
         self.kv = BlockManager(BlockPool(num_blocks), config.block_size, self.events)
         self.preempter = Preempter(self.kv, self.num_host_blocks)
+        self.completions = Completions()
 
     def validate(self, request: Request) -> None:
         """Refuse a prompt that is larger than a step, and completions that could not all run."""
@@ -88,9 +91,9 @@ class Scheduler(BaseScheduler):
         return True
 
     def reason_to_wait(self, request: Request, budget: int) -> str | None:
-        """Why a request and its forks cannot join a step that has `budget` tokens left."""
-        num_running = len(self.running) + sum(len(running.forks) for running in self.running)
-        if num_running + len(request.forks) >= self.config.max_num_seqs:
+        """Why a request and its completions cannot join a step that has `budget` tokens left."""
+        num_running = len(self.running) + self.completions.num_of(self.running)
+        if num_running + self.completions.num_of([request]) >= self.config.max_num_seqs:
             return f"max_num_seqs={self.config.max_num_seqs}, running: {num_running}"
         num_new_tokens = request.num_uncomputed_tokens
         if num_new_tokens > budget:
@@ -123,12 +126,31 @@ class Scheduler(BaseScheduler):
         )
         plan.rows.append(row)
         # The prompt is complete with this step: its further completions start from its KV.
-        for fork in request.forks:
+        for fork in self.completions.start(request):
             self.kv.fork(request.request_id, fork.request_id)
             fork.status = RequestStatus.RUNNING
             self.running.append(fork)
             plan.admitted.append(fork)
-        request.forks.clear()
+            row.sampling_requests.append(fork)
+
+    # -- completions of a prompt -------------------------------------------------------------
+
+    def add(self, *requests: Request) -> None:
+        """Queue requests; further completions of a prompt start when the first has computed it."""
+        super().add(*requests)
+        for fork in self.completions.hold_back(requests):
+            self.waiting.remove(fork)
+
+    def finish(self, request: Request, reason: str) -> None:
+        """End a request in whatever state it is."""
+        if self.completions.discard(request):
+            request.finish(reason)
+        else:
+            super().finish(request, reason)
+
+    def restart(self, requests: Iterable[Request]) -> None:
+        """After an exception anywhere: all wait with the tokens they have. All KV is dropped."""
+        super().restart(dict.fromkeys([*requests, *self.completions.take_all()]))
 
     # -- KV memory ---------------------------------------------------------------------------
 

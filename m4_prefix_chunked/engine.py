@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from m2_batching.runner import sample_rows
 from m3_paged.block_cache import BlockCache
 from m3_paged.kv_memory import fit_kv_memory, with_swap_space
 from m3_paged.runner import ModelRunner
@@ -11,12 +12,13 @@ from milestone_llm.core.plan import StepPlan
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.guarded_core import GuardedCore
 from milestone_llm.frontend.scheduler_file import scheduler_class
-from milestone_llm.frontend.watching import open_trace
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_flat
+from milestone_llm.trace.tracer import Tracer
 
 from .config import EngineConfig
 from .scheduler import Scheduler
+from .verification import sample_and_verify
 
 USEFUL_KV = 16
 """KV memory worth having, in full batches: what running requests leave free remembers prefixes."""
@@ -52,11 +54,20 @@ class LLMEngine(BaseEngine):
         core = GuardedCore(
             self.milestone,
             scheduler,
-            ModelRunner(loaded.model, cache),
-            open_trace(config.trace, loaded.decode),
+            ModelRunner(
+                loaded.model, cache, sample_and_verify if config.speculation else sample_rows
+            ),
+            Tracer.from_option(config.trace, loaded.decode),
             check_invariants=config.check_invariants,
         )
-        super().__init__(config, loaded, max_model_len, core)
+        super().__init__(
+            config,
+            loaded,
+            max_model_len,
+            core,
+            aging_seconds=config.aging_seconds,
+            block_size=config.block_size,
+        )
         self._reset_prefix_cache = scheduler.reset_prefix_cache
 
     def reset_prefix_cache(self) -> bool:

@@ -11,12 +11,15 @@ chunk that does not reach the last known token samples nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from m3_paged.block_manager import BlockManager
+from m3_paged.completions import Completions
 from m3_paged.kv_usage import check_tables, kv_stats, paged_kv_usage
 from m3_paged.preemption import Preempter
 from milestone_llm.core.kv import KVUsage
+from milestone_llm.core.outputs import EngineCoreOutput, SampledToken
 from milestone_llm.core.plan import ScheduledRequest, StepPlan
 from milestone_llm.core.request import Request, RequestStatus
 from milestone_llm.core.scheduler import BaseScheduler
@@ -24,7 +27,7 @@ from milestone_llm.core.scheduler import BaseScheduler
 from .caching_pool import CachingBlockPool
 from .config import EngineConfig
 from .prefix_cache import PrefixCache, PrefixHit
-from .speculation import Proposer, Speculation
+from .speculation import Proposer, Speculation, SpeculationCounts
 
 
 class Scheduler(BaseScheduler):
@@ -36,6 +39,7 @@ class Scheduler(BaseScheduler):
         max_model_len: int,
         num_blocks: int,
         proposer: Proposer | None = None,
+        can_guess: Callable[[StepPlan], bool] | None = None,
     ) -> None:
         config.check_holds_one_request(max_model_len, num_blocks)
         super().__init__(max_model_len, config.policy)
@@ -46,7 +50,10 @@ class Scheduler(BaseScheduler):
         self.kv = BlockManager(pool, config.block_size, self.events)
         self.prefix_cache = PrefixCache(self.kv, pool, config.enable_prefix_caching)
         self.preempter = Preempter(self.kv, self.num_host_blocks)
-        self.speculation = Speculation(config, self.kv, proposer) if config.speculation else None
+        self.completions = Completions()
+        self.speculation: Speculation | None = None
+        if config.speculation:
+            self.speculation = Speculation(config, self.kv, proposer, can_guess)
 
     def validate(self, request: Request) -> None:
         """Refuse completions that could not all run, and a prompt that no chunks can carry."""
@@ -74,7 +81,7 @@ class Scheduler(BaseScheduler):
         for request in self.by_seniority():
             is_running = request.status is RequestStatus.RUNNING  # not preempted for a senior one
             # Forks that start here could be victims of the next row: their prompt comes later.
-            is_decode = request.num_uncomputed_tokens == 1 and not request.forks
+            is_decode = request.num_uncomputed_tokens == 1 and request not in self.completions.forks
             if budget and is_running and is_decode and self._make_room(request, plan):
                 budget -= self._add_row(request, plan, budget)
         return budget
@@ -82,7 +89,8 @@ class Scheduler(BaseScheduler):
     def _prefill(self, plan: StepPlan, budget: int) -> None:
         """The next chunk of each prompt that is under way, then new prompts."""
         for request in self.by_seniority():
-            if budget and (request.num_uncomputed_tokens > 1 or request.forks):  # it has its blocks
+            is_prompt = request.num_uncomputed_tokens > 1 or request in self.completions.forks
+            if budget and is_prompt:  # it has its blocks
                 budget -= self._add_row(request, plan, budget)
         while self.waiting and not plan.preempted:  # newcomers would only be preempted next
             request = self.waiting.peek()
@@ -121,19 +129,19 @@ class Scheduler(BaseScheduler):
         row = ScheduledRequest(request, start, num_new_tokens, False, blocks, num_cached)
         plan.rows.append(row)
         self.prefix_cache.make_findable(request, row.end)
-        if request.forks and row.samples:  # its prompt is complete: they start from its KV
-            for fork in request.forks:
+        if request in self.completions.forks and row.samples:  # they start from its KV
+            for fork in self.completions.start(request):
                 self.kv.fork(request.request_id, fork.request_id)
                 fork.status = RequestStatus.RUNNING
                 self.running.append(fork)
                 plan.admitted.append(fork)
-            request.forks.clear()
+                row.sampling_requests.append(fork)
         return num_new_tokens
 
     def reason_to_wait(self, request: Request, budget: int) -> str | None:
-        """Why a request and its forks cannot join a step that has `budget` tokens left."""
-        num_running = len(self.running) + sum(len(running.forks) for running in self.running)
-        if num_running + len(request.forks) >= self.config.max_num_seqs:
+        """Why a request and its completions cannot join a step that has `budget` tokens left."""
+        num_running = len(self.running) + self.completions.num_of(self.running)
+        if num_running + self.completions.num_of([request]) >= self.config.max_num_seqs:
             return f"max_num_seqs={self.config.max_num_seqs}, running: {num_running}"
         hit = PrefixHit([], request.num_computed_tokens)  # what was swapped out comes back
         if request.status is not RequestStatus.SWAPPED:
@@ -161,6 +169,42 @@ class Scheduler(BaseScheduler):
         self.running.append(request)
         (plan.admitted if is_new else plan.resumed).append(request)
         return num_cached
+
+    def update(
+        self, plan: StepPlan, sampled: dict[str, list[SampledToken]]
+    ) -> list[EngineCoreOutput]:
+        """Take in the results of a step, guesses that were wrong before tokens are appended."""
+        if self.speculation:
+            if not plan.is_launched:
+                self.mark_launched(plan)
+            self.speculation.settle(plan, sampled)
+        return super().update(plan, sampled)
+
+    # -- completions of a prompt -------------------------------------------------------------
+
+    def add(self, *requests: Request) -> None:
+        """Queue requests; further completions of a prompt start when the first has computed it."""
+        super().add(*requests)
+        for fork in self.completions.hold_back(requests):
+            self.waiting.remove(fork)
+
+    def finish(self, request: Request, reason: str) -> None:
+        """End a request in whatever state it is."""
+        if self.completions.discard(request):
+            request.finish(reason)
+        else:
+            super().finish(request, reason)
+
+    def fail(self, plan: StepPlan) -> None:
+        """End the requests of a step whose forward raised, those that wait for its prompts, too."""
+        for row in plan.rows:
+            for fork in self.completions.start(row.request):
+                fork.finish("error")
+        super().fail(plan)
+
+    def restart(self, requests: Iterable[Request]) -> None:
+        """After an exception anywhere: all wait with the tokens they have. All KV is dropped."""
+        super().restart(dict.fromkeys([*requests, *self.completions.take_all()]))
 
     # -- KV memory ---------------------------------------------------------------------------
 
@@ -199,9 +243,13 @@ class Scheduler(BaseScheduler):
         return paged_kv_usage(self.kv, self.running, self.watermark, num_cached)
 
     def stats(self) -> dict[str, Any]:
-        """M3's figures, and those of the prefix cache."""
-        cache = self.prefix_cache.stats()
-        return {**kv_stats(self.kv, self.preempter, self.running), "prefix_cache": cache}
+        """M3's figures, those of the prefix cache and of guesses."""
+        counts = self.speculation.counts if self.speculation else SpeculationCounts()
+        return {
+            **kv_stats(self.kv, self.preempter, self.running),
+            "prefix_cache": self.prefix_cache.stats(),
+            **counts.stats(),
+        }
 
     def check_invariants(self) -> None:
         """Assert that no block is lost and that tables belong to running or swapped requests."""

@@ -21,8 +21,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from milestone_llm.command.cli import positive
 from milestone_llm.lab.bench.command import bench_command
-from milestone_llm.lab.cli import positive
 
 from .tools.launch import SIZE_HELP, silence, start_ranks
 
@@ -50,7 +50,8 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="PART",
         default=[],
         help="measure M5 once more without graphs, pipelining, prefix-cache, chunks, add-norm, "
-        "rope-kv, silu-mul, skinny-linear, pdl, eight-bits (of --set quantization=int8)",
+        "rope-kv, silu-mul, skinny-linear, pdl, hopper, eight-bits (of --set quantization=int8), "
+        "guesses (of --set speculation=ngram)",
     )
     add("--profile", action="store_true", help="print where the time of a step goes")
     add("--no-check", action="store_true", help="do not compare tokens with M4's first")

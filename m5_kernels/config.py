@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
 
 import m4_prefix_chunked.config
 from milestone_llm.core.errors import InputError
+from milestone_llm.frontend import config as base
 
 
 @dataclass(frozen=True)
-class EngineConfig(m4_prefix_chunked.config.EngineConfig):
+class EngineConfig(base.EngineConfig):
     """Limits and switches of the engine with its own kernels."""
+
+    # Of m2_batching.
+    policy: str = "fcfs"
+    aging_seconds: float | None = None
+
+    # Of m3_paged.
+    block_size: int = 16
+    kv_cache_tokens: int | None = None
+    gpu_memory_utilization: float = 0.9
+    preemption: str = "recompute"
+    swap_space_tokens: int | None = None
+
+    # Of m4_prefix_chunked.
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    prefill_policy: str = "mixed"
+    speculation: str | None = None
+    num_speculative_tokens: int = 3
+    speculation_max_num_seqs: int | None = None
 
     enforce_eager: bool = False
     """Launch every kernel of every step: no CUDA graphs, no pipelined steps."""
@@ -26,9 +48,33 @@ class EngineConfig(m4_prefix_chunked.config.EngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.for_scheduler()  # whose checks are M4's
         if self.tensor_parallel_size < 1:
             raise InputError(
                 f"tensor_parallel_size must be at least 1, got {self.tensor_parallel_size}"
             )
         if self.quantization not in (None, "int8"):
             raise InputError(f'quantization must be "int8" or None, got {self.quantization!r}')
+
+    def for_scheduler(self) -> m4_prefix_chunked.config.EngineConfig:
+        """M4's scheduler plans the steps, and knows M4's fields."""
+        scheduled = m4_prefix_chunked.config.EngineConfig
+        return scheduled(**{each.name: getattr(self, each.name) for each in fields(scheduled)})
+
+    @property
+    def num_rows_that_guess(self) -> int:
+        """Most rows of a step with guesses."""
+        return self.for_scheduler().num_rows_that_guess
+
+    def on_device(self, device_type: str, given: Collection[str]) -> EngineConfig:
+        """With as many rows, and rows that guess, as pay there, unless somebody has chosen."""
+        chosen = self.for_scheduler().on_device(device_type, given)
+        return replace(
+            self,
+            max_num_seqs=chosen.max_num_seqs,
+            speculation_max_num_seqs=chosen.speculation_max_num_seqs,
+        )
+
+    def resolve_max_model_len(self, model_max_len: int | None) -> int:
+        """The `max_model_len` in force: with chunked prefill, whatever the step's budget."""
+        return self.for_scheduler().resolve_max_model_len(model_max_len)

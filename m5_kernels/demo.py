@@ -17,7 +17,7 @@ from typing import Any
 
 import m4_prefix_chunked
 import m5_kernels
-from milestone_llm.lab.cli import console, positive
+from milestone_llm.command.cli import console, positive
 from milestone_llm.lab.demo.command import demo_parser, run_demo
 
 from .tools.launch import SIZE_HELP, silence, start_ranks

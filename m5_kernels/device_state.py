@@ -21,10 +21,11 @@ import torch
 
 from m5_kernels.kernels.backend import ceil_div
 from m5_kernels.kernels.step_metadata import RowState
-from milestone_llm.core.plan import MAX_DEVICE_STOP_IDS
 from milestone_llm.core.request import Request
 from milestone_llm.models.machine import check_memory
 
+MAX_DEVICE_STOP_IDS = 16
+"""Stop tokens of a request that the device knows."""
 BYTES_OF_A_ROW = 512
 """Beside its tokens and blocks: parameters, workspace, what the host knows of it."""
 

@@ -24,9 +24,9 @@ from milestone_llm.core.plan import StepPlan
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.guarded_core import GuardedCore
 from milestone_llm.frontend.scheduler_file import scheduler_class
-from milestone_llm.frontend.watching import open_trace
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_flat
+from milestone_llm.trace.tracer import Tracer
 
 from .config import EngineConfig
 from .decoder.config import is_fusible
@@ -93,7 +93,8 @@ class LLMEngine(BaseEngine):
         # The lesson's objects, or what takes their place. The decoder comes before KV memory, which
         # gets what its weights leave.
         products, matrices = Products(products_of_few_rows(here)), Matrices()
-        starts, gpus = EarlyStarts(here), OneGPU()
+        starts: Starts = EarlyStarts(here)
+        gpus = OneGPU()
         if config.quantization is not None:
             check_quantization(whole.config, config.quantization)
             products, matrices, starts = Products(int8_products(here)), Int8Matrices(), Starts(here)
@@ -134,24 +135,33 @@ class LLMEngine(BaseEngine):
         )
         num_blocks, max_model_len = gpus.smallest(num_blocks), gpus.smallest(max_model_len)
         config = with_swap_space(config, loaded.model, num_blocks)
-        more = {"proposer": DeviceProposer()} if config.speculation and decoder is not None else {}
+        more: dict[str, Any] = {}
+        if config.speculation and decoder is not None:
+            more = {"proposer": DeviceProposer(), "can_guess": FusedRunner.can_run_ahead}
         make_scheduler = scheduler_class(config.scheduler, Scheduler)
-        scheduler = make_scheduler(config, max_model_len, num_blocks, **more)
+        scheduler = make_scheduler(config.for_scheduler(), max_model_len, num_blocks, **more)
         cache = BlockCache(loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks)
         runner = runner_over(cache, max_model_len)
+        is_pipelined = decoder is not None and config.async_scheduling and not config.enforce_eager
         core_class = GuardedCore if ranks is None else partial(RankedCore, ranks, number)
         core = core_class(
             self.milestone,
             scheduler,
             runner,
-            open_trace(config.trace, loaded.decode),
+            Tracer.from_option(config.trace, loaded.decode),
             check_invariants=config.check_invariants,
-            is_pipelined=(
-                decoder is not None and config.async_scheduling and not config.enforce_eager
-            ),
+            can_run_ahead=FusedRunner.can_run_ahead if is_pipelined else None,
         )
-        super().__init__(config, loaded, max_model_len, core)
+        super().__init__(
+            config,
+            loaded,
+            max_model_len,
+            core,
+            aging_seconds=config.aging_seconds,
+            block_size=config.block_size,
+        )
         self.decoder = decoder
+        self._fused_runner = None if isinstance(runner, HFRunner) else runner
         self._reset_prefix_cache = scheduler.reset_prefix_cache
 
     def warm_up(self) -> None:
@@ -162,13 +172,13 @@ class LLMEngine(BaseEngine):
     def capture_graphs(self) -> None:
         """Capture the CUDA graphs that most decode steps replay; on all ranks together."""
         self._agree("capture_graphs")
-        if not isinstance(self.runner, HFRunner):
-            self.runner.capture_graphs()
+        if self._fused_runner is not None:
+            self._fused_runner.capture_graphs()
 
     def release_graphs(self) -> None:
         """Let go of captured graphs, and of the communicator that they call."""
-        if not isinstance(self.runner, HFRunner):
-            self.runner.release_graphs()
+        if self._fused_runner is not None:
+            self._fused_runner.release_graphs()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached KV. False, with nothing done, while blocks are in use."""

@@ -9,6 +9,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from m2_batching.runner import decode_rows_first, flat_forward
 from m3_paged.block_cache import BlockCache
+from m4_prefix_chunked.verification import sample_and_verify
 from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
 from milestone_llm.models.hf_model import with_attention
 
@@ -36,7 +37,7 @@ class HFRunner:
         if not rows:
             return LaunchedStep(dict)
         with torch.cuda.device_of(self.cache.keys[0]):  # where Triton launches its kernels
-            sampled = flat_forward(self.model, rows, self._metadata(rows))
+            sampled = flat_forward(self.model, rows, self._metadata(rows), sample_and_verify)
         return LaunchedStep(lambda: sampled)
 
     def reset(self) -> None:

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import torch
 
-from m1_single.prompt_logprobs import note_prompt_logprobs
 from m3_paged.block_cache import BlockCache
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
+from milestone_llm.core.prompt_logprobs import note_prompt_logprobs
 from milestone_llm.core.request import Request, RequestStatus
 from milestone_llm.core.sampling import sample as sample_on_host
 
@@ -28,7 +28,7 @@ from .device_state import DeviceState, StepSeq
 from .device_step import DeviceStep, last_of_seqs
 from .kernels.backend import compiling
 from .kernels.expand_step import append_sampled
-from .sampler import Needs
+from .sampler import Needs, needs_host_sampler
 from .step_graphs import Buckets, StepGraphs, StepShape, is_chunk
 from .to_host import CopyToHost, HostTokens, copy_to_host, fetch, prompt_logprobs_of
 
@@ -36,7 +36,7 @@ from .to_host import CopyToHost, HostTokens, copy_to_host, fetch, prompt_logprob
 class RowOfRequest(NamedTuple):
     """The row of device state that a running request has."""
 
-    index: int
+    row: int
     request: Request
 
 
@@ -79,6 +79,12 @@ class FusedRunner:
         if cache.device.type == "cuda" and not config.enforce_eager:
             self.graphs = StepGraphs(self.state.step_rows, step.compute, decoder.gpus)
 
+    @staticmethod
+    def can_run_ahead(plan: StepPlan) -> bool:
+        """Whether a step can be launched before the tokens before it, and the next one before its
+        own are known. The host's sampler must know the first, and a device be told the second."""
+        return not any(map(needs_host_sampler, plan.rows))
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start a step; returns while it runs."""
@@ -91,11 +97,9 @@ class FusedRunner:
         rows = sorted(plan.rows, key=is_chunk)
         if not rows:
             return LaunchedStep(dict)
-        self.send(
-            [StepSeq(self.row_of(row, copied), row.num_new_tokens, row.samples) for row in rows]
-        )
+        self.send(rows, copied)
         shape = StepShape.of(rows)
-        if not plan.can_run_ahead:  # all tokens before this step are known
+        if not self.can_run_ahead(plan):  # all tokens before this step are known
             sampled = self._sample_on_host(rows, shape)
             return LaunchedStep(lambda: sampled)
         requests = [row.request if row.samples else None for row in rows]
@@ -111,9 +115,9 @@ class FusedRunner:
             tokens = self.device_step.compute(shape, needs)
         read = fetch(requests, tokens, self.device_step.sampler, self.host_tokens)
 
-        def wait() -> dict[str, SampledToken]:
+        def wait() -> dict[str, list[SampledToken]]:
             pairs = zip(requests, read(), strict=True)
-            sampled = {request.request_id: token for request, token in pairs if request is not None}
+            sampled = {each.request_id: [token] for each, token in pairs if each is not None}
             for entry in of_prompts:
                 note_prompt_logprobs(*entry)
             return sampled
@@ -163,6 +167,16 @@ class FusedRunner:
 
     # -- what the device must be told ----------------------------------------------------------
 
+    def send(self, rows: list[ScheduledRequest], copied: set[int]) -> None:
+        """Bring the device's state up to date for a step of these rows.
+
+        copied: as `begin` returns them.
+        """
+        state = self.state
+        step = [StepSeq(self.row_of(row, copied), row.num_new_tokens, row.samples) for row in rows]
+        state.set_step(step)
+        state.flush()
+
     def begin(self, plan: StepPlan) -> set[int]:
         """Move the plan's blocks, and take back the rows of requests that no longer run.
 
@@ -179,16 +193,13 @@ class FusedRunner:
         return {block for _, block in plan.copies}
 
     def row_of(self, row: ScheduledRequest, copied: set[int]) -> int:
-        """The row of state of a request, with its new blocks noted, and all else if it is new.
-
-        copied: as `begin` returns them.
-        """
+        """The row of state of a request, with its new blocks noted, and all else if it is new."""
         request_id = row.request.request_id
         if request_id not in self.rows:
             self.rows[request_id] = RowOfRequest(self.free_rows.pop(), row.request)
             self._num_blocks_sent[request_id] = 0
-            self.state.add_request(self.rows[request_id].index, row.request, row.start)
-        index, num_sent = self.rows[request_id].index, self._num_blocks_sent[request_id]
+            self.state.add_request(self.rows[request_id].row, row.request, row.start)
+        index, num_sent = self.rows[request_id].row, self._num_blocks_sent[request_id]
         if copied and not copied.isdisjoint(row.blocks):
             num_sent = 0
         if num_sent < len(row.blocks):
@@ -196,24 +207,22 @@ class FusedRunner:
             self._num_blocks_sent[request_id] = len(row.blocks)
         return index
 
-    def send(self, step: list[StepSeq]) -> None:
-        """Tell the device who is in the step, and all that was noted before."""
-        self.state.set_step(step)
-        self.state.flush()
-
     # -- what comes back -----------------------------------------------------------------------
 
     def _sample_on_host(
         self, rows: list[ScheduledRequest], shape: StepShape
-    ) -> dict[str, SampledToken]:
+    ) -> dict[str, list[SampledToken]]:
         """A step in which completions begin, several tokens from a row: the sampler of M1."""
         hidden, metadata = self.device_step.hidden(shape)
         of_prompts = prompt_logprobs_of(rows, hidden, self.decoder)
         seqs = [seq for seq, row in enumerate(rows) for _ in row.sampling_requests]
         requests = [request for row in rows for request in row.sampling_requests]
         logits = self.decoder.logits(last_of_seqs(hidden, metadata)[seqs])
-        sampled = sample_on_host(logits, requests)
-        ids = [sampled[row.request.request_id].token_id if row.samples else -1 for row in rows]
+        sampled = {
+            request.request_id: [token]
+            for request, token in zip(requests, sample_on_host(logits, requests), strict=True)
+        }
+        ids = [sampled[row.request.request_id][0].token_id if row.samples else -1 for row in rows]
         tokens = torch.tensor(ids, dtype=torch.int32).to(hidden.device)
         append_sampled(self.state.rows, *self.state.step(shape.num_seqs), tokens)
         for entry in of_prompts:  # sampling has waited for the device

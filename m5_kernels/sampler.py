@@ -14,9 +14,10 @@ from typing import NamedTuple
 import torch
 
 from milestone_llm.core.logprobs import logprob_columns
+from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.core.request import Request
 
-from .device_state import DeviceState
+from .device_state import MAX_DEVICE_STOP_IDS, DeviceState
 from .kernels.sample import sample
 
 
@@ -40,6 +41,16 @@ class Needs(NamedTuple):
             penalties |= request.num_output_tokens < params.min_tokens
             logprobs |= params.logprobs is not None
         return cls(filters, penalties, logprobs)
+
+
+def needs_host_sampler(row: ScheduledRequest) -> bool:
+    """Whether the device cannot do it: several requests begin with the row (n > 1), or `min_tokens`
+    bans more stop tokens than it knows."""
+    request = row.request
+    return len(row.sampling_requests) > 1 or (
+        len(request.stop_token_ids) > MAX_DEVICE_STOP_IDS
+        and request.num_output_tokens < request.sampling_params.min_tokens
+    )
 
 
 class Sampler:

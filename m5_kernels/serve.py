@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start_ranks("m5_kernels.serve", args.tensor_parallel_size, arguments)
     if not is_rank_0():
         from .engine import LLMEngine
-        from .tensor_parallel.ranks import Ranks
+        from .extras.tensor_parallel.ranks import Ranks
 
         Ranks.join(args.tensor_parallel_size, args.device).follow(LLMEngine)
         return 0

@@ -7,10 +7,10 @@ from itertools import cycle
 
 import torch
 
-from m1_single.prompt_logprobs import prompt_logprobs
 from milestone_llm.core.logprobs import read_logprobs
 from milestone_llm.core.outputs import Logprob, SampledToken
 from milestone_llm.core.plan import ScheduledRequest
+from milestone_llm.core.prompt_logprobs import prompt_logprobs
 from milestone_llm.core.request import Request
 
 from .decoder.decoder import FusedDecoder

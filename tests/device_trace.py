@@ -10,8 +10,8 @@ from unittest.mock import patch
 import m5_kernels
 from docs.questions import m5_device_trace as program
 from engine_helpers import make_engine, tiny_model
-from milestone_llm.lab.trace.records import StepRecord
-from milestone_llm.lab.trace.tracer import Tracer
+from milestone_llm.trace.records import StepRecord
+from milestone_llm.trace.tracer import Tracer
 
 CLOCKS_APART = 123_456.0
 """Microseconds by which the profiler's clock is ahead of the host's."""

@@ -206,13 +206,15 @@ class FakeRunner:
         """Keep the plan. One token for each row that samples."""
         self.plans.append(plan)
         due = [request.request_id for row in plan.rows for request in row.sampling_requests]
-        tokens = {name: SampledToken(EOS_TOKEN_ID if name in self.stopping else 5) for name in due}
+        tokens = {
+            name: [SampledToken(EOS_TOKEN_ID if name in self.stopping else 5)] for name in due
+        }
         return LaunchedStep(lambda: tokens)
 
     def reset(self) -> None:
         """There is nothing to forget."""
 
-    def run(self, plan: StepPlan) -> dict[str, SampledToken]:
+    def run(self, plan: StepPlan) -> dict[str, list[SampledToken]]:
         """Launch and wait."""
         return self.launch(plan).wait()
 

@@ -14,12 +14,15 @@ from typing import Any
 
 from m3_paged import EngineConfig
 from m3_paged.scheduler import Scheduler
+from m4_prefix_chunked.speculation import draft_token_ids
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 
 VOCAB_SIZE = 1000
+COMPLETIONS: dict[Request, list[Request]] = {}
+"""Of requests that these helpers have made."""
 
 
 def make_scheduler(
@@ -37,24 +40,28 @@ def make_requests(
     params = SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=True)
     prompt = [zlib.crc32(f"{name}:{i}".encode()) % VOCAB_SIZE for i in range(num_prompt_tokens)]
     leader = Request(name, prompt, params, seed=seed, **fields)
+    COMPLETIONS[leader] = further = [leader]
     for index in range(1, n):
         fork = Request(
             f"{name}/{index}",
             prompt,
             params,
             seed=seed + index,
-            leader=leader,
             index=index,
             **fields,
         )
-        leader.completions.append(fork)
-        leader.forks.append(fork)
+        further.append(fork)
     return leader
+
+
+def completions(leader: Request) -> list[Request]:
+    """A request and its further completions."""
+    return COMPLETIONS.get(leader, [leader])
 
 
 def is_done(leader: Request) -> bool:
     """Whether all completions of a prompt are finished."""
-    return all(completion.is_finished for completion in leader.completions)
+    return all(completion.is_finished for completion in completions(leader))
 
 
 def next_token(token_ids: list[int], seed: int) -> int:
@@ -89,7 +96,7 @@ class PagedDevice:
         for blocks in (self.blocks, self.host_blocks):
             blocks[:] = [[-9] * self.block_size for _ in blocks]
 
-    def run(self, plan: StepPlan) -> dict[str, SampledToken]:
+    def run(self, plan: StepPlan) -> dict[str, list[SampledToken]]:
         """Move blocks, write, read, sample."""
         for source, target in plan.swap_outs:
             self.host_blocks[target] = list(self.blocks[source])
@@ -104,26 +111,26 @@ class PagedDevice:
                 self.blocks[row.blocks[block]][offset] = token
         for row in plan.rows:  # only now: nobody may have written into another's block
             context = [token for block in row.blocks for token in self.blocks[block]][: row.end]
-            wanted = row.request.token_ids[: row.end] + row.draft_token_ids
+            wanted = row.request.token_ids[: row.end] + draft_token_ids(row)
             assert context == wanted, row.request.request_id
         return {
-            request.request_id: sampled_token(request, row.draft_token_ids)
+            request.request_id: sampled_tokens(request, draft_token_ids(row))
             for row in plan.rows
             for request in row.sampling_requests
         }
 
 
-def sampled_token(request: Request, guesses: list[int]) -> SampledToken:
-    """The token behind the last guess that has come true."""
-    known, accepted = list(request.token_ids), []
+def sampled_tokens(request: Request, guesses: list[int]) -> list[SampledToken]:
+    """The guesses that have come true, and the token behind them."""
+    known, tokens = list(request.token_ids), []
     token_id = next_token(known, request.seed)
     for guess in guesses:
         if guess != token_id:
             break
-        accepted.append(SampledToken(token_id))
+        tokens.append(SampledToken(token_id))
         known.append(token_id)
         token_id = next_token(known, request.seed)
-    return SampledToken(token_id, None, tuple(accepted))
+    return [*tokens, SampledToken(token_id)]
 
 
 class Clairvoyant:
@@ -192,6 +199,6 @@ def plan_line(plan: StepPlan) -> str:
 def add_all(scheduler: Scheduler, *requests: Request) -> None:
     """Queue requests in the order of their arrival."""
     for arrival, request in enumerate(requests):
-        for completion in request.completions:
+        for completion in completions(request):
             completion.arrival = arrival
-        scheduler.add(request)
+        scheduler.add(*completions(request))

@@ -21,7 +21,15 @@ from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import EOS_TOKEN_ID
-from paged_helpers import VOCAB_SIZE, PagedDevice, expected_tokens, plan_line, step
+from paged_helpers import (
+    COMPLETIONS,
+    VOCAB_SIZE,
+    PagedDevice,
+    completions,
+    expected_tokens,
+    plan_line,
+    step,
+)
 
 BLOCK_SIZE = 4
 
@@ -74,18 +82,17 @@ def request_of(
     params = SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=ignore_eos, cache_salt=salt)
     fields["eos_token_ids"] = frozenset({EOS_TOKEN_ID})
     leader = Request(name, list(token_ids), params, seed=seed, **fields)
+    COMPLETIONS[leader] = further = [leader]
     for index in range(1, n):
         fork = Request(
             f"{name}/{index}",
             leader.prompt_token_ids,
             params,
             seed=seed + index,
-            leader=leader,
             index=index,
             **fields,
         )
-        leader.completions.append(fork)
-        leader.forks.append(fork)
+        further.append(fork)
     return leader
 
 
@@ -115,11 +122,11 @@ class Life:
     def add(self, *requests: Request) -> None:
         """Queue requests in the order of their arrival."""
         for request in requests:
-            for completion in request.completions:
+            for completion in completions(request):
                 completion.arrival = self.num_arrivals
             self.num_arrivals += 1
             self.scheduler.validate(request)
-            self.scheduler.add(request)
+            self.scheduler.add(*completions(request))
 
     def plan(self) -> StepPlan:
         """Compute one step."""
@@ -136,7 +143,7 @@ class Life:
         while self.scheduler.has_unfinished_requests():
             lines.append(self.line())
         for request in requests:
-            assert_tokens(request.completions)
+            assert_tokens(completions(request))
         return lines
 
     def fail(self) -> StepPlan:
@@ -149,7 +156,7 @@ class Life:
 
     def abort(self, leader: Request) -> None:
         """End a request as the engine does: forks before what they fork from."""
-        for completion in reversed(leader.completions):
+        for completion in reversed(completions(leader)):
             if not completion.is_finished:
                 self.scheduler.finish(completion, "abort")
         self.scheduler.check_invariants()

@@ -1,4 +1,4 @@
-"""What each process of a tensor-parallel engine runs in the tests; see `m5/test_parallel`.
+"""What each process of a tensor-parallel engine runs in the tests: `m5/extras/tensor_parallel/`.
 
 A program writes what it found to a file of its own; the tests read the files and judge.
 """
@@ -210,7 +210,9 @@ class Digest:
             for row in plan.rows
         ]
         preempted = [each.request.request_id for each in plan.preempted]
-        sampled = sorted((name, token.token_id) for name, token in step.sampled.items())
+        sampled = sorted(
+            (name, [token.token_id for token in tokens]) for name, tokens in step.sampled.items()
+        )
         self.digest.update(repr((rows, preempted, sampled)).encode())
 
 
@@ -273,7 +275,7 @@ def dies_in_a_step(rank: int, size: int) -> Any:
     engine = _engine("tiny-llama", size)
     engine.generate([[5, 6, 7]])
     if rank == 1:
-        engine.decoder.collectives.all_reduce = lambda part: os.kill(os.getpid(), signal.SIGKILL)
+        engine.decoder.gpus.all_reduce = lambda part: os.kill(os.getpid(), signal.SIGKILL)
     engine.generate([[5, 6, 7, 8]])
     return "went on"
 
@@ -301,8 +303,9 @@ def fused_kernel(rank: int, size: int) -> Any:
         SymmetricBuffer,
         all_reduce_add_rms_norm,
     )
-    from m5_kernels.kernels.rms_norm import rms_norm_torch
     from m5_kernels.extras.tensor_parallel.ranks import Ranks
+    from m5_kernels.kernels.early_start import LATE, NEVER, next_starts
+    from m5_kernels.kernels.rms_norm import rms_norm_torch
 
     device = Ranks.join(size).device
     errors = []
@@ -319,11 +322,12 @@ def fused_kernel(rank: int, size: int) -> Any:
             *parts, residual = torch.randn(shape, generator=generator, device=device).to(dtype)
             total = residual.float() + torch.stack(parts).float().sum(0)
             expected = rms_norm_torch(total.to(dtype), weight, 1e-6)
-            for pdl in (False, True):
+            for when in (NEVER, LATE):
                 mine = residual.clone()
-                found = all_reduce_add_rms_norm(
-                    parts[rank], mine, weight, 1e-6, buffers, (2 * trial + pdl) % 3, pdl
-                )
+                with next_starts(when):
+                    found = all_reduce_add_rms_norm(
+                        parts[rank], mine, weight, 1e-6, buffers, (2 * trial + when) % 3
+                    )
                 errors.append((found.float() - expected.float()).abs().max().item())
                 errors.append((mine.float() - total).abs().max().item() / 4)
     return max(errors)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+from m4_prefix_chunked.speculation import draft_token_ids
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
 from milestone_llm.core.request import Request
@@ -87,19 +88,19 @@ class ReadBackRunner:
                 )
                 self.num_read += 1
             for request in row.sampling_requests:
-                known, accepted = list(self._known_tokens(request)), []
+                known, tokens = list(self._known_tokens(request)), []
                 for guess in guesses[id(row)]:
                     if guess == next_token(known, request.index):
-                        accepted.append(SampledToken(guess))
+                        tokens.append(SampledToken(guess))
                         known.append(guess)
                     else:
                         break
                 token = next_token(known, request.index)
-                sampled[request.request_id] = SampledToken(token, None, tuple(accepted))
+                sampled[request.request_id] = [*tokens, SampledToken(token)]
                 self._tokens[request.request_id] = (request, [*known, token])
         return LaunchedStep(lambda: self._wait(sampled))
 
-    def _wait(self, sampled: dict[str, SampledToken]) -> dict[str, SampledToken]:
+    def _wait(self, sampled: dict[str, list[SampledToken]]) -> dict[str, list[SampledToken]]:
         self._raise("wait")
         return sampled
 
@@ -120,19 +121,19 @@ class ReadBackRunner:
     def _guesses(self, row: ScheduledRequest) -> list[int]:
         """What a device guesses, mostly right: the host does not know it."""
         known = list(self._known_tokens(row.request))
-        for place in range(len(row.draft_token_ids)):
+        for place in range(len(draft_token_ids(row))):
             is_wrong = (len(known) + place) % 4 == 0
             known.append(3 if is_wrong else next_token(known, row.request.index))
-        if row.draft_token_ids:
+        if draft_token_ids(row):
             self._have_guessed.add(row.request.request_id)
-        return known[len(known) - len(row.draft_token_ids) :]
+        return known[len(known) - len(draft_token_ids(row)) :]
 
     def _span(self, row: ScheduledRequest) -> tuple[int, int]:
         """First and last+1 position of a row, which begins sooner than was planned if guesses that
         were in flight have failed."""
         if not row.samples:
             return row.start, row.end
-        end = len(self._known_tokens(row.request)) + len(row.draft_token_ids)
+        end = len(self._known_tokens(row.request)) + len(draft_token_ids(row))
         assert end == row.end or (end < row.end and row.request.request_id in self._have_guessed)
         return end - row.num_new_tokens, end
 

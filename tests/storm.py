@@ -26,6 +26,7 @@ from typing import Any
 from engine_helpers import assert_empty, tiny_model
 from interrupter import Interrupter
 from m1_single import RequestOutput, SamplingParams
+from m5_kernels.runner import FusedRunner
 from milestone_llm import MILESTONES
 from milestone_llm.models.tiny_models import VOCAB_SIZE
 from read_back import ReadBackRunner, right_output
@@ -52,7 +53,10 @@ class Storm:
         self.engine = package.LLMEngine(model, check_invariants=True, **self.fields)
         self.runner = ReadBackRunner(self.fields.get("block_size"))
         self.engine.core.runner = self.runner
-        self.engine.core.is_pipelined = milestone >= "m5" and self.rng.random() < 0.7
+        if milestone < "m5" or self.rng.random() >= 0.7:
+            self.engine.core.can_run_ahead = None
+        else:
+            self.engine.core.can_run_ahead = FusedRunner.can_run_ahead
         self.expected: dict[str, tuple[list[int], SamplingParams]] = {}
         self.stems = [self._prompt(12) for _ in range(3)]
 

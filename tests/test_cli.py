@@ -7,14 +7,14 @@ import argparse
 import pytest
 
 from forked import run_python
+from milestone_llm.command.cli import config_fields, run_command, try_to_write
 from milestone_llm.core.errors import InputError
-from milestone_llm.lab.cli import config_fields, run_command, try_to_write
 
 PROGRAM = """
 import argparse, sys
 from m2_batching import LLMEngine
 from m2_batching.scheduler import Scheduler
-from milestone_llm.lab.cli import run_command
+from milestone_llm.command.cli import run_command
 
 def schedule(self):
     return [rank + row for rank, row in zip([1], [2, 3], strict=True)]

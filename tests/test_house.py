@@ -9,6 +9,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -34,7 +35,7 @@ DOORS = {"demo", "walkthrough", "bench", "serve"}
 OTHER_PROGRAMS = {"m1_single.timeline"}  # the chapter's command, at the path where its file lies
 FLOORS = [
     rf"{GROUND}\.__init__",
-    *(rf"{GROUND}\.{room}\..*" for room in ("core", "models", "frontend")),
+    *(rf"{GROUND}\.{room}\..*" for room in ("core", "models", "frontend", "trace", "command")),
     *(rf"{name}\.(?!({'|'.join(sorted(DOORS))}|timeline)$|tools\.).*" for name in MILESTONES),
     rf"{GROUND}\.lab\..*",
     rf"{GROUND}\.serving\..*",
@@ -43,7 +44,8 @@ FLOORS = [
 """From the ground up; the last are the doors and tools of the milestones."""
 
 KV_MANAGERS = (
-    r"regions|block_pool|block_manager|preemption|caching_pool|prefix_cache|ngram|speculation"
+    r"regions|block_pool|block_manager|completions|preemption|caching_pool|prefix_cache|ngram"
+    r"|speculation"
 )
 SEAMS = re.compile(
     rf"{GROUND}\.core\.(engine_core|kv|outputs|plan|request|request_queue|scheduler)"
@@ -54,7 +56,7 @@ SEAMS = re.compile(
 PURE = re.compile(
     rf"{GROUND}\.core\.(errors|kv|outputs|plan|request|request_queue|sampling_params|scheduler)"
     rf"|{GROUND}\.frontend\.(config|exclusive|output_queue|outputs|watching)"
-    rf"|{GROUND}\.serving\.router|{GROUND}\.lab\.trace\.records"
+    rf"|{GROUND}\.serving\.router|{GROUND}\.trace\.(records|tracer)"
     rf"|m\d_\w+\.(scheduler|config|kv_usage|{KV_MANAGERS})"
 )
 """Modules that decide and keep books: they know requests, tokens and blocks, and no tensors."""
@@ -70,8 +72,7 @@ LIBRARIES_OF_THE_CORE = {
 }
 LIBRARIES_OF_THE_CORE |= {"operator", "torch", "typing"}
 
-MAX_LINES = {"core": 1200, "engine core": 120, "door": 100, "instruments": 11_500}
-SCHEDULER_LINES = range(110, 211)
+MAX_LINES = {"door": 100, "instruments": 11_500}
 MEASURING = {"bench", "bench_report", "bench_server", "open_loop", "overhead"}
 """The programs of serving that measure, by name."""
 
@@ -189,6 +190,19 @@ def test_lab_and_serving_know_milestones_by_their_roots_alone():
             assert own <= roots, f"{module} imports {own - roots}"
 
 
+def test_programs_alone_import_the_lab():
+    """Besides what measures: the server's page, which is the lab's, fed by a running engine."""
+    programs = {f"{GROUND}.serving.{name}" for name in (*MEASURING, "live_page")}
+    programs |= {module for module in FILES if is_door(module) or ".tools." in module}
+    importing = {
+        module
+        for module, imported in graph().items()
+        if not module.startswith(f"{GROUND}.lab.")
+        and any(name.startswith(f"{GROUND}.lab.") for name in imported)
+    }
+    assert importing - programs == set()
+
+
 def test_there_is_no_circle_among_files():
     assert circle_in(graph()) == []
 
@@ -222,12 +236,6 @@ def test_nobody_bends_where_python_looks_for_files():
 # --- the lesson fits in one sitting --------------------------------------------------------------
 
 
-def test_the_core_is_small_and_the_step_is_a_file_of_its_own():
-    room = [path for module, path in FILES.items() if module.startswith(f"{GROUND}.core.")]
-    assert num_lines(*room) <= MAX_LINES["core"]
-    assert num_lines(FILES[f"{GROUND}.core.engine_core"]) <= MAX_LINES["engine core"]
-
-
 def test_the_core_knows_no_text_threads_files_times_or_traces():
     for module in (module for module in FILES if module.startswith(f"{GROUND}.core.")):
         others = {name.split(".")[0] for name in imports_of(module) if name not in FILES}
@@ -235,22 +243,20 @@ def test_the_core_knows_no_text_threads_files_times_or_traces():
 
 
 @pytest.mark.parametrize(
-    ("milestone", "most_files", "most_lines"),
+    ("milestone", "most_files"),
     [
-        ("m1_single", 9, 1200),
-        ("m2_batching", 13, None),
-        ("m3_paged", 16, None),
-        ("m4_prefix_chunked", 17, 2300),
-        ("m5_kernels", 20, 3300),
+        ("m1_single", 9),
+        ("m2_batching", 13),
+        ("m3_paged", 16),
+        ("m4_prefix_chunked", 17),
+        ("m5_kernels", 21),
     ],
 )
-def test_one_step_runs_through_few_files(milestone, most_files, most_lines):
-    """Files of ours in which a step calls something, kernels aside, and all of their lines."""
+def test_one_step_runs_through_few_files(milestone, most_files):
+    """Files of ours in which a step calls something, kernels aside."""
     files = files_of_a_step(importlib.import_module(milestone))
-    lines = num_lines(*files)
-    found = f"{len(files)} files, {lines} lines: {', '.join(sorted(path.stem for path in files))}"
+    found = f"{len(files)} files: {', '.join(sorted(path.stem for path in files))}"
     assert len(files) <= most_files, found
-    assert most_lines is None or lines <= most_lines, found
 
 
 def files_of_a_step(package: Any) -> set[Path]:
@@ -348,7 +354,6 @@ def test_instruments_weigh_less_than_engines_and_kernels_together():
 @pytest.mark.parametrize("milestone", MILESTONES[:4])
 def test_a_scheduler_is_one_file_to_be_read_alone(milestone):
     module = f"{milestone}.scheduler"
-    assert num_lines(FILES[module]) in SCHEDULER_LINES
     assert [n for n in graph()[module] if n.endswith(".scheduler")] == [f"{GROUND}.core.scheduler"]
     (base,) = importlib.import_module(module).Scheduler.__bases__
     assert base.__module__ == f"{GROUND}.core.scheduler"
@@ -359,7 +364,7 @@ def test_engine_scheduler_and_runner_have_one_base_at_most(milestone):
     for module in reachable(f"{milestone}.engine"):
         for _, found in inspect.getmembers(importlib.import_module(module), inspect.isclass):
             ours = [b for b in found.__mro__ if b.__module__.split(".")[0] in (GROUND, *MILESTONES)]
-            if found.__name__.endswith(("Engine", "Scheduler", "Runner")):
+            if found.__name__.endswith(("Engine", "EngineConfig", "Scheduler", "Runner")):
                 assert len(ours) <= 2, f"{found.__qualname__}: {ours}"
             assert len(found.__bases__) == 1 or len(ours) <= 1, f"{found.__qualname__}: {ours}"
 
@@ -430,8 +435,15 @@ def test_parts_shared_by_all_are_one_class():
     roots = [importlib.import_module(milestone) for milestone in MILESTONES]
     assert len({root.SamplingParams for root in roots}) == 1
     assert len({root.RequestOutput for root in roots}) == 1
-    for lower, higher in pairwise(roots):
-        assert issubclass(higher.EngineConfig, lower.EngineConfig)
+
+
+def test_a_field_of_a_config_is_the_same_in_all_later_milestones():
+    configs = [importlib.import_module(milestone).EngineConfig for milestone in MILESTONES]
+    for lower, higher in pairwise(configs):
+        kept = {field.name: (field.type, field.default) for field in fields(higher)}
+        own = {field.name: (field.type, field.default) for field in fields(lower)}
+        assert own.items() <= kept.items()
+        assert list(kept)[: len(own)] == list(own), "in the order in which they came"
 
 
 def test_the_rules_see_what_they_are_to_forbid():
@@ -439,7 +451,7 @@ def test_the_rules_see_what_they_are_to_forbid():
     assert "torch" in set(imports_of("m1_single.runner"))
     assert f"{GROUND}.core.plan" in graph()["m2_batching.scheduler"]
     assert "m2_batching.engine" in graph()["m2_batching.__init__"]  # for types alone
-    assert f"{GROUND}.lab.trace.tracer" in {n for names in graph().values() for n in names}
+    assert f"{GROUND}.trace.tracer" in {n for names in graph().values() for n in names}
     assert "m3_paged.block_manager" in reachable("m5_kernels.engine")
     assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
     assert {"m4_prefix_chunked.prefix_cache", "m2_batching.regions"} <= {

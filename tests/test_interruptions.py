@@ -205,7 +205,7 @@ def test_the_output_of_an_interrupted_abort_comes_with_the_next_step(package):
 @every_milestone
 def test_an_abort_does_not_raise_what_the_step_in_flight_raised(package):
     engine = engine_of(package)
-    engine.core.is_pipelined = True
+    engine.core.can_run_ahead = lambda plan: True
     engine.add_request(PROMPTS[0], params_of(3), request_id="a")
     engine.step()
     assert engine.core.in_flight
@@ -224,7 +224,7 @@ def test_an_abort_does_not_raise_what_the_step_in_flight_raised(package):
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])
 def test_the_prefix_cache_can_be_reset_after_a_step_that_did_not_end(package, where, error):
     engine = engine_of(package)
-    engine.core.is_pipelined = package.__name__ >= "m5"
+    engine.core.can_run_ahead = (lambda plan: True) if package.__name__ >= "m5" else None
     submit(engine)
     engine.step()
     engine.runner.raise_at[where] = error

@@ -14,8 +14,8 @@ import m4_prefix_chunked
 import m5_kernels
 from engine_helpers import PACKAGES, every_milestone, tiny_model
 from m3_paged import kv_memory
+from milestone_llm.command.cli import model_libraries
 from milestone_llm.core.errors import InputError
-from milestone_llm.lab.cli import model_libraries
 from milestone_llm.models import machine
 
 PAGED = [m3_paged, m4_prefix_chunked, m5_kernels]

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from milestone_llm.lab import threads
-from milestone_llm.lab.threads import FAR_SLOWER, IN_A_ROW, ThreadWatch
+from milestone_llm.command import threads
+from milestone_llm.command.threads import FAR_SLOWER, IN_A_ROW, ThreadWatch
 
 measured = threads.product_times
 QUIET, BUSY = (10.0, 12.0), (50.0, 10.0)
@@ -122,7 +122,7 @@ def test_threads_that_wait_are_told_to_sleep_unless_somebody_has_chosen(monkeypa
 def test_programs_tell_threads_to_sleep_before_torch_is_there():
     found = run_python("""
         import contextlib, os, sys, types
-        from milestone_llm.lab.cli import model_libraries
+        from milestone_llm.command.cli import model_libraries
 
         libraries = types.SimpleNamespace(quiet_transformers=contextlib.nullcontext)
         sys.modules["milestone_llm.models.pretrained"] = libraries  # it would import them

@@ -16,18 +16,18 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from milestone_llm.command.cli import positive
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.bench.command import bench_command
 from milestone_llm.lab.bench.report import Tables
 from milestone_llm.lab.bench.workloads import WorkItem
-from milestone_llm.lab.cli import positive
 from milestone_llm.lab.trace.positions import Positions
 
 if TYPE_CHECKING:
     from milestone_llm.frontend.outputs import RequestOutput
     from milestone_llm.lab.bench.compare import Bench
-    from milestone_llm.lab.trace.records import StepRecord
+    from milestone_llm.trace.records import StepRecord
 
 TABLES: Tables = {
     "The same work in four engines, times in ms{of_rounds}": {

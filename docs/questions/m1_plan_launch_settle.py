@@ -7,7 +7,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from m1_single import LLMEngine, SamplingParams
 from milestone_llm.lab.plots.picture import set_titles, write_picture
-from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.trace.records import StepRecord
 
 COLUMNS = {  # title: the call, fill
     "plan": ("scheduler.schedule()", "#ffffff"),

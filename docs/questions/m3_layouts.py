@@ -19,12 +19,12 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from milestone_llm.command.cli import add_options, positive
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.command import bench_command
 from milestone_llm.lab.bench.report import THROUGHPUT, Tables
-from milestone_llm.lab.cli import add_options, positive
 from milestone_llm.lab.trace.kv_figures import KVFigures
-from milestone_llm.lab.trace.text import plural
+from milestone_llm.trace.text import plural
 
 if TYPE_CHECKING:
     from milestone_llm.lab.bench.compare import Bench

@@ -70,7 +70,7 @@ def measure(package: Any, **fields: Any) -> list[float]:
         plan = scheduler.schedule()
         clock.seconds["schedule"] += time.perf_counter() - start
         due = [request for row in plan.rows for request in row.sampling_requests]
-        sampled = {each.request_id: SampledToken(rng.randrange(32_000)) for each in due}
+        sampled = {each.request_id: [SampledToken(rng.randrange(32_000))] for each in due}
         start = time.perf_counter()
         scheduler.update(plan, sampled)
         clock.seconds["update"] += time.perf_counter() - start

@@ -39,10 +39,10 @@ from m5_kernels.kernels.silu_mul import silu_mul_torch
 from m5_kernels.sampler import Needs
 from m5_kernels.tools.bench_engines import Variant, compare_engines
 from m5_kernels.tools.bench_profile import kernel_times, print_kernels
+from milestone_llm.command.cli import console
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.command import bench_command
 from milestone_llm.lab.bench.compare import Bench
-from milestone_llm.lab.cli import console
 
 SCOPES = ("twins", "decoder")
 

@@ -8,8 +8,8 @@ import torch
 from docs.questions.m5_compiled import TWINS
 from m5_kernels.tools.kernel_bench import elementwise_cases
 from m5_kernels.tools.measure import Ceilings, check, median_us
+from milestone_llm.command.cli import console
 from milestone_llm.lab.bench.report import table
-from milestone_llm.lab.cli import console
 
 if not torch.cuda.is_available():
     sys.exit("This measures kernels and needs an NVIDIA GPU; torch.cuda finds none here.")

@@ -31,10 +31,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.lab.trace.device_times import DeviceTimes, Span
-from milestone_llm.lab.trace.jsonl import JsonlSink
-from milestone_llm.lab.trace.records import StepRecord
-from milestone_llm.lab.trace.tracer import Tracer
+from milestone_llm.trace.device_times import DeviceTimes, Span
+from milestone_llm.trace.jsonl import JsonlSink
+from milestone_llm.trace.records import StepRecord
+from milestone_llm.trace.tracer import Tracer
 
 WAYS = {"launched": True, "graphs": False}
 """End of the file's name, and whether graphs and the pipeline are left out."""

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from m5_kernels.decoder.attention import AttentionMetadata
 from m5_kernels.decoder.config import DecoderConfig, rope_table
 from m5_kernels.decoder.decoder import FusedDecoder
+from milestone_llm.command.cli import console, positive
 from milestone_llm.lab.bench.report import table
-from milestone_llm.lab.cli import console, positive
 from milestone_llm.models.checkpoint import LoadedModel, load_model
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]

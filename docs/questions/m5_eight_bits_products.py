@@ -21,9 +21,9 @@ from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.extras.int8.int8_weight import Int8Weight
 from m5_kernels.decoder.products import linear
 from m5_kernels.tools.measure import Ceilings, median_us, num_rotations
+from milestone_llm.command.cli import add_options, console, run_command
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.report import table
-from milestone_llm.lab.cli import add_options, console, run_command
 from milestone_llm.lab.plots.picture import set_titles, write_picture
 from milestone_llm.models.shapes import shape_config
 

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from milestone_llm import MILESTONES
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.lab.trace.tracer import Tracer
+from milestone_llm.trace.tracer import Tracer
 
 REQUESTS, PROMPT, STEPS = 4, 500, 20
 

@@ -14,9 +14,9 @@ from m5_kernels.device_state import DeviceState, StepPlace
 from m5_kernels.kernels.backend import ceil_div
 from m5_kernels.kernels.expand_step import expand_step
 from m5_kernels.kernels.step_metadata import StepMetadata
+from milestone_llm.command.cli import console
 from milestone_llm.lab.bench.report import table
-from milestone_llm.lab.cli import console
-from milestone_llm.lab.trace.text import plural
+from milestone_llm.trace.text import plural
 
 BLOCK_SIZE, CONTEXT_LEN, PROMPT_LEN = 16, 600, 100
 

@@ -7,7 +7,7 @@ from rich.table import Table
 
 import m5_kernels
 from m5_kernels import SamplingParams
-from milestone_llm.lab.cli import console
+from milestone_llm.command.cli import console
 
 PROMPT = [5, 9, 33]
 

@@ -26,8 +26,8 @@ from m5_kernels.tools.attention_work import (
 )
 from m5_kernels.tools.kernel_bench import HEAD_DIM
 from m5_kernels.tools.measure import Ceilings, median_us
+from milestone_llm.command.cli import console
 from milestone_llm.lab.bench.report import table
-from milestone_llm.lab.cli import console
 
 SHAPES = [*PREFILL_SHAPES, Shape(8, 2048, 2048), Shape(32, 512, 512), Shape(1, 32768, 16384)]
 FA3 = dict(zip(PREFILL_SHAPES, ("388", "571", "616"), strict=True))

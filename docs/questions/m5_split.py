@@ -15,9 +15,9 @@ from m5_kernels.kernels.flash_decode import flash_decode
 from m5_kernels.tools.attention_work import NUM_KV_HEADS, Shape, expected, workspace_of
 from m5_kernels.tools.kernel_bench import HEAD_DIM, rated
 from m5_kernels.tools.measure import Ceilings, check, median_us
+from milestone_llm.command.cli import console
 from milestone_llm.lab.bench.report import table
-from milestone_llm.lab.cli import console
-from milestone_llm.lab.trace.text import plural
+from milestone_llm.trace.text import plural
 
 
 def rows(ceilings: Ceilings) -> Iterator[list[str]]:

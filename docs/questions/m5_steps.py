@@ -28,11 +28,11 @@ from m5_kernels.sampler import Needs
 from m5_kernels.step_graphs import StepShape
 from m5_kernels.tools.bench_limits import RunLimit
 from m5_kernels.tools.measure import Ceilings
+from milestone_llm.command.cli import Formatter, add_options, console, positive, run_command
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.garbage import freeze_garbage
 from milestone_llm.lab.bench.report import table
 from milestone_llm.lab.bench.workloads import WorkItem
-from milestone_llm.lab.cli import Formatter, add_options, console, positive, run_command
 from milestone_llm.models.checkpoint import load_model
 
 NUM_STEPS, NUM_PROMPTS, NUM_REPLAYS = 11, 5, 10

@@ -16,10 +16,7 @@ import statistics
 import sys
 import threading
 
-from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.lab.bench.record import machine, versions
-from milestone_llm.lab.bench.workloads import WorkItem
-from milestone_llm.lab.cli import (
+from milestone_llm.command.cli import (
     Formatter,
     add_options,
     at_least_0,
@@ -28,6 +25,9 @@ from milestone_llm.lab.cli import (
     positive,
     run_command,
 )
+from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.lab.bench.record import machine, versions
+from milestone_llm.lab.bench.workloads import WorkItem
 from milestone_llm.serving.bench_server import door_of, running_server
 from milestone_llm.serving.engine_client import EngineRequest
 from milestone_llm.serving.engine_spec import EngineSpec

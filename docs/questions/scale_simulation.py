@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milestone_llm.lab.cli import Formatter, add_options, ended_in_one_line, positive
+from milestone_llm.command.cli import Formatter, add_options, ended_in_one_line, positive
 from milestone_llm.serving.router import Router
 
 BLOCK_SIZE = 16

@@ -19,8 +19,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from milestone_llm.command.cli import ended_in_one_line
 from milestone_llm.core.errors import InputError
-from milestone_llm.lab.cli import ended_in_one_line
 from milestone_llm.lab.plots.picture import set_titles, write_picture
 
 _LINES: tuple[dict[str, Any], ...] = (

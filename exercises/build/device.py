@@ -15,7 +15,7 @@ from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import ScheduledRequest, StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.lab.trace.text import plural
+from milestone_llm.trace.text import plural
 
 from .check import Wrong
 
@@ -49,28 +49,25 @@ class Ask:
         more += f", cache_salt={self.salt!r}" if self.salt else ""
         return f"{self.name} (prompt of {blocks}{own}, {self.max_tokens} to generate{more})"
 
-    def request(self, arrival: int, block_size: int) -> Request:
-        """The request, and its further completions as an engine makes them."""
+    def requests(self, arrival: int, block_size: int) -> list[Request]:
+        """A request for each completion, as an engine makes them."""
         tokens = [token_of(name, index) for name in self.prompt for index in range(block_size)]
         tokens += [token_of(self.name, "own", index) for index in range(self.num_prompt_tokens)]
         params = SamplingParams(
             max_tokens=self.max_tokens, n=self.n, ignore_eos=True, cache_salt=self.salt
         )
-        leader = Request(self.name, tokens, params, arrival=arrival, priority=self.priority)
-        for index in range(1, self.n):
-            fork = Request(
-                f"{self.name}/{index}",
+        return [
+            Request(
+                f"{self.name}/{index}" if index else self.name,
                 tokens,
                 params,
                 arrival=arrival,
                 priority=self.priority,
                 seed=index,
-                leader=leader,
                 index=index,
             )
-            leader.completions.append(fork)
-            leader.forks.append(fork)
-        return leader
+            for index in range(self.n)
+        ]
 
 
 def next_token(token_ids: Sequence[int], seed: int) -> int:
@@ -87,7 +84,7 @@ class ListDevice:
         """By block, for each of its places a number that stands for a token and all before it."""
         self.host: dict[int, list[int]] = {}
 
-    def run(self, plan: StepPlan) -> dict[str, SampledToken]:
+    def run(self, plan: StepPlan) -> dict[str, list[SampledToken]]:
         """Move blocks, write, read, sample.
 
         Raises:
@@ -105,7 +102,7 @@ class ListDevice:
         for row in plan.rows:
             self._read(row)
         return {
-            request.request_id: SampledToken(next_token(request.token_ids, request.seed))
+            request.request_id: [SampledToken(next_token(request.token_ids, request.seed))]
             for row in plan.rows
             for request in row.sampling_requests
         }

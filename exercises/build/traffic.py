@@ -96,9 +96,9 @@ class _Play:
 
     def _step(self, step: int, at: At) -> None:
         for ask in self.arrivals.get(step, ()):
-            leader = ask.request(len(self.requests), self.block_size)
-            self.requests |= {each.request_id: each for each in leader.completions}
-            self.scheduler.add(leader)
+            requests = ask.requests(len(self.requests), self.block_size)
+            self.requests |= {each.request_id: each for each in requests}
+            self.scheduler.add(*requests)
         waiting = list(self.scheduler.waiting)
         plan = self.scheduler.schedule()
         if not isinstance(plan, StepPlan):
@@ -185,7 +185,7 @@ def lines_of(scheduler: Any, arrivals: Mapping[int, Sequence[Ask]]) -> list[str]
     device, lines, num_requests = ListDevice(block_size), list[str](), 0
     while len(lines) <= max(arrivals) or scheduler.has_unfinished_requests():
         for ask in arrivals.get(len(lines), ()):
-            scheduler.add(ask.request(num_requests, block_size))
+            scheduler.add(*ask.requests(num_requests, block_size))
             num_requests += ask.n
         plan = scheduler.schedule()
         scheduler.update(plan, device.run(plan))

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.trace.records import StepRecord
 
 MAX_STEPS = 60
 CONFIG = {"max_num_seqs": 4, "max_model_len": 64, "max_num_batched_tokens": 64, "block_size": 4,

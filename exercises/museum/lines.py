@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from milestone_llm.lab.trace.records import BatchRow, StepEvent, StepRecord, step_events
-from milestone_llm.lab.trace.text import id_ranges
+from milestone_llm.trace.records import BatchRow, StepEvent, StepRecord, step_events
+from milestone_llm.trace.text import id_ranges
 
 from .exhibit import Run
 

@@ -17,12 +17,12 @@ PROMPT = [7, 77, 107, 140, 107]  # the answer begins with 140 107 63
 class Appends(Scheduler):
     """One method is not M4's."""
 
-    def _append(self, request: Request, sampled: SampledToken) -> EngineCoreOutput:
+    def _append(self, request: Request, sampled: list[SampledToken]) -> EngineCoreOutput:
         """Give a request the guesses that came true, and its token. It may be the last."""
-        accepted = [token.token_id for token in sampled.accepted]
+        accepted = [token.token_id for token in sampled[:-1]]
         request.token_ids += accepted
         request.num_in_flight -= len(accepted)
-        output = super()._append(request, replace(sampled, accepted=()))
+        output = super()._append(request, sampled[-1:])
         return replace(output, new_token_ids=accepted + output.new_token_ids)
 
 
@@ -51,9 +51,9 @@ threads: huggingface/transformers#47912 (closed), sgl-project/sglang#33758 (merg
   sgl-project/sglang#23802 (merged)
 """,
     walk="""
-call exercises/museum/past_the_end.py::Appends._append, when sampled.accepted
+call exercises/museum/past_the_end.py::Appends._append, when len(sampled) > 1
 Guesses have come true.
-p [token.token_id for token in (*sampled.accepted, sampled)]  # what the row brings, in order
+p [token.token_id for token in sampled]  # what the row brings, in order
 p sorted(request.stop_token_ids)  # what ends this request
 Try `n` until the first of them is in `request.token_ids`. Who asks whether it was the last?
 """,

@@ -13,11 +13,11 @@ from .invariants import positions_are_sampled_once
 class Appends(Scheduler):
     """One method is not M5's."""
 
-    def _append(self, request: Request, sampled: SampledToken) -> EngineCoreOutput:
+    def _append(self, request: Request, sampled: list[SampledToken]) -> EngineCoreOutput:
         """Give a request its token. Of a preempted one all is computed anew: nothing to keep."""
         if request.status is RequestStatus.WAITING:
             request.num_in_flight = 0
-            return EngineCoreOutput(request.request_id, [sampled.token_id], [], None)
+            return EngineCoreOutput(request.request_id, [sampled[0].token_id], [], None)
         return super()._append(request, sampled)
 
 
@@ -49,7 +49,7 @@ threads: vllm-project/vllm#26385 (merged), vllm-project/vllm#38624 (closed),
     walk="""
 call exercises/museum/seam.py::Appends._append, when request.status is RequestStatus.WAITING
 A token comes for a request that was preempted after its step was launched.
-p sampled.token_id  # what the caller will get
+p sampled[0].token_id  # what the caller will get
 p len(request.token_ids)  # what b knows
 Try `r` and `p len(request.token_ids)` again: the same.
 """,

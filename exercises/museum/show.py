@@ -12,9 +12,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from milestone_llm.lab.cli import console
-from milestone_llm.lab.trace.console import ConsoleSink
-from milestone_llm.lab.trace.text import print_lines
+from milestone_llm.command.cli import console
+from milestone_llm.trace.console import ConsoleSink
+from milestone_llm.trace.text import print_lines
 
 from .exhibit import CONFIG, Arrival, Exhibit, Run
 from .lines import lines, without_numbers

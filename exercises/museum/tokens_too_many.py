@@ -12,9 +12,8 @@ class Row(ScheduledRequest):
     """One method is not ours."""
 
     def __post_init__(self) -> None:
-        """A row gets a token, and so do completions that begin with it. Padding gets none."""
-        request = self.request
-        self.sampling_requests = [] if self.is_padding else [request, *request.forks]
+        """A row gets a token. Padding gets none."""
+        self.sampling_requests = [] if self.is_padding else [self.request]
 
 
 EXHIBIT = Exhibit(

@@ -9,14 +9,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from milestone_llm.lab.cli import console
+from milestone_llm.command.cli import console
 from milestone_llm.lab.demo import show
 from milestone_llm.lab.demo.work import DemoRun
 from milestone_llm.lab.plots.block_history import BlockState, block_history
 from milestone_llm.lab.trace.kv_figures import KVFigures
-from milestone_llm.lab.trace.records import StepRecord
 from milestone_llm.lab.trace.spans import arrival_order
-from milestone_llm.lab.trace.text import (
+from milestone_llm.trace.records import StepRecord
+from milestone_llm.trace.text import (
     GAP,
     Words,
     fill_bar,

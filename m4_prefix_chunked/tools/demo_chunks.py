@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import m4_prefix_chunked
+from milestone_llm.command.cli import console
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.bench.measure import gap_figures
 from milestone_llm.lab.bench.report import table
 from milestone_llm.lab.bench.workloads import WorkItem
-from milestone_llm.lab.cli import console
 from milestone_llm.lab.demo import show
 from milestone_llm.lab.demo.work import Work
-from milestone_llm.lab.trace.text import plural
 from milestone_llm.models.checkpoint import LoadedModel, max_position
+from milestone_llm.trace.text import plural
 
 from .demo_texts import TALKS, chat_prompt, long_prompt
 

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 import m4_prefix_chunked
+from milestone_llm.command.cli import console
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.bench.workloads import WorkItem
-from milestone_llm.lab.cli import console
 from milestone_llm.lab.demo import show
 from milestone_llm.lab.demo.work import Work
 from milestone_llm.models.checkpoint import LoadedModel

@@ -16,7 +16,7 @@ from rich.tree import Tree
 
 from m4_prefix_chunked.prefix_cache import PrefixCache, hash_blocks
 from milestone_llm.core.request import Request
-from milestone_llm.lab.trace.text import BAR, Words, fit, id_ranges, plural, print_lines, safe
+from milestone_llm.trace.text import BAR, Words, fit, id_ranges, plural, print_lines, safe
 
 
 @dataclass

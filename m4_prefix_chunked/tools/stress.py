@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
+from milestone_llm.command import cli
 from milestone_llm.frontend.outputs import RequestOutput
-from milestone_llm.lab import cli
 from milestone_llm.lab.bench.workloads import WorkItem
 from milestone_llm.lab.plots.picture import write_picture
-from milestone_llm.lab.trace.text import plural
+from milestone_llm.trace.text import plural
 
 from .stress_traffic import Traffic
 

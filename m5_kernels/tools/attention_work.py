@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from m5_kernels.kernels.decode_parts import DecodeWorkspace
-from m5_kernels.kernels.flash_decode import flash_decode, flash_decode_torch
+from m5_kernels.extras.hopper.prefill_tiles import prefill_tiles
+from m5_kernels.kernels.flash_decode import DecodeWorkspace, flash_decode, flash_decode_torch
 from m5_kernels.kernels.paged_prefill import paged_prefill, paged_prefill_torch
-from m5_kernels.kernels.prefill_tiles import prefill_tiles
 from m5_kernels.kernels.tiles import DecodeTile, PrefillTile
 
 from .measure import PagedBatch, check, median_us, num_rotations
@@ -85,7 +84,7 @@ def attention_runs(
 
 def hopper_run(batch: PagedBatch) -> Callable[[], torch.Tensor]:
     """Chunks only. Their list of tiles is made before: a step makes one for all of its layers."""
-    from m5_kernels.kernels.hopper_prefill import hopper_prefill  # Gluon: NVIDIA's GPUs alone
+    from m5_kernels.extras.hopper.hopper_prefill import hopper_prefill  # Gluon: NVIDIA's GPUs alone
 
     query, keys, values, block_table, lens = batch.decode_inputs
     starts, scale, output = batch.query_start_loc, query.shape[-1] ** -0.5, torch.empty_like(query)

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from m5_kernels.kernels.rms_norm import add_rms_norm
+from milestone_llm.command.cli import console
 from milestone_llm.lab.bench.report import table
-from milestone_llm.lab.cli import console
 
 NUM_CALLS, NUM_ROUNDS = 48, 5
 ROWS = (1, 16, 64, 256)
@@ -27,23 +27,19 @@ def print_all_reduces(engine: Any) -> list[dict[str, float]]:
         A row for each number of rows: microseconds of each way, and of all of a step's.
     """
     decoder = engine.decoder
-    shape, collectives = decoder.config, decoder.collectives
+    shape, ranks = decoder.config, decoder.gpus
     num_sums = 2 * len(shape.windows) + 1
     library = "NCCL" if decoder.embedding.is_cuda else "gloo"
     console.print(
         f"\nAll-reduce and norm of {shape.hidden_size} numbers a row, {num_sums} in a step. "
-        f"The engine's way: {collectives.all_reduce_name}"
+        f"The engine's way: {ranks.all_reduce_name}"
     )
     found, cells = [], []
     for rows in (rows for rows in ROWS if rows <= engine.config.max_num_seqs):
         part = torch.zeros(rows, shape.hidden_size).to(decoder.embedding)
         norm = (torch.zeros_like(part), decoder.final_norm, shape.rms_norm_eps)
-        own = microseconds(
-            lambda buffer, x, norm: collectives.add_norm(x, *norm, buffer, False), part, norm
-        )
-        other = microseconds(
-            lambda _, x, norm: add_rms_norm(collectives.all_reduce(x), *norm), part, norm
-        )
+        own = microseconds(lambda x, norm: ranks.add_norm(x, *norm), part, norm)
+        other = microseconds(lambda x, norm: add_rms_norm(ranks.all_reduce(x), *norm), part, norm)
         found.append({"rows": rows, "own_us": own, "library_us": other, "step_us": own * num_sums})
         cells.append([str(rows), f"{own:.1f}", f"{other:.1f}", f"{own * num_sums:.0f}"])
     headings = ["rows", "engine's way, us", f"{library}, then the norm, us", "a step, us"]
@@ -53,11 +49,11 @@ def print_all_reduces(engine: Any) -> list[dict[str, float]]:
 
 def microseconds(call: Callable[..., torch.Tensor], part: torch.Tensor, norm: Any) -> float:
     """A call of many, one after the other; in a CUDA graph where there is a GPU."""
-    call(2, part, norm)  # no buffer is used twice in a row
+    call(part, norm)
 
     def run() -> None:
-        for index in range(NUM_CALLS):
-            call(index % 2, part, norm)
+        for _ in range(NUM_CALLS):
+            call(part, norm)
 
     if part.is_cuda:
         graph = torch.cuda.CUDAGraph()

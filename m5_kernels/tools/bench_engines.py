@@ -16,17 +16,17 @@ from typing import Any
 
 import torch
 
-from m5_kernels.tensor_parallel.ranks import Ranks
+from m5_kernels.extras.tensor_parallel.ranks import Ranks
 from milestone_llm import MILESTONES
+from milestone_llm.command.cli import config_fields, console
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.compare import Bench
 from milestone_llm.lab.bench.measure import Results, measure, run_engine
 from milestone_llm.lab.bench.workloads import WorkItem
-from milestone_llm.lab.cli import config_fields, console
 
 from .bench_all_reduce import print_all_reduces
 from .bench_limits import RunLimit, limit_text
-from .bench_parts import FIELDS, KERNELS, check_against_m4, switched_off
+from .bench_parts import FIELDS, OBJECTS, check_against_m4, with_others
 from .bench_profile import profile_steps
 from .measure import Ceilings
 
@@ -117,16 +117,16 @@ def planned_variants(args: argparse.Namespace, more: Sequence[Variant]) -> list[
         variants.append(Variant("m5_kernels, one rank", fields={"tensor_parallel_size": 1}))
     for combination in args.without:
         fields: dict[str, Any] = {}
-        kernels = []
+        replaced = []
         for part in combination.split("+"):
-            if part in KERNELS:
-                kernels.append(part)
+            if part in OBJECTS:
+                replaced.append(part)
             elif part in FIELDS:
                 fields |= FIELDS[part]
             else:
-                names = ", ".join((*FIELDS, *KERNELS))
+                names = ", ".join((*FIELDS, *OBJECTS))
                 raise InputError(f"--without {part}: there is {names}")
-        around = partial(switched_off, kernels)
+        around = partial(with_others, replaced)
         variants.append(Variant(f"- {combination}", fields=fields, around=around))
     return [*variants, *more, main]
 

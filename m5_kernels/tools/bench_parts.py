@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
+
+import torch
 
 import m4_prefix_chunked
-from m5_kernels.decoder import decoder, parallel
+from m5_kernels.decoder.attention import PagedPrefill
+from m5_kernels.decoder.one_gpu import OneGPU
+from m5_kernels.decoder.products import Matrix, Products, linear_torch
 from m5_kernels.engine import LLMEngine
-from m5_kernels.kernels import linear as linear_file
+from m5_kernels.extras.hopper.products import RegisterProduct
+from m5_kernels.kernels.early_start import NEVER, Starts
 from m5_kernels.kernels.rms_norm import add_rms_norm_torch
 from m5_kernels.kernels.rope_kv_write import rope_kv_write_torch
-from m5_kernels.kernels.silu_mul import silu_mul_torch
+from m5_kernels.kernels.silu_mul import silu_mul, silu_mul_torch
+from m5_kernels.to_host import HostTokens
 from milestone_llm.lab.bench.workloads import random_tokens
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 
@@ -24,27 +29,112 @@ FIELDS: dict[str, dict[str, Any]] = {
     "prefix-cache": {"enable_prefix_caching": False},
     "chunks": {"enable_chunked_prefill": False},
     "eight-bits": {"quantization": None},
+    "guesses": {"speculation": None},
 }
 """What `--without` can switch off by a field of the configuration."""
-KERNELS: dict[str, list[tuple[Any, str, Any]]] = {
-    "add-norm": [(parallel, "add_rms_norm", add_rms_norm_torch)],
-    "rope-kv": [(decoder, "rope_kv_write", rope_kv_write_torch)],
-    "silu-mul": [(linear_file, "silu_mul", silu_mul_torch)],
-    "skinny-linear": [(decoder, "linear", linear_file.linear_torch)],  # the library's products
-    # Programmatic dependent launch, and the products that need it.
-    "pdl": [(place, "supports_pdl", lambda device: False) for place in (decoder, linear_file)],
+
+
+class TwinOfNorm(OneGPU):
+    """Additions and norms by torch."""
+
+    def add_norm(
+        self, part: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> torch.Tensor:
+        """As the kernel does it, in several."""
+        return add_rms_norm_torch(part, residual, weight, epsilon)
+
+
+class TwinOfSiLU(Products):
+    """SiLU and the product with it by torch, wherever a kernel of its own would do that."""
+
+    def gate_up(
+        self, hidden: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As `Products.gate_up`."""
+        is_in_product = len(hidden) == 1 or any(
+            product.suits(hidden, weight, is_gated=True) for product in self.special
+        )
+        if is_in_product:
+            return super().gate_up(hidden, weight, bias)
+        return silu_mul_torch(self.linear(hidden, weight, bias))
+
+
+class Library(Products):
+    """The library's products, and nothing else."""
+
+    def linear(
+        self, hidden: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As `Products.linear`."""
+        return linear_torch(hidden, weight, bias)
+
+    def gate_up(
+        self, hidden: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As `Products.gate_up`."""
+        return silu_mul(linear_torch(hidden, weight, bias))
+
+
+class NeverEarly(Starts):
+    """Every kernel starts when the one before it has ended."""
+
+    def __init__(self) -> None:
+        self.late = NEVER
+
+
+def without_hopper(engine: Any) -> None:
+    """The lesson's products, its attention of chunks, and its copy to the host."""
+    decoder = engine.decoder
+    decoder.products, decoder.starts = Products(), Starts(decoder.embedding.device)
+    runner = getattr(engine.runner, "runner", engine.runner)  # of guesses
+    runner.device_step.attention.chunks = PagedPrefill()
+    runner.host_tokens = HostTokens(runner.state.num_seqs, decoder.embedding.device)
+
+
+def without_early_starts(engine: Any) -> None:
+    """No kernel starts early, so none of the products that gain by it."""
+    engine.decoder.starts = NeverEarly()
+    others = [p for p in engine.decoder.products.special if not isinstance(p, RegisterProduct)]
+    engine.decoder.products = Products(others)
+
+
+def without_add_norm(engine: Any) -> None:
+    """Addition and norm by torch."""
+    engine.decoder.gpus = TwinOfNorm()
+
+
+def without_rope_kv(engine: Any) -> None:
+    """Norms of heads, rotation and the KV write by torch."""
+    engine.decoder.rope_kv_write = rope_kv_write_torch
+
+
+def without_silu_mul(engine: Any) -> None:
+    """SiLU * mul by torch, after the product."""
+    engine.decoder.products = TwinOfSiLU(engine.decoder.products.special)
+
+
+def without_skinny_linear(engine: Any) -> None:
+    """The library's products."""
+    engine.decoder.products = Library()
+
+
+OBJECTS: dict[str, Callable[[Any], None]] = {
+    "add-norm": without_add_norm,
+    "rope-kv": without_rope_kv,
+    "silu-mul": without_silu_mul,
+    "skinny-linear": without_skinny_linear,
+    "pdl": without_early_starts,
+    "hopper": without_hopper,
 }
-"""What it can switch off in the decoder: names in modules, and what takes their places."""
+"""What it can switch off in a new engine, by putting another object in the place of one."""
 
 
 @contextlib.contextmanager
-def switched_off(names: Iterable[str], engine: object = None) -> Iterator[None]:
-    """While it lasts, the decoder of every engine does without these kernels."""
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            for place in KERNELS[name]:
-                stack.enter_context(patch.object(*place))
-        yield
+def with_others(names: Iterable[str], engine: LLMEngine) -> Iterator[None]:
+    """An engine that has not computed anything, with other objects in the places of these."""
+    for name in names:
+        OBJECTS[name](engine)
+    yield
 
 
 def check_against_m4(device: str) -> str:

@@ -15,11 +15,11 @@ from unittest.mock import patch
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from milestone_llm.command.cli import console
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.lab.bench.report import table
 from milestone_llm.lab.bench.workloads import WorkItem
-from milestone_llm.lab.cli import console
 
 HOST_PARTS = {
     "schedule": "decide what the next step computes",

@@ -22,9 +22,9 @@ from m5_kernels.kernels.rope_kv_write import rope_kv_write, rope_kv_write_torch
 from m5_kernels.kernels.sample import sample, sample_torch
 from m5_kernels.kernels.silu_mul import silu_mul, silu_mul_torch
 from m5_kernels.kernels.tiles import decode_tile
+from milestone_llm.command.cli import Formatter, console
 from milestone_llm.lab.bench.report import table
-from milestone_llm.lab.cli import Formatter, console
-from milestone_llm.lab.trace.text import plural
+from milestone_llm.trace.text import plural
 
 from .attention_work import (
     DECODE_SHAPES,

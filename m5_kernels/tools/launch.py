@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from milestone_llm.lab.cli import console, log_console
+from milestone_llm.command.cli import console, log_console
 
 PATIENCE_S = 5.0
 """For how long another rank may take to end."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from milestone_llm.command.cli import add_options, run_command
 from milestone_llm.core.errors import InputError
-from milestone_llm.lab.cli import add_options, run_command
 
 L2_BYTES = 256 * 2**20  # several times the largest L2 cache: inputs that rotate over this miss it
 MAX_ERROR = 1e-2  # of bf16 operands against fp32 ones

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from m5_kernels.kernels.tiles import DecodeTile, PrefillTile
-from milestone_llm.lab.cli import Formatter
+from milestone_llm.command.cli import Formatter
 
 from .attention_work import DECODE_SHAPES, PREFILL_SHAPES, attention_runs, microseconds
 from .measure import PagedBatch, gpu_command

@@ -6,7 +6,7 @@
              scheduler.update(...)        requests take them in, some finish
 
 M1 to M4 settle a step at once. M5 settles it after the next one has been launched, so that the GPU
-has work while Python plans (`is_pipelined`):
+has work while Python plans (`can_run_ahead`):
 
     M1 to M4   | plan 0 | launch 0 | settle 0 | plan 1 | launch 1 | settle 1 | ...
     M5         | plan 0 | launch 0 | plan 1 | launch 1 | settle 0 | plan 2 | launch 2 | settle 1 ...
@@ -18,6 +18,7 @@ and traces are the business of those who call it (`milestone_llm.frontend`).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,20 +50,24 @@ class EngineCore:
     """A scheduler, a model runner, and the steps that they make together.
 
     Args:
-        is_pipelined: whether a step is settled after the next one has been launched.
+        can_run_ahead: whether a step can be launched before the tokens before it, and the next one
+            before its own are known. None: no step can, each is settled at once.
     """
 
     def __init__(
-        self, scheduler: BaseScheduler, runner: ModelRunner, is_pipelined: bool = False
+        self,
+        scheduler: BaseScheduler,
+        runner: ModelRunner,
+        can_run_ahead: Callable[[StepPlan], bool] | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
-        self.is_pipelined = is_pipelined
+        self.can_run_ahead = can_run_ahead
         self.in_flight: deque[StepInFlight] = deque()
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request; the next steps compute it."""
-        self.scheduler.add(request)
+    def add_request(self, *requests: Request) -> None:
+        """Queue a request, or several that come together; the next steps compute them."""
+        self.scheduler.add(*requests)
 
     def finish_request(self, request: Request, reason: str) -> None:
         """End a request, in whatever state it is, for a reason that is not in its tokens."""
@@ -81,7 +86,8 @@ class EngineCore:
         plan = self.plan()
         assert self.in_flight or not plan.is_empty, "there are requests, but the plan is empty"
         # One step may stay in flight, unless this one has to know its tokens before it starts.
-        num_ahead = 1 if self.is_pipelined and plan.can_run_ahead else 0
+        is_ahead = self.can_run_ahead is not None and not plan.is_empty and self.can_run_ahead(plan)
+        num_ahead = 1 if is_ahead else 0
         outputs = self.settle_until(num_ahead)
         if not plan.is_empty:
             self.launch(plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -17,22 +16,18 @@ class Logprob:
 
 @dataclass(slots=True)
 class SampledToken:
-    """What the runner gives back for one request in one step."""
+    """A token that a step has brought a request."""
 
     token_id: int
     """-1 where there was none to choose: the logits held a NaN or an infinity."""
     logprobs: dict[int, Logprob] | None = None
-    accepted: Sequence[SampledToken] = ()
-    """Tokens before this one: guesses that have come true (from m4_prefix_chunked on)."""
-    num_missing: int = 0  # guesses that a device was to make, and found none (m5_kernels)
 
 
 @dataclass(slots=True)
 class EngineCoreOutput:
-    """What one completion has got since its last output."""
+    """What a request has got since its last output."""
 
     request_id: str
-    """Of the completion: for n > 1, its own and not its leader's."""
     new_token_ids: list[int] = field(default_factory=list)
     new_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     """Per new token, log-probabilities by token id; empty unless asked for."""

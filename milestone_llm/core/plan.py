@@ -8,16 +8,10 @@ from dataclasses import dataclass, field
 from .outputs import SampledToken
 from .request import Request
 
-MAX_DEVICE_STOP_IDS = 16
-"""Stop tokens of a request that a sampler on the device knows (m5_kernels)."""
-
 
 @dataclass(slots=True)
 class ScheduledRequest:
-    """One row of a step: tokens `start .. start + num_new_tokens - 1` of a request.
-
-    The last may be guesses, kept as far as they are what is sampled behind the tokens before them.
-    """
+    """One row of a step: tokens `start .. start + num_new_tokens - 1` of a request."""
 
     request: Request
     start: int
@@ -28,15 +22,14 @@ class ScheduledRequest:
     """Where the request's KV lives: its region in m2_batching, its block table from m3_paged on."""
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache saved this request (from m4_prefix_chunked on)."""
+    num_sampled_tokens: int = 1
+    """The most tokens that a request gets of the row, if it samples."""
     sampling_requests: list[Request] = field(init=False)
-    """The row's request and its forks, if the row reaches the last known token; else none."""
-    draft_token_ids: list[int] = field(default_factory=list)
-    """Guesses at the tokens behind the known ones (from m4_prefix_chunked on)."""
-    num_accepted: int | None = None  # how many of them have come true; None: not known yet
+    """Who gets a token: the row's request, if the row reaches its last known token; else nobody."""
 
     def __post_init__(self) -> None:
         is_last = not self.is_padding and self.end == self.request.num_tokens
-        self.sampling_requests = [self.request, *self.request.forks] if is_last else []
+        self.sampling_requests = [self.request] if is_last else []
 
     @property
     def end(self) -> int:
@@ -45,23 +38,13 @@ class ScheduledRequest:
 
     @property
     def token_ids(self) -> list[int]:
-        """The tokens to compute, guesses last."""
-        return self.request.token_ids[self.start : self.end] + self.draft_token_ids
+        """The tokens to compute."""
+        return self.request.token_ids[self.start : self.end]
 
     @property
     def samples(self) -> bool:
         """Whether the row reaches the last known token, so that a new one is sampled."""
         return bool(self.sampling_requests)
-
-    @property
-    def needs_host_sampler(self) -> bool:
-        """Whether a device cannot do it: completions of a prompt begin (n > 1), or `min_tokens`
-        bans more stop tokens than it knows."""
-        request = self.request
-        return len(self.sampling_requests) > 1 or (
-            len(request.stop_token_ids) > MAX_DEVICE_STOP_IDS
-            and request.num_output_tokens < request.sampling_params.min_tokens
-        )
 
     @property
     def prompt_positions(self) -> range:
@@ -76,8 +59,13 @@ class ScheduledRequest:
         """`prefill`, `decode` or `padding`: a label for people and kernels, not a mode."""
         if self.is_padding:
             return "padding"
-        is_one = self.num_new_tokens <= 1 + len(self.draft_token_ids)
-        return "decode" if is_one and self.start >= self.request.num_prompt_tokens else "prefill"
+        is_prompt = self.num_new_tokens > 1 or self.start < self.request.num_prompt_tokens
+        return "prefill" if is_prompt else "decode"
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """What else a record of the step says of the row, by the name of its field."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -99,7 +87,7 @@ class StepPlan:
     waiting_reasons: dict[str, str] = field(default_factory=dict)
     """Why requests at the head of the queue were left there, by request id."""
     num_padding_tokens: int = 0
-    """Positions computed in vain: left padding, rows of finished requests, wrong guesses."""
+    """Positions computed in vain: left padding, rows of finished requests."""
     is_launched: bool = False
     """Whether the requests already count the step's tokens as computed."""
 
@@ -118,15 +106,10 @@ class StepPlan:
         """Whether there is nothing to do, neither rows nor blocks to move."""
         return not self.rows and not self.preempted
 
-    @property
-    def can_run_ahead(self) -> bool:
-        """Whether it can be launched before the tokens before it, and the next step before its own
-        are known. The host's sampler must know the first, and a device be told the second."""
-        return not (self.is_empty or any(row.needs_host_sampler for row in self.rows))
-
 
 @dataclass(frozen=True)
 class LaunchedStep:
-    """A step under way. `wait` blocks until its tokens are there and gives them by request id."""
+    """A step under way. `wait` blocks until its tokens are there and gives them by request id, for
+    each request those that it gets, in order."""
 
-    wait: Callable[[], dict[str, SampledToken]]
+    wait: Callable[[], dict[str, list[SampledToken]]]

@@ -54,16 +54,10 @@ class Request:
     finish_reason: str | None = None
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
 
-    leader: Request | None = None
-    """For the second and later completions of a prompt (n > 1): the request of the first."""
     index: int = 0
-    """Which completion of its prompt this is."""
+    """Which this is of those that came together, with the same `arrival`."""
 
     def __post_init__(self) -> None:
-        self.completions: list[Request] = [self]
-        """Of a leader: itself and, for n > 1, the further completions of its prompt."""
-        self.forks: list[Request] = []
-        """Completions that start from this request's KV in the step that completes its prompt."""
         self.prompt_logprobs: list[dict[int, Logprob] | None] = [None]
         """If asked for, of the prompt tokens so far: nothing comes before the first."""
         self.token_ids = list(self.prompt_token_ids)
@@ -105,7 +99,7 @@ class Request:
     @property
     def lacks_prompt_logprobs(self) -> bool:
         """Whether log-probabilities of prompt tokens are still to be computed."""
-        is_asked = self.sampling_params.prompt_logprobs is not None and self.leader is None
+        is_asked = self.sampling_params.prompt_logprobs is not None
         return is_asked and len(self.prompt_logprobs) < self.num_prompt_tokens
 
     @property

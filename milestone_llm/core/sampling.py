@@ -10,6 +10,8 @@ depend on the batch are taken over integers, so a request gets the same tokens a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,36 +19,55 @@ from torch import Tensor
 from .logprobs import logprob_columns, read_logprobs
 from .outputs import Logprob, SampledToken
 from .philox import gumbel_noise, gumbel_noise_at, seeds_to_tensor
-from .request import Request
+from .sampling_params import SamplingParams
 
 MIN_TEMPERATURE = 1e-5  # any smaller, and logits / temperature may overflow
 
 
-def sample(
-    logits: Tensor, requests: list[Request], guessed: list[list[int]] | None = None
-) -> dict[str, SampledToken]:
+class SamplingState(Protocol):
+    """What sampling must know of a request: the tokens so far, and how it wants the next one."""
+
+    @property
+    def sampling_params(self) -> SamplingParams:
+        """How tokens are chosen."""
+
+    @property
+    def seed(self) -> int:
+        """Of the noise."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The prompt's, then the output's."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        """How many of them are the output's: the position of the next one."""
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Tokens that end the request."""
+
+
+def sample(logits: Tensor, requests: Sequence[SamplingState]) -> list[SampledToken]:
     """Choose the next token of each request, with log-probabilities where it wants them.
 
     Args:
         logits: `[num_rows, vocab_size]`, any float type; all work is done in fp32. Not changed.
         requests: `[num_rows]`, whose rows these are.
-        guessed: tokens that stand between a request's and a row, `[num_rows]`: none in its first.
 
     Returns:
-        The token of each request by its id, -1 for one whose row holds a NaN or +inf or leaves no
-        token to choose. Log-probabilities are those of the raw logits.
+        The token of each row, -1 for one that holds a NaN or +inf or leaves no token to choose.
+        Log-probabilities are those of the raw logits.
     """
     assert len(logits) == len(requests), f"{len(logits)} rows for {len(requests)} requests"
     if not requests:
-        return {}
+        return []
     raw = logits.float()
-    guessed = guessed or [[]] * len(requests)  # no guesses
-    scores = apply_penalties(raw, requests, guessed)
+    scores = apply_penalties(raw, requests)
     best, token_ids = scores.max(dim=-1)
     random = [row for row, each in enumerate(requests) if each.sampling_params.temperature > 0]
     if random:
-        positions = [requests[row].num_output_tokens + len(guessed[row]) for row in random]
-        token_ids[random] = _draw(scores[random], [requests[row] for row in random], positions)
+        token_ids[random] = _draw(scores[random], [requests[row] for row in random])
     ids, scores_of_ids = torch.stack([token_ids.double(), best.double()]).tolist()  # one transfer
     chosen = [int(i) if math.isfinite(s) else -1 for i, s in zip(ids, scores_of_ids, strict=True)]
     logprobs: dict[int, dict[int, Logprob]] = {}
@@ -56,19 +77,10 @@ def sample(
         columns = logprob_columns(raw[rows], token_ids[rows], num_top).tolist()
         for row, numbers in zip(rows, columns, strict=True):
             logprobs[row] = read_logprobs(chosen[row], numbers, wanted[row] or 0)
-    sampled: dict[str, SampledToken] = {}
-    for row, request in enumerate(requests):
-        before = sampled.get(request.request_id)
-        accepted = () if before is None else (*before.accepted, before)
-        # Of use if all guesses before it are what was sampled: a token then comes as if alone.
-        if [token.token_id for token in accepted] == guessed[row]:
-            sampled[request.request_id] = SampledToken(chosen[row], logprobs.get(row), accepted)
-    return sampled
+    return [SampledToken(token_id, logprobs.get(row)) for row, token_id in enumerate(chosen)]
 
 
-def apply_penalties(
-    logits: Tensor, requests: list[Request], guessed: list[list[int]] | None = None
-) -> Tensor:
+def apply_penalties(logits: Tensor, requests: Sequence[SamplingState]) -> Tensor:
     """Repetition penalty (CTRL, Keskar et al. 2019, section 4.1) and `min_tokens`.
 
     Returns:
@@ -78,13 +90,13 @@ def apply_penalties(
     """
     scores = logits
     for row, request in enumerate(requests):
-        params, guesses = request.sampling_params, guessed[row] if guessed else []
-        may_stop = request.num_output_tokens + len(guesses) >= params.min_tokens
+        params = request.sampling_params
+        may_stop = request.num_output_tokens >= params.min_tokens
         if params.repetition_penalty == 1 and (may_stop or not request.stop_token_ids):
             continue
         scores = logits.clone() if scores is logits else scores
         if params.repetition_penalty != 1:
-            seen = torch.tensor(list({*request.token_ids, *guesses}), device=logits.device)
+            seen = torch.tensor(list(set(request.token_ids)), device=logits.device)
             own, penalty = logits[row, seen], logits.new_tensor(params.repetition_penalty)
             scores[row, seen] = torch.where(own < 0, own * penalty, own / penalty)
         if not may_stop:
@@ -167,7 +179,7 @@ def _compact(scores: Tensor) -> tuple[Tensor, Tensor | None]:
     return scores.gather(-1, ids), ids
 
 
-def _draw(scores: Tensor, requests: list[Request], output_positions: list[int]) -> Tensor:
+def _draw(scores: Tensor, requests: Sequence[SamplingState]) -> Tensor:
     """Tokens `[num_rows]` drawn from softmax(filter(scores / temperature)) by the Gumbel-max trick.
 
     Whichever of logit_i + g_i is largest, with g standard Gumbel, is a draw from softmax(logits).
@@ -183,6 +195,7 @@ def _draw(scores: Tensor, requests: list[Request], output_positions: list[int]) 
         torch.tensor([each.min_p for each in params], dtype=torch.float32).double(),
     )
     seeds = seeds_to_tensor([request.seed for request in requests], scores.device)
+    output_positions = [request.num_output_tokens for request in requests]
     positions = torch.tensor(output_positions, device=scores.device)
     values, ids = (scores, None) if filtered is scores else _compact(filtered)
     if ids is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from .kv import KVEvent, KVUsage
 from .outputs import EngineCoreOutput, SampledToken
-from .plan import ScheduledRequest, StepPlan
+from .plan import StepPlan
 from .request import Request, RequestStatus
 from .request_queue import RequestQueue
 
@@ -65,10 +65,11 @@ class BaseScheduler(ABC):
         """Figures of this milestone for `LLMEngine.stats`."""
         return {}
 
-    def add(self, request: Request) -> None:
-        """Queue a new request where the policy wants it."""
-        self._limit(request)
-        self.waiting.add(request)
+    def add(self, *requests: Request) -> None:
+        """Queue requests where the policy wants them. They have at most `max_model_len` tokens."""
+        for request in requests:
+            request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
+            self.waiting.add(request)
 
     def finish(self, request: Request, reason: str) -> None:
         """End a request in whatever state it is."""
@@ -88,17 +89,19 @@ class BaseScheduler(ABC):
             row.request.num_computed_tokens += row.num_new_tokens
             for request in row.sampling_requests:
                 request.num_computed_tokens = row.request.num_computed_tokens
-                request.num_in_flight += 1 + len(row.draft_token_ids)
+                request.num_in_flight += row.num_sampled_tokens
         plan.is_launched = True
         self.watermark = max(self.watermark, self.num_used_units())
 
-    def update(self, plan: StepPlan, sampled: dict[str, SampledToken]) -> list[EngineCoreOutput]:
+    def update(
+        self, plan: StepPlan, sampled: dict[str, list[SampledToken]]
+    ) -> list[EngineCoreOutput]:
         """Take in the results of a step: append tokens, finish some requests.
 
         A row whose request has finished meanwhile was computed in vain: it becomes padding.
 
         Args:
-            sampled: one token for each request that samples, by id.
+            sampled: for each request that samples, by id, its tokens in order.
 
         Returns:
             An output for each request that got a token.
@@ -110,18 +113,15 @@ class BaseScheduler(ABC):
             if row.request.is_finished and not row.is_padding:
                 row.is_padding = True
                 plan.num_padding_tokens += row.num_new_tokens
-            # Beyond the known tokens are guesses: its own, or wrong ones of the step before.
-            if row.end > len(row.request.token_ids) and row.samples and not row.is_padding:
-                self._correct(plan, row, sampled[row.request.request_id])
             for request in row.sampling_requests:
                 if not request.is_finished:
                     outputs.append(self._append(request, sampled[request.request_id]))
         return outputs
 
-    def _append(self, request: Request, sampled: SampledToken) -> EngineCoreOutput:
-        """Give a request its token, behind accepted guesses; it leaves if one was its last."""
+    def _append(self, request: Request, sampled: list[SampledToken]) -> EngineCoreOutput:
+        """Give a request its tokens; it leaves with the one that is its last."""
         status, num_before = request.status, len(request.token_ids)
-        for token in (*sampled.accepted, sampled):
+        for token in sampled:
             request.append_token(token)
             if request.is_finished:
                 self._leave(request, status)
@@ -130,23 +130,10 @@ class BaseScheduler(ABC):
         logprobs = request.logprobs[num_before - request.num_prompt_tokens :]
         return EngineCoreOutput(request.request_id, new_ids, logprobs, request.finish_reason)
 
-    def _correct(self, plan: StepPlan, row: ScheduledRequest, sampled: SampledToken) -> None:
-        """Wrong guesses were computed in vain, and what was launched meanwhile began sooner. Done
-        before tokens are appended, so that nobody takes the KV of guesses for theirs."""
-        request, num_guesses = row.request, len(row.draft_token_ids)
-        row.start = min(row.start, len(request.token_ids) + num_guesses - row.num_new_tokens)
-        row.num_accepted = len(sampled.accepted)
-        num_rejected = num_guesses - row.num_accepted
-        row.draft_token_ids = row.draft_token_ids[: num_guesses - sampled.num_missing]
-        row.num_new_tokens -= num_rejected
-        plan.num_padding_tokens += num_rejected
-        request.num_in_flight -= num_rejected
-        request.num_computed_tokens -= min(num_rejected, request.num_computed_tokens)
-
     def fail(self, plan: StepPlan) -> None:
         """End the requests of a step whose forward raised; nobody's KV can be trusted then."""
         for row in plan.rows:
-            for request in (row.request, *row.request.forks, *row.sampling_requests):
+            for request in (row.request, *row.sampling_requests):
                 if not request.is_finished:
                     request.finish("error")
         self.restart([*self.running, *self.waiting])
@@ -159,31 +146,12 @@ class BaseScheduler(ABC):
         self.reset_memory()
         for request in requests:
             request.restart()
-        for request in [each for each in requests if not each.is_finished]:
-            leader = request.leader or request
-            self._limit(leader)
-            is_to_fork = request is not leader and not (
-                leader.is_finished or leader.num_output_tokens or request.num_output_tokens
-            )
-            if is_to_fork and request not in leader.forks:
-                leader.forks.append(request)
-            elif not is_to_fork:
-                if request in leader.forks:
-                    leader.forks.remove(request)
-                self.waiting.add(request)
-
-    def _limit(self, leader: Request) -> None:
-        """A request has at most `max_model_len` tokens, and so have its further completions."""
-        for completion in leader.completions:
-            completion.max_num_tokens = min(completion.max_num_tokens, self.max_model_len)
+        self.add(*(request for request in requests if not request.is_finished))
 
     def _leave(self, request: Request, status: RequestStatus) -> None:
         """Take a finished request out of its queue, and free its memory."""
-        leader = request.leader or request
         if status is RequestStatus.RUNNING:
             self.running.remove(request)
-        elif request in leader.forks:
-            leader.forks.remove(request)
         else:
             self.waiting.remove(request)
         self.free_memory(request)

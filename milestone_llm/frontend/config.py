@@ -1,6 +1,7 @@
 """What an engine is built with: `EngineConfig`, one frozen dataclass per milestone.
 
-Later milestones subclass it and add only the fields their idea brings.
+This one is M1's, with what all engines have. The others derive from it, each directly, and list all
+further fields that their engine has; one that an earlier milestone brought is explained there.
 """
 
 from __future__ import annotations

@@ -45,6 +45,9 @@ class BaseEngine:
         loaded: the model, its tokenizer and its name.
         max_model_len: most tokens of a request, as the scheduler has it.
         core: what the milestone has assembled.
+        aging_seconds: waiting so long makes a request more urgent by 1, where the scheduler orders
+            by priority; None: it does not.
+        block_size: tokens of a KV block, where KV memory has blocks.
     """
 
     milestone: ClassVar[str]
@@ -52,7 +55,14 @@ class BaseEngine:
     """How many requests `warm_up` computes at one time."""
 
     def __init__(
-        self, config: EngineConfig, loaded: LoadedModel, max_model_len: int, core: GuardedCore
+        self,
+        config: EngineConfig,
+        loaded: LoadedModel,
+        max_model_len: int,
+        core: GuardedCore,
+        *,
+        aging_seconds: float | None = None,
+        block_size: int | None = None,
     ) -> None:
         self.config = config
         self.model, self.tokenizer, self.model_name = loaded.model, loaded.tokenizer, loaded.name
@@ -72,8 +82,9 @@ class BaseEngine:
             config.seed,
             lambda request_id: processor.is_known(request_id) or request_id in queue,
             core.scheduler.validate,
-            getattr(config, "aging_seconds", None),  # from M2 on
+            aging_seconds,
         )
+        self._block_size = block_size
         self._readers: list[OutputQueue] = []
         """Those of calls of `generate` and `stream` that are under way."""
         self._intake = Exclusive()
@@ -162,10 +173,10 @@ class BaseEngine:
         return cast(Iterator[RequestOutput], outputs)
 
     def _run(
-        self, requests: list[Request], queue: OutputQueue, states: list[RequestState]
+        self, prompts: list[list[Request]], queue: OutputQueue, states: list[RequestState]
     ) -> Generator[RequestOutput | None, None, None]:
         try:
-            states += self._exclusive.run(partial(self._add, requests, queue))
+            states += self._exclusive.run(partial(self._add, prompts, queue))
             yield None
             while queue.unfinished:
                 self._exclusive.run(self._step)
@@ -198,9 +209,9 @@ class BaseEngine:
         """
         params = SamplingParams() if sampling_params is None else sampling_params
         make = partial(self.input_processor.make, prompt, params, request_id, priority, chat)
-        request = self._intake.run(make)
-        self._exclusive.run(partial(self._add, [request], self._step_queue))
-        return request.request_id
+        requests = self._intake.run(make)
+        self._exclusive.run(partial(self._add, [requests], self._step_queue))
+        return requests[0].request_id
 
     def step(self) -> list[RequestOutput]:
         """Compute one step.
@@ -235,16 +246,17 @@ class BaseEngine:
 
     # -- one thread at a time ----------------------------------------------------------------
 
-    def _add(self, requests: list[Request], queue: OutputQueue) -> list[RequestState]:
+    def _add(self, prompts: list[list[Request]], queue: OutputQueue) -> list[RequestState]:
         self._drop_unread()
-        for request in requests:  # another thread may have been faster with the same id
-            check_request_id(request.request_id, self.is_taken)
+        names = [completions[0].request_id for completions in prompts]
+        for name in names:  # another thread may have been faster with the same id
+            check_request_id(name, self.is_taken)
         if queue.reader is not None:
             self._readers.append(queue)
-        for request in requests:
-            self.output_processor.add(request, queue)
-            self.core.add_request(request)
-        return [self.output_processor.states[request.request_id] for request in requests]
+        for completions in prompts:
+            self.output_processor.add(completions, queue)
+            self.core.add_request(*completions)
+        return [self.output_processor.states[name] for name in names]
 
     def _step(self) -> None:
         self._drop_unread()
@@ -256,9 +268,9 @@ class BaseEngine:
         state = self.output_processor.states.get(request_id)
         if state is None:
             return None
-        for completion in reversed(state.request.completions):  # forks before what they fork from
-            if not completion.is_finished:
-                self.core.finish_request(completion, "abort")
+        for completion in reversed(state.completions):  # forks before what they fork from
+            if not completion.request.is_finished:
+                self.core.finish_request(completion.request, "abort")
         output = self.output_processor.abort(state)
         self.core.close_steps()
         state.queue.discard(request_id)  # up to here, `step` would deliver it
@@ -274,7 +286,7 @@ class BaseEngine:
     # -- before and after --------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Do the work that a first request would have to wait for. Figures and seeds do not notice.
+        """Do the work that a first request would have to wait for. It changes no count and no seed.
 
         Raises:
             RuntimeError: there are requests already.
@@ -282,8 +294,7 @@ class BaseEngine:
         if num_requests := len(self.output_processor.states):
             raise RuntimeError(f"warm_up is for the start; there are {num_requests} requests")
         sizes = [min(size, self.config.max_num_seqs) for size in self.warm_up_sizes]
-        block_size = getattr(self.config, "block_size", None)  # from M3 on
-        compute_unnoticed(self.core, self.input_processor, self.generate, sizes, block_size)
+        compute_unnoticed(self.core, self.input_processor, self.generate, sizes, self._block_size)
 
     def stats(self) -> dict[str, Any]:
         """Counts since the engine was built, and the state of queues and KV memory now."""
@@ -293,7 +304,7 @@ class BaseEngine:
 def _restart(core: GuardedCore, output_processor: OutputProcessor) -> None:
     """After whatever was raised: go on with the requests as they are."""
     states = list(output_processor.states.values())
-    core.restart([each for state in states for each in state.request.completions])
+    core.restart([each.request for state in states for each in state.completions])
     for request in output_processor.catch_up():
         core.finish_request(request, "stop")
     core.close_steps()

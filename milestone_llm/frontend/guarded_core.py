@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter, deque
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from milestone_llm.core.engine_core import EngineCore, ModelRunner
@@ -32,7 +32,7 @@ class StepNotes:
     arrived: list[str]
     """Requests that came before it was planned and after the step before was."""
     events: list[KVEvent] = field(default_factory=list)
-    sampled: dict[str, SampledToken] = field(default_factory=dict)
+    sampled: dict[str, list[SampledToken]] = field(default_factory=dict)
 
 
 class GuardedCore(EngineCore):
@@ -52,22 +52,24 @@ class GuardedCore(EngineCore):
         tracer: StepWatcher | None = None,
         *,
         check_invariants: bool = False,
-        is_pipelined: bool = False,
+        can_run_ahead: Callable[[StepPlan], bool] | None = None,
     ) -> None:
-        super().__init__(scheduler, runner, is_pipelined)
+        super().__init__(scheduler, runner, can_run_ahead)
         self.milestone = milestone
         self.watchers: list[StepWatcher] = [] if tracer is None else [tracer]
         self.check_invariants = check_invariants
         self.counts = dict.fromkeys(
             (
-                *("steps", "rows", "prefill_tokens", "decode_tokens", "padding_tokens"),
-                *("recomputed_tokens", "finished", "spec_decode_num_drafts"),
-                *("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
+                "steps",
+                "rows",
+                "prefill_tokens",
+                "decode_tokens",
+                "padding_tokens",
+                "recomputed_tokens",
+                "finished",
             ),
             0,
         )
-        self.accepted_per_position: Counter[int] = Counter()
-        """How many first, second ... guesses of a row have come true."""
         self._once_computed: dict[str, int] = {}  # tokens of unfinished requests, by id
         self._gone: list[str] = []  # whose last step may not be counted yet
         self._arrived: list[str] = []
@@ -78,11 +80,11 @@ class GuardedCore(EngineCore):
 
     # -- requests come and go ----------------------------------------------------------------
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request; the next steps compute it."""
-        super().add_request(request)
+    def add_request(self, *requests: Request) -> None:
+        """Queue a request with its further completions; the next steps compute them."""
+        super().add_request(*requests)
         if self.watchers:
-            self._arrived.append(request.request_id)
+            self._arrived.append(requests[0].request_id)
 
     def finish_request(self, request: Request, reason: str) -> None:
         """End a request, in whatever state it is, for a reason that is not in its tokens."""
@@ -91,7 +93,7 @@ class GuardedCore(EngineCore):
         if not self.scheduler.has_unfinished_requests():
             try:
                 self.settle_until(0)
-            except Exception:  # what is in flight is for nobody, and so is its failure
+            except Exception:  # of a step whose requests have all ended: nobody is to be told
                 self.restart([])
 
     def note_end(self, request_id: str, reason: str) -> None:
@@ -151,7 +153,7 @@ class GuardedCore(EngineCore):
         return outputs
 
     def _watched(self, launched: LaunchedStep, notes: StepNotes) -> LaunchedStep:
-        def wait() -> dict[str, SampledToken]:
+        def wait() -> dict[str, list[SampledToken]]:
             try:
                 notes.sampled = launched.wait()
             except Exception:
@@ -207,11 +209,6 @@ class GuardedCore(EngineCore):
             if row.is_padding:
                 continue
             counts[f"{row.phase}_tokens"] += row.num_new_tokens
-            if row.draft_token_ids and row.num_accepted is not None:
-                counts["spec_decode_num_drafts"] += 1
-                counts["spec_decode_num_draft_tokens"] += len(row.draft_token_ids)
-                counts["spec_decode_num_accepted_tokens"] += row.num_accepted
-                self.accepted_per_position.update(range(row.num_accepted))
             name, end = row.request.request_id, row.end
             before = self._once_computed.get(name, 0)
             if row.start < before:

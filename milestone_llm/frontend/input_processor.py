@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -63,8 +64,8 @@ class InputProcessor:
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         chat: bool,
-    ) -> list[Request]:
-        """A request for each of several prompts, none of them queued.
+    ) -> list[list[Request]]:
+        """The requests of each of several prompts, none of them queued.
 
         Raises:
             InputError: one of them is bad; then there is none.
@@ -93,8 +94,8 @@ class InputProcessor:
         request_id: str | None,
         priority: int,
         chat: bool,
-    ) -> Request:
-        """A checked request and, for n > 1, its further completions. Not queued.
+    ) -> list[Request]:
+        """A checked request for each completion of a prompt. Not queued.
 
         Raises:
             InputError: bad input; the message states the number and the limit.
@@ -107,7 +108,7 @@ class InputProcessor:
 
     def number(
         self, token_ids: list[int], params: SamplingParams, request_id: str | None, priority: int
-    ) -> Request:
+    ) -> list[Request]:
         """As `make`, of token ids and parameters that have been checked for this model.
 
         Raises:
@@ -121,13 +122,13 @@ class InputProcessor:
         if seed is None:
             seed = random.Random(f"{self.seed}/{arrival}").getrandbits(64)
         parts = (token_ids, params, arrival, self._aged(priority), seed, self.eos_token_ids)
-        request = build_request([request_id], *parts)
-        self.validate(request)  # before n completions are made
+        requests = build_requests([request_id], *parts)
+        self.validate(requests[0])  # before n completions are made
         if params.n > 1:
             further = [self._free_id(f"{request_id}/{index}") for index in range(1, params.n)]
-            request = build_request([request_id, *further], *parts)
+            requests = build_requests([request_id, *further], *parts)
         self.num_arrivals += 1
-        return request
+        return requests
 
     def _aged(self, priority: int) -> float:
         """The priority that puts a request where its age wants it, at any later time.
@@ -145,7 +146,7 @@ class InputProcessor:
         return request_id
 
 
-def build_request(
+def build_requests(
     request_ids: Sequence[str],
     prompt_token_ids: Sequence[int],
     params: SamplingParams,
@@ -153,30 +154,24 @@ def build_request(
     priority: float,
     seed: int,
     eos_token_ids: frozenset[int],
-) -> Request:
-    """A request and, for n > 1, its further completions.
+) -> list[Request]:
+    """A request for each completion of a prompt; only the first gives the prompt's logprobs.
 
     Args:
         request_ids: of each completion.
         seed: of the first; each further one has the next number.
     """
-    leader = None
-    for index, request_id in enumerate(request_ids):
-        request = Request(
+    of_further = params if len(request_ids) == 1 else replace(params, prompt_logprobs=None)
+    return [
+        Request(
             request_id=request_id,
             prompt_token_ids=list(prompt_token_ids),
-            sampling_params=params,
+            sampling_params=of_further if index else params,
             arrival=arrival,
             priority=priority,
             seed=(seed + index) % 2**64,
             eos_token_ids=eos_token_ids,
-            leader=leader,
             index=index,
         )
-        if leader is None:
-            leader = request
-        else:
-            leader.completions.append(request)
-            leader.forks.append(request)
-    assert leader is not None
-    return leader
+        for index, request_id in enumerate(request_ids)
+    ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from milestone_llm.core.outputs import EngineCoreOutput, Logprob
@@ -111,17 +111,22 @@ class CompletionState:
 
 
 class RequestState:
-    """What is known of a request: its completions, its times, and who reads its outputs."""
+    """What is known of a request: its completions, its times, and who reads its outputs.
+
+    Args:
+        requests: the core's, one for each completion.
+    """
 
     def __init__(
-        self, request: Request, queue: OutputQueue, tokenizer: PreTrainedTokenizerBase | None
+        self,
+        requests: Sequence[Request],
+        queue: OutputQueue,
+        tokenizer: PreTrainedTokenizerBase | None,
     ) -> None:
-        self.request = request
+        self.request = requests[0]
         self.queue = queue
-        makes_text = queue.wants_all or bool(request.sampling_params.stop)
-        self.completions = [
-            CompletionState(each, tokenizer, makes_text) for each in request.completions
-        ]
+        makes_text = queue.wants_all or bool(self.request.sampling_params.stop)
+        self.completions = [CompletionState(each, tokenizer, makes_text) for each in requests]
         times = self.completions[0].token_times
         self.metrics = RequestMetrics(time.perf_counter(), token_times=times)
         self._tokenizer = tokenizer
@@ -176,13 +181,13 @@ class OutputProcessor:
         self._on_end = on_end
         self._completions: dict[str, tuple[RequestState, CompletionState]] = {}
 
-    def add(self, request: Request, queue: OutputQueue) -> None:
-        """Follow a request; its outputs go to `queue`."""
-        state = RequestState(request, queue, self.tokenizer)
+    def add(self, requests: Sequence[Request], queue: OutputQueue) -> None:
+        """Follow the completions of a prompt; their outputs go to `queue`."""
+        state = RequestState(requests, queue, self.tokenizer)
         for completion in state.completions:
             self._completions[completion.request.request_id] = (state, completion)
-        queue.unfinished.add(request.request_id)
-        self.states[request.request_id] = state
+        queue.unfinished.add(state.request.request_id)
+        self.states[state.request.request_id] = state
 
     def is_known(self, request_id: str) -> bool:
         """Whether an id belongs to a request, or completion, that is not done."""

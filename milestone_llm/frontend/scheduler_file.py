@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import pkgutil
 from pathlib import Path
 from typing import TypeVar, cast
 
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.scheduler import BaseScheduler
 
-LOADER = "milestone_llm.lab.own_code:own_class"
-"""By name: the lab looks at engines, and no engine imports it."""
+from .own_code import own_class
 
 SchedulerType = TypeVar("SchedulerType", bound=BaseScheduler)
 
@@ -28,7 +26,7 @@ def scheduler_class(path: str | None, default: type[SchedulerType]) -> type[Sche
     """
     if path is None:
         return default
-    own = pkgutil.resolve_name(LOADER)(Path(path), "Scheduler", BaseScheduler)
+    own = own_class(Path(path), "Scheduler", BaseScheduler)
     wanted, taken = (", ".join(inspect.signature(each).parameters) for each in (default, own))
     if taken != wanted:
         raise InputError(

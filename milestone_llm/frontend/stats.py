@@ -14,14 +14,13 @@ def engine_stats(core: GuardedCore, bytes_per_token: int | None) -> dict[str, An
     Args:
         bytes_per_token: of keys and values, in all layers.
     """
-    counts, scheduler, positions = core.counts, core.scheduler, core.accepted_per_position
+    counts, scheduler = core.counts, core.scheduler
     useful = counts["prefill_tokens"] + counts["decode_tokens"]
     computed = useful + counts["padding_tokens"]
     kv = scheduler.kv_usage()
     milestone = scheduler.stats()
     return {
         **counts,
-        "spec_decode_num_accepted_tokens_per_pos": [positions[i] for i in sorted(positions)],
         "useful_share": (useful - counts["recomputed_tokens"]) / computed if computed else 1.0,
         "waiting": len(scheduler.waiting),
         "running": len(scheduler.running),

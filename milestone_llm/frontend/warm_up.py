@@ -1,4 +1,4 @@
-"""Requests before the first request: they do its share of work, and nobody sees a trace of them."""
+"""Requests before the first one. They do its share of work, and are in no count and no trace."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def compute_unnoticed(
 
 @contextlib.contextmanager
 def _unnoticed(core: GuardedCore, input_processor: InputProcessor) -> Iterator[None]:
-    """Within, requests may come and end. Figures, watchers and later seeds do not notice."""
+    """Within, requests come and end without a change to counts, traces and later seeds."""
     counts, watchers = dict(core.counts), core.watchers
     num_arrivals = input_processor.num_arrivals
     core.watchers = []

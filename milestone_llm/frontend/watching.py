@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import pkgutil
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 from milestone_llm.core.kv import KVEvent, KVUsage
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.core.request_queue import RequestQueue
-
-TRACER = "milestone_llm.lab.trace.tracer:Tracer"
-"""By name: the lab looks at engines, and no engine imports it."""
 
 
 class QueueState(Protocol):
@@ -37,7 +31,7 @@ class SettledStep:
     times: list[float]
     """Seconds of `time.perf_counter()` at start, after schedule, after execute, after update."""
     plan: StepPlan
-    sampled: dict[str, SampledToken]
+    sampled: dict[str, list[SampledToken]]
     finished: list[tuple[str, str]]
     """(request id, reason) of requests that ended since the step before, aborted ones included."""
     events: list[KVEvent]
@@ -51,17 +45,3 @@ class StepWatcher(Protocol):
 
     def record(self, step: SettledStep, queues: QueueState) -> None:
         """Called once a step, at its end. Must not raise."""
-
-
-def open_trace(option: str | None, decode: Callable[[list[int]], str] | None) -> StepWatcher | None:
-    """The tracer that `EngineConfig.trace` and the environment's `LLM_TRACE` ask for.
-
-    Args:
-        decode: text of token ids, to be printed beside sampled ones.
-
-    Raises:
-        InputError: there is no such trace.
-    """
-    if option is None and not os.environ.get("LLM_TRACE"):
-        return None
-    return cast("StepWatcher | None", pkgutil.resolve_name(TRACER).from_option(option, decode))

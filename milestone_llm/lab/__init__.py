@@ -1,1 +1,1 @@
-"""Whatever watches, shows and measures engines. No engine imports it."""
+"""Whatever shows and measures engines. Only programs import it."""

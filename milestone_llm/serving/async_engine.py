@@ -180,7 +180,7 @@ class AsyncEngine:
         for each in requests:
             known = each.as_known_here()
             self._output_processor.add(known, owner.queue)
-            self._known |= {one.request_id: (owner, one) for one in known.completions}
+            self._known |= {one.request_id: (owner, one) for one in known}
         self.client.add_requests(list(requests))
         return [self._output_processor.states[each.request_id] for each in requests]
 

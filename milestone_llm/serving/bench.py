@@ -21,8 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from milestone_llm import MILESTONES
-from milestone_llm.core.errors import InputError
-from milestone_llm.lab.cli import (
+from milestone_llm.command.cli import (
     Formatter,
     above_0,
     add_options,
@@ -33,6 +32,7 @@ from milestone_llm.lab.cli import (
     run_command,
     whole_number,
 )
+from milestone_llm.core.errors import InputError
 
 from .bench_report import has_collapsed, report
 from .bench_server import door_of, running_server

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from milestone_llm.lab.cli import console
+from milestone_llm.command.cli import console
 
 TABLES = {
     "{server}: what became of the requests": {

@@ -19,9 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from milestone_llm.core.errors import InputError
-from milestone_llm.frontend.garbage import freeze_garbage
-from milestone_llm.lab.cli import (
+from milestone_llm.command.cli import (
     Formatter,
     add_options,
     at_least_0,
@@ -32,6 +30,8 @@ from milestone_llm.lab.cli import (
     model_libraries,
     positive,
 )
+from milestone_llm.core.errors import InputError
+from milestone_llm.frontend.garbage import freeze_garbage
 
 from .engine_client import EngineClient, EngineDeadError
 from .engine_process import EngineProcess

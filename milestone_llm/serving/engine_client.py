@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 from milestone_llm.core.outputs import EngineCoreOutput, Logprob
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.frontend.input_processor import build_request
-from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.frontend.input_processor import build_requests
+from milestone_llm.trace.records import StepRecord
 
 from .engine_metrics import EngineMetrics
 
@@ -61,12 +61,12 @@ class EngineRequest:
     sender: int = 0
     """Which of HTTP's processes asks."""
 
-    def as_known_here(self) -> Request:
-        """The request for an `OutputProcessor` that is not the engine's: number and seed are not
-        known, and where it stands is what the engine has told."""
+    def as_known_here(self) -> list[Request]:
+        """The completions for an `OutputProcessor` that is not the engine's: numbers and seeds are
+        not known, and where they stand is what the engine has told."""
         further = [f"{self.request_id}/{index}" for index in range(1, self.params.n)]
         ids, prompt = [self.request_id, *further], self.prompt_token_ids
-        return build_request(ids, prompt, self.params, 0, self.priority, 0, frozenset())
+        return build_requests(ids, prompt, self.params, 0, self.priority, 0, frozenset())
 
 
 class Begun(NamedTuple):

@@ -20,12 +20,12 @@ from functools import partial
 
 import torch
 
+from milestone_llm.command.threads import ThreadWatch
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.outputs import EngineCoreOutput
 from milestone_llm.core.request import Request
 from milestone_llm.frontend.engine import BaseEngine
-from milestone_llm.lab.threads import ThreadWatch
-from milestone_llm.lab.trace.tracer import Tracer
+from milestone_llm.trace.tracer import Tracer
 
 from .engine_client import (
     Begun,
@@ -56,6 +56,8 @@ class CompletionState:
 
     def __init__(self, request: Request, new: EngineRequest) -> None:
         self.request = request
+        self.of_request = new.request_id
+        """Of which request it is a completion."""
         self.arrival_time = new.arrival_time
         self.sender = new.sender
         self.num_sent = 0
@@ -93,7 +95,8 @@ class EngineLoop(OrderingClient):
         self._deliver: Deliver
         self._on_report: Callable[[list[EngineReport]], None]
         self._on_step: StepSink
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, list[Request]] = {}
+        """The completions of each."""
         self._completions: dict[str, CompletionState] = {}
         self._num_failures = 0
         self._page_tracer: Tracer | None = None
@@ -183,19 +186,19 @@ class EngineLoop(OrderingClient):
     def _drop(self, sender: int) -> None:
         """One of HTTP's processes has ended, and with it all of its clients."""
         self._watch(sender, False)
-        theirs = (each.request for each in self._completions.values() if each.sender == sender)
-        for request_id in dict.fromkeys((each.leader or each).request_id for each in theirs):
+        theirs = [each for each in self._completions.values() if each.sender == sender]
+        for request_id in dict.fromkeys(each.of_request for each in theirs):
             self._try(partial(self._abort, request_id))
 
     def _add(self, new: EngineRequest) -> None:
         name, refusal = new.request_id, None
         try:
-            request = self._engine.input_processor.number(
+            completions = self._engine.input_processor.number(
                 new.prompt_token_ids, new.params, name, new.priority
             )
-            self._core.add_request(request)
-            self._requests[name] = request
-            for each in request.completions:
+            self._core.add_request(*completions)
+            self._requests[name] = completions
+            for each in completions:
                 self._completions[each.request_id] = CompletionState(each, new)
         except InputError as error:
             refusal = Refusal(str(error), 400)
@@ -207,10 +210,10 @@ class EngineLoop(OrderingClient):
                 self._deliver(EngineCoreOutputs(sender=new.sender, refusals={name: refusal}))
 
     def _abort(self, request_id: str) -> None:
-        if (request := self._requests.get(request_id)) is None:
+        if (completions := self._requests.get(request_id)) is None:
             return
         try:
-            for completion in reversed(request.completions):  # forks before what they fork from
+            for completion in reversed(completions):  # forks before what they fork from
                 self._finish(completion.request_id, "abort")
         except Exception:
             self.abort(request_id)  # once more, after the next step
@@ -252,7 +255,7 @@ class EngineLoop(OrderingClient):
                 gaps[0.0] += num_new - 1
             if num_new and state.num_sent:
                 gaps[now - state.last_time] += 1
-            elif num_new and state.request.leader is None:
+            elif num_new and state.request.index == 0:
                 request = state.request
                 is_asked = request.sampling_params.prompt_logprobs is not None
                 logprobs = request.prompt_logprobs if is_asked else None
@@ -271,7 +274,7 @@ class EngineLoop(OrderingClient):
         """A completion has ended; with the last one, so has its request."""
         self._core.note_end(completion_id, reason)
         state = self._completions.pop(completion_id)
-        request = state.request.leader or state.request
-        is_done = all(each.is_finished for each in request.completions)
-        if is_done and self._requests.pop(request.request_id, None) is not None:
-            self._metrics.note_end(request, state.arrival_time, time.perf_counter())
+        completions = self._requests.get(state.of_request)
+        if completions is not None and all(each.is_finished for each in completions):
+            del self._requests[state.of_request]
+            self._metrics.note_end(completions, state.arrival_time, time.perf_counter())

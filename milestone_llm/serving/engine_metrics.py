@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, MutableSequence
+from collections.abc import Mapping, MutableSequence, Sequence
 
 from milestone_llm.core.request import Request
 
@@ -110,8 +110,9 @@ class EngineMetrics:
         for seconds, times in gaps.items():
             self._itl.observe(seconds, times)
 
-    def note_end(self, request: Request, arrival_time: float, now: float) -> None:
+    def note_end(self, completions: Sequence[Request], arrival_time: float, now: float) -> None:
         """A request has ended with all of its completions, for whatever reason."""
+        request = completions[0]
         self.ended[request.finish_reason or "abort"] += 1
         if request.finish_reason in ("abort", "error"):
             return
@@ -120,6 +121,6 @@ class EngineMetrics:
             observe["e2e_request_latency_seconds"].observe(now - arrival_time)
             queued = request.first_scheduled_time - arrival_time
             observe["request_queue_time_seconds"].observe(queued)
-        num_tokens = sum(completion.num_output_tokens for completion in request.completions)
+        num_tokens = sum(completion.num_output_tokens for completion in completions)
         observe["request_prompt_tokens"].observe(request.num_prompt_tokens)
         observe["request_generation_tokens"].observe(num_tokens)

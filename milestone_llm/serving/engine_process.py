@@ -25,9 +25,9 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from milestone_llm.command.cli import model_libraries
 from milestone_llm.core.errors import InputError
-from milestone_llm.lab.cli import model_libraries
-from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.trace.records import StepRecord
 
 from . import processes
 from .engine_client import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from milestone_llm.frontend.garbage import freeze_garbage, nothing_collected
-from milestone_llm.lab.trace.tracer import Tracer
+from milestone_llm.trace.tracer import Tracer
 
 if TYPE_CHECKING:
     from milestone_llm.frontend.engine import BaseEngine

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from milestone_llm.command.cli import model_libraries
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.lab.bench.measure import percentile
 from milestone_llm.lab.bench.workloads import WORKLOADS, WorkItem, random_tokens
-from milestone_llm.lab.cli import model_libraries
 
 from .bench_server import RunningServer, door_of, running_server
 from .client import open_request

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ray import serve
 
-from milestone_llm.lab.cli import model_libraries
+from milestone_llm.command.cli import model_libraries
 
 from .engine_client import (
     EngineCoreOutputs,
@@ -82,7 +82,7 @@ class Replica:
         self._event_loop = asyncio.get_running_loop()
         request = replace(request, arrival_time=time.perf_counter() - age)
         queue = asyncio.Queue[EngineCoreOutputs]()
-        unfinished = {each.request_id for each in request.as_known_here().completions}
+        unfinished = {each.request_id for each in request.as_known_here()}
         mine = dict.fromkeys(unfinished, queue)
         is_whole = not (request.is_streamed or request.params.stop)
         self._queues |= mine

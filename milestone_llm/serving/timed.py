@@ -16,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from milestone_llm import MILESTONES
+from milestone_llm.command.cli import at_least_0
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, StepPlan
-from milestone_llm.lab.cli import at_least_0
 
 from .command import serve_command
 
@@ -62,9 +62,9 @@ class WaitingRunner:
         end = time.perf_counter() + (self._step_ms + self._token_ms * num_positions) / 1e3
         due = [each.request_id for row in plan.rows for each in row.sampling_requests]
 
-        def wait() -> dict[str, SampledToken]:
+        def wait() -> dict[str, list[SampledToken]]:
             time.sleep(max(0.0, end - time.perf_counter()))
-            return dict.fromkeys(due, SampledToken(TOKEN_ID))
+            return {request_id: [SampledToken(TOKEN_ID)] for request_id in due}
 
         return LaunchedStep(wait)
 

@@ -12,7 +12,7 @@ from engine_helpers import FakeRunner, make_request
 from m2_batching import EngineConfig as RegionConfig
 from milestone_llm.frontend.config import EngineConfig
 from milestone_llm.frontend.watching import SettledStep
-from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.trace.records import StepRecord
 
 EXERCISE = ("m2_read_a_trace.py", "latencies")
 

@@ -10,7 +10,7 @@ import pytest
 from m3_paged.demo import main as m3_demo
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.scheduler import BaseScheduler
-from milestone_llm.lab.own_code import milestone_of, own_class, place_of
+from milestone_llm.frontend.own_code import milestone_of, own_class, place_of
 
 ROOT = Path(__file__).parents[2]
 MILESTONES = ["m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked"]

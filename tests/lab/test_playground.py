@@ -20,8 +20,8 @@ from milestone_llm.lab.playground.program import program_of
 from milestone_llm.lab.playground.service import Playground, presets
 from milestone_llm.lab.playground.setting import RequestSpec, Setting, Side, defaults_of
 from milestone_llm.lab.playground.simulate import run_setting
-from milestone_llm.lab.trace.jsonl import read_run
-from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.trace.jsonl import read_run
+from milestone_llm.trace.records import StepRecord
 
 PRESETS = {preset["question"]: Setting.of(preset) for preset in presets()}
 PAGED = Side("m3_paged", {"max_model_len": 64, "kv_cache_tokens": 96, "max_num_seqs": 4})

@@ -31,7 +31,7 @@ def restless() -> Iterator[None]:
 
 def output_of(name: str, num_tokens: int = 0) -> RequestOutput:
     processor, queue = OutputProcessor(None), OutputQueue()
-    processor.add(make_request(name, max_tokens=9), queue)
+    processor.add([make_request(name, max_tokens=9)], queue)
     processor.process([EngineCoreOutput(name, [5] * num_tokens)])
     return queue.take()[0]
 
@@ -105,7 +105,7 @@ class Following:
     def add(self, name: str, queue: OutputQueue, **params: Any) -> Request:
         """Follow a request of a prompt that does not matter."""
         request = Request(name, [3], SamplingParams(max_tokens=9, **params))
-        self.processor.add(request, queue)
+        self.processor.add([request], queue)
         return request
 
     def process(self, name: str, *token_ids: int, reason: str | None = None) -> list[Request]:
@@ -212,7 +212,7 @@ def test_a_request_that_a_stop_string_ends_is_told_once_however_far_the_core_has
         processor = OutputProcessor(word_tokenizer(), lambda *end, ends=ends: ends.append(end))
         queue = OutputQueue()
         request = stopping_request("a")
-        processor.add(request, queue)
+        processor.add([request], queue)
         request.token_ids += [5, 7, 8]
         if is_over_in_core:
             request.finish("length")
@@ -233,7 +233,7 @@ def test_a_stop_string_found_before_an_interruption_ends_the_request_after_it():
     ends: list[tuple[str, str]] = []
     processor = OutputProcessor(word_tokenizer(), lambda *end: ends.append(end))
     request, queue = stopping_request("a"), OutputQueue()
-    processor.add(request, queue)
+    processor.add([request], queue)
     request.token_ids += [5, 7]
     (completion,) = processor.states["a"].completions
     finish, completion.finish = completion.finish, interrupted  # type: ignore[method-assign]

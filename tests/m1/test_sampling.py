@@ -81,7 +81,7 @@ def test_tokens_are_drawn_from_softmax(varied: str, temperature: float) -> None:
             request.num_prompt_tokens = len(request.token_ids) - index
     tokens = sample(logits.expand(num_draws, -1), requests)
     expected = torch.softmax(logits.double() / temperature, dim=-1)
-    assert_drawn_from([token.token_id for token in tokens.values()], expected)
+    assert_drawn_from([token.token_id for token in tokens], expected)
 
 
 def test_filtered_tokens_are_drawn_from_the_renormalised_rest() -> None:
@@ -89,7 +89,7 @@ def test_filtered_tokens_are_drawn_from_the_renormalised_rest() -> None:
     logits = random_logits(1)[0] / 2
     kept = logits.topk(12)
     requests = [make_request(str(i), seed=i, top_k=12) for i in range(num_draws)]
-    tokens = [t.token_id for t in sample(logits.expand(num_draws, -1), requests).values()]
+    tokens = [t.token_id for t in sample(logits.expand(num_draws, -1), requests)]
     place = {int(token_id): index for index, token_id in enumerate(kept.indices)}
     expected = torch.softmax(kept.values.double(), dim=-1)
     assert_drawn_from([place[token] for token in tokens], expected)
@@ -100,7 +100,7 @@ def test_token_is_the_argmax_of_scaled_logits_and_noise() -> None:
     request = make_request(seed=2**64 - 3, num_output=9, temperature=0.7)
     noise = gumbel_noise(seeds_to_tensor([2**64 - 3]), torch.tensor([9]), VOCAB_SIZE)
     expected = int((logits / 0.7 + noise).argmax())
-    assert sample(logits, [request])["r"].token_id == expected
+    assert sample(logits, [request])[0].token_id == expected
 
 
 # --- filters and penalties ----------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_all_steps_together_equal_hugging_face() -> None:
     for seed in range(50):
         request.seed = seed
         noise = gumbel_noise(seeds_to_tensor([seed]), torch.tensor([6]), VOCAB_SIZE)
-        assert sample(logits, [request])["r"].token_id == int((scores + noise).argmax())
+        assert sample(logits, [request])[0].token_id == int((scores + noise).argmax())
 
 
 # --- greedy, log-probabilities, bad input -------------------------------------------------------
@@ -223,22 +223,22 @@ def test_greedy_takes_the_argmax_after_penalties() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.9, -1.0], [1.0, 3.0, 2.9, -1.0]])
     plain = make_request("plain", temperature=0, top_k=3, top_p=0.1)
     penalised = make_request("penalised", temperature=0, repetition_penalty=1.5)
-    sampled = sample(logits, [plain, penalised])
-    assert sampled["plain"].token_id == 1
-    assert sampled["penalised"].token_id == 2
-    assert sampled["plain"].logprobs is None
+    of_plain, of_penalised = sample(logits, [plain, penalised])
+    assert of_plain.token_id == 1
+    assert of_penalised.token_id == 2
+    assert of_plain.logprobs is None
 
 
 def test_a_tiny_temperature_is_as_good_as_greedy() -> None:
     logits = random_logits(1)
     request = make_request(temperature=1e-30, top_p=0.9)
-    assert sample(logits, [request])["r"].token_id == int(logits.argmax())
+    assert sample(logits, [request])[0].token_id == int(logits.argmax())
 
 
 def test_filters_beyond_all_numbers_keep_one_token_or_all() -> None:
     logits = random_logits(1)
     least = make_request(top_p=1e-300)
-    assert sample(logits, [least])["r"].token_id == int(logits.argmax())
+    assert sample(logits, [least])[0].token_id == int(logits.argmax())
     for seed in range(20):
         every, plain = (make_request(seed=seed, top_k=top_k) for top_k in (2**40, 0))
         assert sample(logits, [every]) == sample(logits, [plain])
@@ -248,7 +248,7 @@ def test_extreme_penalties_do_not_overflow() -> None:
     for penalty in (1e-300, 1e300):
         logits = torch.tensor([[10.0, 0.0, -10.0]])
         request = make_request(prompt=(0, 1, 2), repetition_penalty=penalty, top_p=0.5)
-        assert sample(logits, [request])["r"].token_id in (0, 1)
+        assert sample(logits, [request])[0].token_id in (0, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -261,14 +261,14 @@ def test_logprobs_are_those_of_the_raw_logits(num_top: int, dtype: torch.dtype) 
         make_request("random", seed=4, temperature=2, top_k=90, repetition_penalty=2, logprobs=4),
     ]
     sampled = sample(logits, requests)
-    assert sampled["none"].logprobs is None
-    for row, name, wanted in [(0, "greedy", num_top), (2, "random", 4)]:
+    assert sampled[1].logprobs is None
+    for row, wanted in [(0, num_top), (2, 4)]:
         expected = logits[row].float().log_softmax(dim=-1)
-        logprobs = sampled[name].logprobs
+        logprobs = sampled[row].logprobs
         assert logprobs is not None
         top = set(expected.sort(descending=True, stable=True).indices[:wanted].tolist())
-        assert set(logprobs) == top | {sampled[name].token_id}
-        assert next(iter(logprobs)) == sampled[name].token_id
+        assert set(logprobs) == top | {sampled[row].token_id}
+        assert next(iter(logprobs)) == sampled[row].token_id
         for token_id, logprob in logprobs.items():
             assert logprob.logprob == float(expected[token_id])
             assert logprob.rank == 1 + int((expected > expected[token_id]).sum())
@@ -288,22 +288,22 @@ def test_a_broken_row_has_no_token_and_the_others_have_theirs(
     whole = sample(logits, requests)
     logits[1, 77] = value
     sampled = sample(logits, requests)
-    assert sampled["b"].token_id == -1
-    assert [sampled[name] for name in "ac"] == [whole[name] for name in "ac"]
+    assert sampled[1].token_id == -1
+    assert (sampled[0], sampled[2]) == (whole[0], whole[2])
 
 
 def test_a_row_of_minus_infinity_has_no_token_and_one_number_among_them_is_enough() -> None:
     logits = torch.full((1, VOCAB_SIZE), -math.inf)
     both: list[dict[str, Any]] = [{}, {"top_k": 3, "top_p": 0.5, "min_p": 0.1}]
     for params in both:
-        assert sample(logits, [make_request(**params)])["r"].token_id == -1
+        assert sample(logits, [make_request(**params)])[0].token_id == -1
     logits[0, 99] = -4.0
     for params in both:
-        assert sample(logits, [make_request(**params)])["r"].token_id == 99
+        assert sample(logits, [make_request(**params)])[0].token_id == 99
 
 
 def test_no_rows_give_no_tokens() -> None:
-    assert sample(torch.zeros(0, VOCAB_SIZE), []) == {}
+    assert sample(torch.zeros(0, VOCAB_SIZE), []) == []
 
 
 # --- independence of the batch ------------------------------------------------------------------
@@ -344,8 +344,8 @@ def test_a_request_gets_bitwise_the_same_alone_and_in_any_batch(
         request.seed = request.sampling_params.seed or 0
         request.token_ids = [token_id % vocab_size for token_id in request.token_ids]
     together = sample(logits, requests)
-    reversed_ = sample(logits.flip(0), requests[::-1])
+    reversed_ = sample(logits.flip(0), requests[::-1])[::-1]
     for row, request in enumerate(requests):
         alone = sample(logits[row : row + 1], [request])
-        assert alone[request.request_id] == together[request.request_id]
-        assert alone[request.request_id] == reversed_[request.request_id]
+        assert alone == together[row : row + 1]
+        assert alone == reversed_[row : row + 1]

@@ -25,7 +25,6 @@ from milestone_llm.lab.plots.block_history import kv_during_steps
 from milestone_llm.lab.plots.timeline import draw_timeline, step_extents
 from milestone_llm.lab.plots.timeline_panels import draw_requests
 from milestone_llm.lab.trace.positions import useful_share
-from milestone_llm.lab.trace.records import BatchRow, StepRecord
 from milestone_llm.lab.trace.spans import (
     Mark,
     Span,
@@ -33,6 +32,7 @@ from milestone_llm.lab.trace.spans import (
     request_marks,
     request_spans,
 )
+from milestone_llm.trace.records import BatchRow, StepRecord
 
 PNG_HEADER = b"\x89PNG\r\n\x1a\n"
 

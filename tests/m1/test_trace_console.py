@@ -11,9 +11,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from milestone_llm.core.kv import KVEvent, KVUsage
-from milestone_llm.lab.trace.console import ConsoleSink, print_changes
-from milestone_llm.lab.trace.records import BatchRow, StepRecord, steps_with_changes
-from milestone_llm.lab.trace.text import (
+from milestone_llm.trace.console import ConsoleSink, print_changes
+from milestone_llm.trace.records import BatchRow, StepRecord, steps_with_changes
+from milestone_llm.trace.text import (
     Words,
     fit,
     id_ranges,

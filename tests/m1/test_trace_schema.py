@@ -24,9 +24,9 @@ from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import Preemption, ScheduledRequest, StepPlan
 from milestone_llm.core.request_queue import RequestQueue
 from milestone_llm.frontend.watching import SettledStep
-from milestone_llm.lab.trace.jsonl import read_run
-from milestone_llm.lab.trace.records import BatchRow, StepRecord
-from milestone_llm.lab.trace.tracer import Tracer
+from milestone_llm.trace.jsonl import read_run
+from milestone_llm.trace.records import BatchRow, StepRecord
+from milestone_llm.trace.tracer import Tracer
 
 SCHEMA: dict[str, Any] = {
     "step": int,
@@ -163,10 +163,10 @@ def test_a_row_without_a_token_says_so():
     """No token amid a prompt, none where the logits held a NaN, and none of a padding row."""
     request = make_request("r1")
     row = ScheduledRequest(request, 0, 4)
-    sampled = [{}, {"r1": SampledToken(-1)}, {"r1": SampledToken(0)}]
+    sampled = [{}, {"r1": [SampledToken(-1)]}, {"r1": [SampledToken(0)]}]
     assert [BatchRow.of(row, each).sampled_token for each in sampled] == [None, None, 0]
     padding = ScheduledRequest(request, 4, 1, is_padding=True)
-    assert BatchRow.of(padding, {"r1": SampledToken(7)}).sampled_token is None
+    assert BatchRow.of(padding, {"r1": [SampledToken(7)]}).sampled_token is None
 
 
 @every_milestone

@@ -77,7 +77,7 @@ def test_other_ranks_get_the_very_same_priority(clock):
     engine = make_engine(m2_batching, policy="priority", aging_seconds=7)
     clock[0] += 1
     name = engine.add_request([1, 2], greedy(2), priority=3)
-    assert NewRequest.of(engine.requests[name]).priority == 3 + 1 / 7
+    assert NewRequest.of([engine.requests[name]]).priority == 3 + 1 / 7
 
 
 def test_without_aging_a_priority_stays_the_number_that_it_is(clock):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from m2_batching.demo import main
-from milestone_llm.lab.trace.jsonl import read_run
+from milestone_llm.trace.jsonl import read_run
 
 PNG = b"\x89PNG\r\n"
 SHORT = ["--max-tokens", "6"]

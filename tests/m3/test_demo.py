@@ -14,8 +14,8 @@ from m3_paged import LLMEngine
 from m3_paged.demo import main, parser, small_pool
 from milestone_llm.lab.bench.workloads import WorkItem
 from milestone_llm.lab.demo.work import Work
-from milestone_llm.lab.trace.jsonl import read_run
 from milestone_llm.models.checkpoint import LoadedModel
+from milestone_llm.trace.jsonl import read_run
 
 PNG = b"\x89PNG\r\n"
 

@@ -21,7 +21,7 @@ from milestone_llm.core.errors import InputError
 from milestone_llm.lab.plots.block_history import BlockState, block_history, block_runs
 from milestone_llm.lab.plots.kvmap import draw_kvmap
 from milestone_llm.lab.trace.kv_figures import KVFigures
-from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.trace.records import StepRecord
 
 PNG = b"\x89PNG\r\n\x1a\n"
 ORDER = [f"r{number}" for number in range(20)]

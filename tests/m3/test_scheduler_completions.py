@@ -10,6 +10,7 @@ from milestone_llm.core.request import Request, RequestStatus
 from paged_helpers import (
     PagedDevice,
     add_all,
+    completions,
     expected_tokens,
     make_requests,
     make_scheduler,
@@ -33,9 +34,9 @@ def test_a_completion_aborted_before_it_forked_leaves_the_others_alone(aborted):
     scheduler = make_scheduler()
     leader = make_requests("a", 6, 4, n=3)
     add_all(scheduler, leader)
-    scheduler.finish(leader.completions[aborted], "abort")
+    scheduler.finish(completions(leader)[aborted], "abort")
     run_to_end(scheduler)
-    for index, request in enumerate(leader.completions):
+    for index, request in enumerate(completions(leader)):
         if index == aborted:
             assert (request.finish_reason, request.num_output_tokens) == ("abort", 0)
         else:
@@ -45,7 +46,7 @@ def test_a_completion_aborted_before_it_forked_leaves_the_others_alone(aborted):
 
 def abort_group(scheduler: Scheduler, leader: Request) -> None:
     """As the engine does it: forks before what they fork from."""
-    for completion in reversed(leader.completions):
+    for completion in reversed(completions(leader)):
         if not completion.is_finished:
             scheduler.finish(completion, "abort")
     scheduler.check_invariants()
@@ -66,7 +67,7 @@ def test_abort_gives_everything_back_in_whatever_state_the_completions_are(num_s
     assert set(scheduler.preempter.host.block_tables) <= {"b"}
     run_to_end(scheduler, device)
     assert other.output_token_ids == expected_tokens(other, 4)
-    assert [r.finish_reason for r in leader.completions] == ["abort"] * 3
+    assert [r.finish_reason for r in completions(leader)] == ["abort"] * 3
     assert scheduler.kv.pool.num_used == scheduler.preempter.host.pool.num_used == 0
 
 
@@ -77,7 +78,7 @@ def test_a_completion_without_a_token_to_choose_ends_alone():
     add_all(scheduler, leader, other)
     device = PagedDevice(scheduler)
     plan = scheduler.schedule()
-    outputs = scheduler.update(plan, device.run(plan) | {"a": SampledToken(-1)})
+    outputs = scheduler.update(plan, device.run(plan) | {"a": [SampledToken(-1)]})
     scheduler.check_invariants()
     assert [(each.request_id, len(each.new_token_ids), each.finish_reason) for each in outputs] == [
         ("a", 0, "error"),
@@ -86,7 +87,7 @@ def test_a_completion_without_a_token_to_choose_ends_alone():
         ("b", 1, None),
     ]
     run_to_end(scheduler, device)
-    for request in (*leader.completions[1:], other):
+    for request in (*completions(leader)[1:], other):
         assert request.output_token_ids == expected_tokens(request, 4)
     assert scheduler.kv.pool.num_used == 0
 
@@ -129,7 +130,7 @@ def test_fail_ends_all_completions_forked_or_not(num_steps):
         step(scheduler, PagedDevice(scheduler))
     scheduler.fail(scheduler.schedule())
     scheduler.check_invariants()
-    assert [completion.finish_reason for completion in leader.completions] == ["error"] * 3
+    assert [completion.finish_reason for completion in completions(leader)] == ["error"] * 3
     assert not scheduler.has_unfinished_requests()
     assert scheduler.kv.pool.num_used == 0
 
@@ -149,7 +150,7 @@ def test_after_a_restart_everybody_keeps_its_tokens_and_is_computed_again(
         step(scheduler, device)
     if is_planned:
         scheduler.schedule()
-    requests = [*leader.completions, other]
+    requests = [*completions(leader), other]
     tokens = [list(request.token_ids) for request in requests]
     scheduler.restart(requests)
     scheduler.check_invariants()

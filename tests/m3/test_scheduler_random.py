@@ -17,7 +17,14 @@ from m3_paged.scheduler import Scheduler
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.request import Request, RequestStatus
-from paged_helpers import PagedDevice, expected_tokens, is_done, make_requests, make_scheduler
+from paged_helpers import (
+    PagedDevice,
+    completions,
+    expected_tokens,
+    is_done,
+    make_requests,
+    make_scheduler,
+)
 
 NUM_STEPS = 2_500  # in each of four modes
 
@@ -56,15 +63,15 @@ class RandomLife:
         )
         self.num_arrivals += 1
         scheduler.validate(leader)
-        scheduler.add(leader)
+        scheduler.add(*completions(leader))
         self.leaders.append(leader)
 
     def abort_somebody(self) -> None:
         leader = self.rng.choice(self.leaders)
-        completions = list(reversed(leader.completions))  # forks before what they fork from
+        own = list(reversed(completions(leader)))  # forks before what they fork from
         if self.rng.random() < 0.3:
-            completions = completions[:1]  # only the last one
-        for completion in completions:
+            own = own[:1]  # only the last one
+        for completion in own:
             if not completion.is_finished:
                 self.scheduler.finish(completion, "abort")
         self.scheduler.check_invariants()
@@ -73,7 +80,7 @@ class RandomLife:
         """Ctrl-C, before or after a step is planned. Nobody ends; all KV is computed again."""
         if self.rng.random() < 0.5:
             self.scheduler.schedule()
-        requests = [request for leader in self.leaders for request in leader.completions]
+        requests = [request for leader in self.leaders for request in completions(leader)]
         known = [list(request.token_ids) for request in requests]
         self.scheduler.restart(requests)
         self.device.reset()
@@ -94,7 +101,7 @@ class RandomLife:
         else:
             sampled = self.device.run(plan)
             broken = [self.rng.choice(due)] if self.rng.random() < self.failure_rate else []
-            sampled |= {request.request_id: SampledToken(-1) for request in broken}
+            sampled |= {request.request_id: [SampledToken(-1)] for request in broken}
             scheduler.update(plan, sampled)
             errors = [request for request in due if request.finish_reason == "error"]
             assert errors == broken
@@ -105,7 +112,7 @@ class RandomLife:
         scheduler.drain_events()
         for leader in self.leaders:
             if is_done(leader):
-                for request in leader.completions:
+                for request in completions(leader):
                     self.check_output(request)
         self.leaders = [each for each in self.leaders if not is_done(each)]
 
@@ -144,7 +151,7 @@ class RandomLife:
 
     def drain(self) -> None:
         """Let all that is there finish, and look that nothing is left."""
-        num_left = sum(len(leader.completions) for leader in self.leaders)
+        num_left = sum(len(completions(leader)) for leader in self.leaders)
         limit = self.num_steps + 40 * num_left  # as if they ran one after the other
         while self.scheduler.has_unfinished_requests():
             self.step()

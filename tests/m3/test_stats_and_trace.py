@@ -216,8 +216,10 @@ def test_every_request_is_in_exactly_one_queue(preemption):
         record = engine.tracer.records[-1]
         queues = record.waiting + record.running + record.swapped
         assert len(queues) == len(set(queues))
-        live = [c for request in engine.requests.values() for c in request.completions]
-        not_yet_forked = [fork for request in engine.requests.values() for fork in request.forks]
+        states = engine.output_processor.states.values()
+        live = [completion.request for state in states for completion in state.completions]
+        forks = engine.scheduler.completions.forks
+        not_yet_forked = [fork for own in forks.values() for fork in own]
         expected = {c.request_id for c in live if not c.is_finished and c not in not_yet_forked}
         assert set(queues) == expected
         if record.preempted:

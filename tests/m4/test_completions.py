@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from milestone_llm.core.request import RequestStatus
+from paged_helpers import completions
 from prefix_helpers import Life, assert_tokens, prompt, request_of
 
 both_modes = pytest.mark.parametrize("preemption", ["recompute", "swap"])
@@ -16,18 +17,24 @@ def test_forks_wait_until_the_last_chunk_of_their_prompt():
     life.add(a)
     for num_computed in (4, 8):
         life.plan()
-        assert (a.num_computed_tokens, len(a.forks), len(life.scheduler.running)) == (
+        assert (
+            a.num_computed_tokens,
+            len(life.scheduler.completions.forks.get(a, [])),
+            len(life.scheduler.running),
+        ) == (
             num_computed,
             2,
             1,
         )
-        assert [fork.status for fork in a.forks] == [RequestStatus.WAITING] * 2
+        assert [fork.status for fork in life.scheduler.completions.forks[a]] == [
+            RequestStatus.WAITING
+        ] * 2
     life.plan()
-    assert (a.forks, len(life.scheduler.running)) == ([], 3)
-    assert [completion.num_output_tokens for completion in a.completions] == [1, 1, 1]
+    assert (life.scheduler.completions.forks, len(life.scheduler.running)) == ({}, 3)
+    assert [completion.num_output_tokens for completion in completions(a)] == [1, 1, 1]
     life.run()
-    assert_tokens(a.completions)
-    assert len({tuple(completion.token_ids) for completion in a.completions}) == 3
+    assert_tokens(completions(a))
+    assert len({tuple(completion.token_ids) for completion in completions(a)}) == 3
 
 
 def test_forks_that_have_not_started_are_counted_as_seats():
@@ -42,7 +49,7 @@ def test_forks_that_have_not_started_are_counted_as_seats():
     assert life.scheduler.reason_to_wait(c, 4) is None, "there is a seat, but b comes first"
     life.run()
     for leader in (a, b, c):
-        assert_tokens(leader.completions)
+        assert_tokens(completions(leader))
 
 
 def test_further_completions_are_refused_above_max_num_seqs_also_in_chunks():
@@ -72,7 +79,7 @@ def test_every_completion_caches_its_own_blocks():
     life = Life(16)
     a = request_of("a", prompt("A", 2), 4, n=3)
     life.run(a)
-    for completion in a.completions:
+    for completion in completions(a):
         follow_up = request_of(f"{completion.request_id}+", completion.token_ids)
         life.run(follow_up)
         assert follow_up.num_cached_tokens == 8
@@ -87,12 +94,12 @@ def test_a_half_computed_leader_is_preempted_and_resumed_with_its_forks_still_wa
         pass
     assert [p.request for p in plan.preempted] == [b]
     assert 0 < b.num_computed_tokens < 16 or preemption == "recompute"
-    assert len(b.forks) == 1
+    assert len(life.scheduler.completions.forks[b]) == 1
     while not (plan := life.plan()).resumed:
         pass
     assert (plan.resumed, plan.admitted) == ([b], []), "its fork was admitted before, once"
     life.run()
-    assert_tokens([a, *b.completions])
+    assert_tokens([a, *completions(b)])
 
 
 @both_modes
@@ -108,7 +115,7 @@ def test_abort_of_completions_in_whatever_state_gives_all_back(num_steps, preemp
     assert set(life.kv.block_tables) <= {"a"}
     assert life.scheduler.preempter.host.block_tables == {}
     assert set(life.cache.hashes) <= {"a"}
-    assert [completion.finish_reason for completion in b.completions] == ["abort", "abort"]
+    assert [completion.finish_reason for completion in completions(b)] == ["abort", "abort"]
     life.run()
     assert_tokens([a])
 
@@ -118,10 +125,10 @@ def test_one_completion_aborted_before_the_prompt_is_complete_leaves_the_others(
     a = request_of("a", prompt("AB", 2), 3, n=3)
     life.add(a)
     life.plan()
-    life.scheduler.finish(a.completions[1], "abort")
+    life.scheduler.finish(completions(a)[1], "abort")
     life.run()
-    assert a.completions[1].finish_reason == "abort"
-    assert_tokens([a.completions[0], a.completions[2]])
+    assert completions(a)[1].finish_reason == "abort"
+    assert_tokens([completions(a)[0], completions(a)[2]])
 
 
 def test_a_step_that_raises_on_a_chunk_ends_the_leader_and_its_waiting_forks():
@@ -130,7 +137,7 @@ def test_a_step_that_raises_on_a_chunk_ends_the_leader_and_its_waiting_forks():
     life.add(a)
     life.plan()
     life.fail()
-    assert [completion.finish_reason for completion in a.completions] == ["error"] * 3
+    assert [completion.finish_reason for completion in completions(a)] == ["error"] * 3
     assert life.kv.pool.num_used == 0
     again = request_of("a", prompt("AB", 2), 3, n=3)
     assert life.run(again)[0].startswith("a[0:4]")
@@ -144,7 +151,7 @@ def test_completions_of_a_prompt_that_has_no_row_in_a_step_that_raises_go_on(num
     life.add(a)
     for _ in range(num_steps):
         life.plan()
-    assert len(a.forks) == (num_steps == 1)
+    assert len(life.scheduler.completions.forks.get(a, [])) == (num_steps == 1)
     b = request_of("b", prompt("BC"), 2)
     life.add(b)
     while not b.num_computed_tokens:
@@ -153,7 +160,7 @@ def test_completions_of_a_prompt_that_has_no_row_in_a_step_that_raises_go_on(num
     assert [row.request for row in plan.rows] == [b]
     assert (b.finish_reason, a.finish_reason) == ("error", None)
     life.run()
-    assert_tokens(a.completions)
+    assert_tokens(completions(a))
 
 
 @both_modes
@@ -166,6 +173,6 @@ def test_completions_that_start_in_a_step_are_not_its_victims(preemption):
     assert (a.num_computed_tokens, b.num_computed_tokens) == (4, 4)
     plan = life.plan()
     assert [preemption.request for preemption in plan.preempted] == [b]
-    assert plan.admitted == [a.completions[1]]
+    assert plan.admitted == [completions(a)[1]]
     life.run()
-    assert_tokens([*a.completions, b])
+    assert_tokens([*completions(a), b])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import m3_paged
 import m4_prefix_chunked
 from engine_helpers import greedy, hf_greedy, make_engine, random_prompts, run_to_end, tiny_model
 from m4_prefix_chunked import EngineConfig, LLMEngine
@@ -54,7 +53,6 @@ def test_defaults():
     assert config.enable_prefix_caching
     assert config.enable_chunked_prefill
     assert (config.prefill_policy, config.long_prefill_token_threshold) == ("mixed", 0)
-    assert issubclass(EngineConfig, m3_paged.EngineConfig)
     assert type(LLMEngine(tiny_model()).config) is EngineConfig
 
 

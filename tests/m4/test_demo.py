@@ -14,7 +14,7 @@ import m4_prefix_chunked
 from engine_helpers import greedy, make_engine, random_prompts, run_to_end
 from m4_prefix_chunked.demo import main
 from m4_prefix_chunked.tools.prefix_tree import Node, PrefixTree, print_prefix_tree
-from milestone_llm.lab.trace.jsonl import read_run
+from milestone_llm.trace.jsonl import read_run
 
 PNG = b"\x89PNG\r\n"
 

@@ -6,6 +6,7 @@ import pytest
 
 from milestone_llm.core.kv import KVEvent
 from milestone_llm.core.request import RequestStatus
+from paged_helpers import completions
 from prefix_helpers import Life, assert_tokens, prompt, request_of
 
 both_modes = pytest.mark.parametrize("preemption", ["recompute", "swap"])
@@ -19,7 +20,7 @@ def first_row(life: Life, *args: object, **fields: object) -> tuple[int, int, li
     assert row.num_cached_tokens == row.start == request.num_cached_tokens
     span = (row.start, row.end, list(row.blocks))
     life.run()
-    assert_tokens(request.completions)
+    assert_tokens(completions(request))
     return span
 
 

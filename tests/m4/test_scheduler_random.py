@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from m4_prefix_chunked.speculation import GuessingRow, draft_token_ids
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.request import Request, RequestStatus
-from paged_helpers import VOCAB_SIZE, Clairvoyant, expected_tokens, is_done
+from paged_helpers import VOCAB_SIZE, Clairvoyant, completions, expected_tokens, is_done
 from prefix_helpers import Life, request_of
 
 NUM_STEPS = 5_000  # in each of four modes
@@ -74,11 +75,11 @@ class RandomLife(Life):
         )
         self.add(leader)
         self.leaders.append(leader)
-        self.unfinished += leader.completions
+        self.unfinished += completions(leader)
 
     def abort_somebody(self) -> None:
         leader = self.rng.choice(self.leaders)
-        last = leader.completions[-1]
+        last = completions(leader)[-1]
         if self.rng.random() < 0.3 and not last.is_finished:
             self.scheduler.finish(last, "abort")
             self.scheduler.check_invariants()
@@ -118,17 +119,18 @@ class RandomLife(Life):
         wrong: set[Request] = set()
         if self.goes_wrong():
             rows = [row.request for row in plan.rows]
-            wrong = {*due, *rows, *(fork for request in rows for fork in request.forks)}
+            forks = self.scheduler.completions.forks
+            wrong = {*due, *rows, *(fork for request in rows for fork in forks.get(request, ()))}
             self.device.reset()
             self.scheduler.fail(plan)
         else:
             sampled = self.device.run(plan)
             if due and self.goes_wrong():
                 wrong = {self.rng.choice(due)}
-                sampled |= {request.request_id: SampledToken(-1) for request in wrong}
+                sampled |= {request.request_id: [SampledToken(-1)] for request in wrong}
             outputs = self.scheduler.update(plan, sampled)
             for row in plan.rows:
-                if row.draft_token_ids:
+                if isinstance(row, GuessingRow):
                     self.num_accepted += row.num_new_tokens - 1
                     self.num_rejected += len(row.draft_token_ids) + 1 - row.num_new_tokens
             assert [output.request_id for output in outputs] == [r.request_id for r in due]
@@ -156,19 +158,19 @@ class RandomLife(Life):
         assert len(rows) == len(set(rows))
         assert set(rows) <= set(scheduler.running)
         assert plan.num_tokens <= config.max_num_batched_tokens
-        num_seats = sum(1 + len(request.forks) for request in scheduler.running)
+        num_seats = len(scheduler.running) + scheduler.completions.num_of(scheduler.running)
         assert num_seats <= config.max_num_seqs
         for row in plan.rows:
             is_partial = row.end < row.request.num_tokens
             self.num_partial += is_partial
-            assert row.num_new_tokens >= 1 + len(row.draft_token_ids)
-            assert not row.draft_token_ids or (row.samples and not plan.preempted)
+            assert row.num_new_tokens >= 1 + len(draft_token_ids(row))
+            assert not draft_token_ids(row) or (row.samples and not plan.preempted)
             assert row.samples != is_partial
             assert config.enable_chunked_prefill or not is_partial
             if config.long_prefill_token_threshold:
                 threshold = config.long_prefill_token_threshold
-                assert row.num_new_tokens - len(row.draft_token_ids) <= threshold
-            num_tokens = row.request.num_tokens + len(row.draft_token_ids)
+                assert row.num_new_tokens - len(draft_token_ids(row)) <= threshold
+            num_tokens = row.request.num_tokens + len(draft_token_ids(row))
             num_blocks = self.kv.num_blocks_for(num_tokens)
             has_guessed = scheduler.speculation is not None  # and so has spare blocks
             assert len(row.blocks) == num_blocks or (len(row.blocks) > num_blocks and has_guessed)
@@ -205,7 +207,7 @@ class RandomLife(Life):
     def drain(self) -> None:
         """Let all that is there finish, and look that nothing is left."""
         scheduler = self.scheduler
-        num_left = sum(len(leader.completions) for leader in self.leaders)
+        num_left = sum(len(completions(leader)) for leader in self.leaders)
         limit = self.num_steps + 80 * num_left  # as if one after the other, a token a step
         while scheduler.has_unfinished_requests():
             self.step()

@@ -27,11 +27,15 @@ from engine_helpers import (
     word_tokenizer,
 )
 from m1_single import RequestOutput, SamplingParams
+from m4_prefix_chunked.speculation import GuessingRow
+from m4_prefix_chunked.verification import sample_and_verify
+from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling import sample
-from milestone_llm.lab.trace.console import ConsoleSink
-from milestone_llm.lab.trace.records import StepRecord
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
+from milestone_llm.trace.console import ConsoleSink
+from milestone_llm.trace.records import StepRecord
 from paged_helpers import expected_tokens
 from prefix_helpers import Life, request_of
 
@@ -195,6 +199,13 @@ def counted(engine: Any) -> Any:
 # --- each place has its own history --------------------------------------------------------------
 
 
+def verified(logits: torch.Tensor, request: Request, guesses: list[int]) -> list[SampledToken]:
+    """What a request gets of a row with guesses."""
+    start = request.num_tokens - 1
+    row = GuessingRow.of(ScheduledRequest(request, start, num_new_tokens=1), guesses)
+    return sample_and_verify([row], logits)[request.request_id]
+
+
 def test_each_place_is_sampled_by_its_own_position_penalties_and_stop_tokens():
     """What `sample` makes of 1 + k rows is what it makes of them one after the other."""
     logits = torch.randn(4, VOCAB_SIZE, generator=torch.Generator().manual_seed(3)) * 3
@@ -206,23 +217,21 @@ def test_each_place_is_sampled_by_its_own_position_penalties_and_stop_tokens():
 
     one_by_one = request()
     for row in logits:
-        token = sample(row[None], [one_by_one])["r"].token_id
+        token = sample(row[None], [one_by_one])[0].token_id
         one_by_one.token_ids.append(token)
     wanted = one_by_one.output_token_ids
     for num_right in range(4):
         guesses = [*wanted[:num_right], *([VOCAB_SIZE - 1] * 3)][:3]
-        guessed = [guesses[:place] for place in range(4)]
-        token = sample(logits, [request()] * 4, guessed)["r"]
-        got = [each.token_id for each in (*token.accepted, token)]
-        assert got == wanted[: num_right + 1]
+        tokens = verified(logits, request(), guesses)
+        assert [token.token_id for token in tokens] == wanted[: num_right + 1]
 
 
 def test_log_probabilities_are_those_of_the_place_that_was_verified():
     logits = torch.randn(3, VOCAB_SIZE, generator=torch.Generator().manual_seed(4))
     request = Request("r", [3], SamplingParams(temperature=0, logprobs=1))
     best = logits.argmax(-1).tolist()
-    token = sample(logits, [request] * 3, [[], best[:1], best[:2]])["r"]
-    for row, each in zip(logits, (*token.accepted, token), strict=True):
+    tokens = verified(logits, request, best[:2])
+    for row, each in zip(logits, tokens, strict=True):
         wanted = row.log_softmax(-1)[each.token_id].item()
         assert each.logprobs is not None
         assert each.logprobs[each.token_id].logprob == pytest.approx(wanted)
@@ -398,8 +407,7 @@ def test_a_place_without_a_token_ends_the_request_behind_what_was_accepted():
     logits = torch.zeros(2, VOCAB_SIZE)
     logits[0, 5], logits[1, 7] = 1, torch.nan
     request = Request("r", [3], SamplingParams(temperature=0))
-    token = sample(logits, [request] * 2, [[], [5]])["r"]
-    assert (token.token_id, [each.token_id for each in token.accepted]) == (-1, [5])
+    assert [token.token_id for token in verified(logits, request, [5])] == [5, -1]
 
 
 def test_as_many_rows_guess_as_leave_arithmetic_idle_unless_a_number_is_given():

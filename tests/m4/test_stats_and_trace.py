@@ -10,7 +10,8 @@ import pytest
 import m4_prefix_chunked
 from engine_helpers import greedy, make_engine, run_to_end
 from milestone_llm.core.kv import KVEvent
-from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.core.outputs import SampledToken
+from milestone_llm.trace.records import StepRecord
 from paged_helpers import PagedDevice
 from prefix_helpers import prompt as wide_prompt
 
@@ -25,7 +26,7 @@ class SmallVocabularyDevice(PagedDevice):
 
     def run(self, plan: Any) -> Any:
         sampled = super().run(plan)
-        return {name: type(token)(token.token_id % 199) for name, token in sampled.items()}
+        return {name: [SampledToken(token.token_id % 199)] for name, (token,) in sampled.items()}
 
 
 def traced_engine(**fields: Any) -> Any:

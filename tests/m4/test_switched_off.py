@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paged_helpers
-from paged_helpers import plan_line
+from paged_helpers import completions, plan_line
 from prefix_helpers import Life, prompt, request_of
 
 
@@ -45,7 +45,8 @@ def test_with_both_switches_off_every_plan_is_m3s(seed, num_requests, preemption
             num_tokens, max_tokens = sizes[i]
             for scheduler in (m4.scheduler, m3):  # equal beginnings: much to find, if it looked
                 token_ids = list(range(num_tokens))
-                scheduler.add(request_of(f"r{i}", token_ids, max_tokens, **options[i]))
+                request = request_of(f"r{i}", token_ids, max_tokens, **options[i])
+                scheduler.add(*completions(request))
             num_arrived += 1
         if m3.has_unfinished_requests():
             plan = paged_helpers.step(m3, device)

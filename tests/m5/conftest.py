@@ -48,6 +48,16 @@ def device() -> str:
 
 
 @pytest.fixture
+def nonsense_beside_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens for which attention computes nothing hold NaN."""
+
+    def empty_like(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        return torch.full_like(tensor, torch.nan)
+
+    monkeypatch.setattr(torch, "empty_like", empty_like)
+
+
+@pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a kernel does not write is no number."""
 

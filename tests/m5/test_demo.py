@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from m5_kernels.demo import main
-from milestone_llm.lab.trace.jsonl import read_run
+from milestone_llm.trace.jsonl import read_run
 
 SHORT = ["--max-tokens", "6"]
 

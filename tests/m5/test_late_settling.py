@@ -13,12 +13,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from m4_prefix_chunked.speculation import GuessingRow
 from m5_kernels.extras.guesses.proposer import DeviceProposer
+from m5_kernels.runner import FusedRunner
 from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.core.outputs import EngineCoreOutput, SampledToken
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.core.request import Request, RequestStatus
 from milestone_llm.models.tiny_models import VOCAB_SIZE
+from paged_helpers import completions
 from prefix_helpers import make_scheduler, request_of
 from read_back import ReadBackRunner, right_output
 
@@ -90,7 +93,9 @@ class Service(EngineCore):
         scheduler = make_scheduler(**script.limits)
         if scheduler.speculation is not None:
             scheduler.speculation.proposer = DeviceProposer()
-        super().__init__(scheduler, ReadBackRunner(scheduler.config.block_size), is_pipelined)
+        runner = ReadBackRunner(scheduler.config.block_size)
+        can_run_ahead = FusedRunner.can_run_ahead if is_pipelined else None
+        super().__init__(scheduler, runner, can_run_ahead)
         self.script = script
         self.leaders: dict[str, Request] = {}
         self.wrong: set[str] = set()
@@ -104,11 +109,11 @@ class Service(EngineCore):
                 leader = request_of(arrival=len(self.leaders), **arrival)
                 self.leaders[leader.request_id] = leader
                 self.scheduler.validate(leader)
-                self.add_request(leader)
+                self.add_request(*completions(leader))
             unfinished = [*self.scheduler.running, *self.scheduler.waiting]
             if step in self.script.aborts and unfinished:
                 request = unfinished[int(self.script.aborts[step] * len(unfinished))]
-                self.abort(request.leader or request)
+                self.abort(self.leaders[request.request_id.split("/")[0]])
             if step in self.script.interruptions:
                 self.interrupt()
             self.wrong.add(self.script.errors.get(step, ""))
@@ -141,12 +146,12 @@ class Service(EngineCore):
     def settle(self) -> list[EngineCoreOutput]:
         step = self.in_flight[0]
         sampled, plan = step.launched.wait(), step.plan
-        sampled |= {name: SampledToken(-1) for name in sampled.keys() & self.wrong}
+        sampled |= {name: [SampledToken(-1)] for name in sampled.keys() & self.wrong}
         step.launched = LaunchedStep(lambda: sampled)
         ended = [row.request for row in plan.rows if row.request.is_finished]
         outputs = super().settle()
         for row in plan.rows:
-            if row.draft_token_ids and row.num_accepted is not None:
+            if isinstance(row, GuessingRow) and row.num_accepted is not None:
                 self.counts["accepted"] += row.num_accepted
                 self.counts["rejected"] += len(row.draft_token_ids) - row.num_accepted
         assert [row.request for row in plan.rows if row.is_padding] == ended
@@ -154,7 +159,7 @@ class Service(EngineCore):
         return outputs
 
     def abort(self, leader: Request) -> None:
-        for completion in reversed(leader.completions):
+        for completion in reversed(completions(leader)):
             if not completion.is_finished:
                 self.counts["late aborts"] += completion.num_in_flight
                 self.finish_request(completion, "abort")
@@ -163,15 +168,15 @@ class Service(EngineCore):
     def interrupt(self) -> None:
         """Ctrl-C: what is in flight is lost, the tokens that are known are not."""
         self.in_flight.clear()
-        completions = [each for leader in self.leaders.values() for each in leader.completions]
-        self.scheduler.restart(each for each in completions if not each.is_finished)
+        requests = [each for leader in self.leaders.values() for each in completions(leader)]
+        self.scheduler.restart(each for each in requests if not each.is_finished)
         self.runner.reset()
         self.scheduler.check_invariants()
         assert self.scheduler.kv.pool.num_used == 0
 
     def check_nothing_is_left(self) -> None:
         scheduler = self.scheduler
-        assert all(c.is_finished for leader in self.leaders.values() for c in leader.completions)
+        assert all(c.is_finished for leader in self.leaders.values() for c in completions(leader))
         assert scheduler.kv.pool.num_used == scheduler.preempter.host.pool.num_used == 0
         assert scheduler.prefix_cache.hashes == {}
         assert scheduler.reset_prefix_cache()
@@ -182,7 +187,7 @@ class Service(EngineCore):
         return {
             each.request_id: (each.output_token_ids, each.finish_reason)
             for leader in self.leaders.values()
-            for each in leader.completions
+            for each in completions(leader)
         }
 
 
@@ -191,7 +196,7 @@ def right_outcomes(script: Script) -> dict[str, tuple[list[int], str]]:
     outcomes = {}
     for arrivals in script.arrivals.values():
         for arrival in arrivals:
-            for each in request_of(**arrival).completions:
+            for each in completions(request_of(**arrival)):
                 outcomes[each.request_id] = right_output(
                     each.prompt_token_ids,
                     each.sampling_params,

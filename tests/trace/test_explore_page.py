@@ -24,10 +24,10 @@ from milestone_llm.lab.plots import timeline_panels
 from milestone_llm.lab.plots.block_history import kv_during_steps
 from milestone_llm.lab.trace import explore
 from milestone_llm.lab.trace.explore import LiveSource, Run, explorer_html, write_page
-from milestone_llm.lab.trace.jsonl import read_run
 from milestone_llm.lab.trace.live import LiveTrace
 from milestone_llm.lab.trace.positions import useful_share
-from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.trace.jsonl import read_run
+from milestone_llm.trace.records import StepRecord
 from page_helpers import Opened
 from read_back import ReadBackRunner
 

@@ -17,10 +17,11 @@ from engine_helpers import every_milestone, greedy, make_engine, random_prompts,
 from m1_single import timeline
 from milestone_llm.core.kv import KVEvent, KVUsage
 from milestone_llm.lab.plots.timeline import draw_timeline
-from milestone_llm.lab.trace import explore, jsonl
+from milestone_llm.lab.trace import explore
 from milestone_llm.lab.trace.live import PageLines
-from milestone_llm.lab.trace.records import BatchRow, StepRecord
-from milestone_llm.lab.trace.tracer import Tracer
+from milestone_llm.trace import jsonl
+from milestone_llm.trace.records import BatchRow, StepRecord
+from milestone_llm.trace.tracer import Tracer
 
 
 def traced(package: Any, trace: str = "memory") -> Any:

@@ -28,7 +28,7 @@ def scheduler(parts: Parts, max_model_len: int = 64, **fields: Any) -> Any:
 def check_first_request(parts: Parts) -> None:
     """One request, one step."""
     own = scheduler(parts)
-    own.add(Ask("a", 4, 1).request(0, 64))
+    own.add(*Ask("a", 4, 1).requests(0, 64))
     plan = own.schedule()
     if not plan.rows:
         raise Wrong("a waits alone, and the plan has no row: a should be admitted.")

@@ -13,16 +13,18 @@ Begin with block_pool.py and block_manager.py; this file is steps 6 to 9. What i
 - A preempted request has `num_preemptions` above 0, and the status SWAPPED if its KV is in host
   memory. When it is admitted again, it goes into `plan.resumed` instead of `plan.admitted`.
 - `plan.copies` are the blocks that must be copied before the step.
-- Completions of one prompt (n > 1) wait in `request.forks` until their prompt is computed. Then
-  `_add_row` starts them, as it is.
+- Further completions of a prompt (n > 1) wait in `self.completions` (m3_paged/completions.py) until
+  the first has computed it. Then `_add_row` starts them, as it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from exercises.build.m3.block_manager import BlockManager
 from exercises.build.m3.block_pool import BlockPool
+from m3_paged.completions import Completions
 from m3_paged.config import EngineConfig
 from m3_paged.kv_usage import check_tables, kv_stats, paged_kv_usage
 from m3_paged.preemption import Preempter
@@ -43,6 +45,7 @@ class Scheduler(BaseScheduler):
         self.num_host_blocks = config.num_host_blocks(num_blocks)
         self.kv = BlockManager(BlockPool(num_blocks), config.block_size, self.events)
         self.preempter = Preempter(self.kv, self.num_host_blocks)
+        self.completions = Completions()
 
     def validate(self, request: Request) -> None:
         """Refuse a prompt that is larger than a step, and completions that could not all run."""
@@ -85,12 +88,12 @@ class Scheduler(BaseScheduler):
         )
 
     def reason_to_wait(self, request: Request, budget: int) -> str | None:
-        """Why a request and its forks cannot join a step that has `budget` tokens left.
+        """Why a request and its completions cannot join a step that has `budget` tokens left.
 
-        Forks of running requests take a row each, as soon as their prompt is computed.
+        Those of running requests take a row each, as soon as their prompt is computed.
         """
-        num_running = len(self.running) + sum(len(running.forks) for running in self.running)
-        if num_running + len(request.forks) >= self.config.max_num_seqs:
+        num_running = len(self.running) + self.completions.num_of(self.running)
+        if num_running + self.completions.num_of([request]) >= self.config.max_num_seqs:
             return f"max_num_seqs={self.config.max_num_seqs}, running: {num_running}"
         raise NotImplementedError(
             "step 6: the budget, as in M2, and memory: can the blocks for all known tokens be "
@@ -111,6 +114,25 @@ class Scheduler(BaseScheduler):
             "BlockManager, too; a swapped request that is aborted has a table there."
         )
 
+    # -- completions of a prompt, as they are -------------------------------------------------
+
+    def add(self, *requests: Request) -> None:
+        """Queue requests; further completions of a prompt start when the first has computed it."""
+        super().add(*requests)
+        for fork in self.completions.hold_back(requests):
+            self.waiting.remove(fork)
+
+    def finish(self, request: Request, reason: str) -> None:
+        """End a request in whatever state it is."""
+        if self.completions.discard(request):
+            request.finish(reason)
+        else:
+            super().finish(request, reason)
+
+    def restart(self, requests: Iterable[Request]) -> None:
+        """After an exception anywhere: all wait with the tokens they have. All KV is dropped."""
+        super().restart(dict.fromkeys([*requests, *self.completions.take_all()]))
+
     # -- rows, figures and checks, as they are -----------------------------------------------
 
     def _add_row(self, request: Request, plan: StepPlan) -> None:
@@ -123,12 +145,12 @@ class Scheduler(BaseScheduler):
         )
         plan.rows.append(row)
         # The prompt is complete with this step: its further completions start from its KV.
-        for fork in request.forks:
+        for fork in self.completions.start(request):
             self.kv.fork(request.request_id, fork.request_id)
             fork.status = RequestStatus.RUNNING
             self.running.append(fork)
             plan.admitted.append(fork)
-        request.forks = []
+            row.sampling_requests.append(fork)
 
     def reset_memory(self) -> None:
         """Give back all blocks."""

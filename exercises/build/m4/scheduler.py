@@ -11,23 +11,26 @@ chunk that does not reach the last known token samples nothing.
 Begin with prefix_cache.py and caching_pool.py; this file is steps 6 to 9. Block tables and
 preemption are M3's (m3_paged/), or yours: change the imports.
 
-A running request *decodes* if it lacks one token only and has no forks (further completions of its
-prompt that are still to begin); otherwise its prompt is *under way*: it has a row, and blocks for
-all of its prompt, since it was admitted.
+A running request *decodes* if it lacks one token only and is not in `self.completions.forks` (no
+further completions of its prompt are still to begin); otherwise its prompt is *under way*: it has a
+row, and blocks for all of its prompt, since it was admitted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from exercises.build.m4.caching_pool import CachingBlockPool
 from exercises.build.m4.prefix_cache import PrefixCache, PrefixHit
 from m3_paged.block_manager import BlockManager
+from m3_paged.completions import Completions
 from m3_paged.kv_usage import check_tables, kv_stats, paged_kv_usage
 from m3_paged.preemption import Preempter
 from m4_prefix_chunked.config import EngineConfig
 from m4_prefix_chunked.speculation import Proposer, Speculation
 from milestone_llm.core.kv import KVUsage
+from milestone_llm.core.outputs import EngineCoreOutput, SampledToken
 from milestone_llm.core.plan import ScheduledRequest, StepPlan
 from milestone_llm.core.request import Request, RequestStatus
 from milestone_llm.core.scheduler import BaseScheduler
@@ -42,6 +45,7 @@ class Scheduler(BaseScheduler):
         max_model_len: int,
         num_blocks: int,
         proposer: Proposer | None = None,
+        can_guess: Callable[[StepPlan], bool] | None = None,
     ) -> None:
         config.check_holds_one_request(max_model_len, num_blocks)
         super().__init__(max_model_len, config.policy)
@@ -52,7 +56,10 @@ class Scheduler(BaseScheduler):
         self.kv = BlockManager(pool, config.block_size, self.events)
         self.prefix_cache = PrefixCache(self.kv, pool, config.enable_prefix_caching)
         self.preempter = Preempter(self.kv, self.num_host_blocks)
-        self.speculation = Speculation(config, self.kv, proposer) if config.speculation else None
+        self.completions = Completions()
+        self.speculation: Speculation | None = None
+        if config.speculation:
+            self.speculation = Speculation(config, self.kv, proposer, can_guess)
 
     def validate(self, request: Request) -> None:
         """Refuse completions that could not all run, and a prompt that no chunks can carry."""
@@ -104,12 +111,12 @@ class Scheduler(BaseScheduler):
         plan.rows.append(row)
         self.prefix_cache.make_findable(request, row.end)
         if row.samples:  # the prompt is complete: its further completions start from its KV
-            for fork in request.forks:
+            for fork in self.completions.start(request):
                 self.kv.fork(request.request_id, fork.request_id)
                 fork.status = RequestStatus.RUNNING
                 self.running.append(fork)
                 plan.admitted.append(fork)
-            request.forks = []
+                row.sampling_requests.append(fork)
         return num_new_tokens
 
     def _chunk(self, request: Request, budget: int) -> int:
@@ -121,9 +128,9 @@ class Scheduler(BaseScheduler):
         raise NotImplementedError("step 6: the least of what there is and what is allowed.")
 
     def reason_to_wait(self, request: Request, budget: int) -> str | None:
-        """Why a request and its forks cannot join a step that has `budget` tokens left."""
-        num_running = len(self.running) + sum(len(running.forks) for running in self.running)
-        if num_running + len(request.forks) >= self.config.max_num_seqs:
+        """Why a request and its completions cannot join a step that has `budget` tokens left."""
+        num_running = len(self.running) + self.completions.num_of(self.running)
+        if num_running + self.completions.num_of([request]) >= self.config.max_num_seqs:
             return f"max_num_seqs={self.config.max_num_seqs}, running: {num_running}"
         hit = PrefixHit([], request.num_computed_tokens)  # what was swapped out comes back
         if request.status is not RequestStatus.SWAPPED:
@@ -165,6 +172,42 @@ class Scheduler(BaseScheduler):
         self.prefix_cache.release(request)
         if request.request_id in self.preempter.host.block_tables:
             self.preempter.host.free(request.request_id)
+
+    # -- completions of a prompt and guesses, as they are -------------------------------------
+
+    def add(self, *requests: Request) -> None:
+        """Queue requests; further completions of a prompt start when the first has computed it."""
+        super().add(*requests)
+        for fork in self.completions.hold_back(requests):
+            self.waiting.remove(fork)
+
+    def finish(self, request: Request, reason: str) -> None:
+        """End a request in whatever state it is."""
+        if self.completions.discard(request):
+            request.finish(reason)
+        else:
+            super().finish(request, reason)
+
+    def fail(self, plan: StepPlan) -> None:
+        """End the requests of a step whose forward raised, those that wait for its prompts, too."""
+        for row in plan.rows:
+            for fork in self.completions.start(row.request):
+                fork.finish("error")
+        super().fail(plan)
+
+    def restart(self, requests: Iterable[Request]) -> None:
+        """After an exception anywhere: all wait with the tokens they have. All KV is dropped."""
+        super().restart(dict.fromkeys([*requests, *self.completions.take_all()]))
+
+    def update(
+        self, plan: StepPlan, sampled: dict[str, list[SampledToken]]
+    ) -> list[EngineCoreOutput]:
+        """Take in the results of a step, guesses that were wrong before tokens are appended."""
+        if self.speculation:
+            if not plan.is_launched:
+                self.mark_launched(plan)
+            self.speculation.settle(plan, sampled)
+        return super().update(plan, sampled)
 
     # -- preemption as in M3, figures and checks ---------------------------------------------
 

@@ -136,7 +136,7 @@ def cache(parts: Parts, num_blocks: int) -> Any:
 
 def request(name: str, prompt: str, num_own: int, salt: str = "") -> Request:
     """A request whose prompt begins with named blocks of 4 tokens."""
-    return Ask(name, num_own, 8, prompt=prompt, salt=salt).request(0, 4)
+    return Ask(name, num_own, 8, prompt=prompt, salt=salt).requests(0, 4)[0]
 
 
 def _found(own: Any, prompt: str, num_own: int, salt: str = "") -> tuple[list[int], int]:

@@ -18,7 +18,7 @@ from exercises.build.guarded import (
     output_of,
     random_tensor,
 )
-from milestone_llm.lab.trace.text import plural
+from milestone_llm.trace.text import plural
 
 TITLE = "six kernels in Triton, on a CPU (3 to 4 hours)"
 DONE = """All of it. What is left on the way to M5's kernel:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from m3_paged.block_cache import BlockCache
+from m4_prefix_chunked.speculation import GuessingRow, draft_token_ids
 from m5_kernels.config import EngineConfig
 from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.device_state import StepSeq
@@ -85,7 +86,7 @@ class GuessingRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start a step; returns while it runs."""
-        if not any(row.draft_token_ids for row in plan.rows):
+        if not any(isinstance(row, GuessingRow) for row in plan.rows):
             return self.runner.launch(plan)
         with torch.cuda.device_of(self.runner.decoder.embedding):
             return self._launch(plan)
@@ -95,8 +96,9 @@ class GuessingRunner:
         copied = runner.begin(plan)
         places = [place for row in plan.rows for place in self._places(row, copied)]
         self._tell(places)
-        runner.send([StepSeq(place.row, 1, True) for place in places])
-        rows = [row for row in plan.rows for _ in range(1 + len(row.draft_token_ids))]
+        runner.state.set_step([StepSeq(place.row, 1, True) for place in places])
+        runner.state.flush()
+        rows = [row for row in plan.rows for _ in range(row.num_sampled_tokens)]
         needs = Needs.of(row.request for row in plan.rows)
         if self.graphs is not None:
             size = next(n for n in self.sizes if n >= len(places))
@@ -109,7 +111,7 @@ class GuessingRunner:
 
     def _places(self, row: ScheduledRequest, copied: set[int]) -> list[Place]:
         """A row's places: one, and one for each guess."""
-        index, guesses = self.runner.row_of(row, copied), row.draft_token_ids
+        index, guesses = self.runner.row_of(row, copied), draft_token_ids(row)
         num_wanted = 0
         if UNKNOWN in guesses:
             num_wanted = len(guesses)
@@ -215,20 +217,16 @@ def shape_of(num_places: int) -> StepShape:
 
 def kept_tokens(
     rows: list[ScheduledRequest], tokens: list[SampledToken]
-) -> dict[str, SampledToken]:
+) -> dict[str, list[SampledToken]]:
     """What a step brings each request, by the rows of its places: guesses that came true, and one.
 
     A row hears of guesses that the device was to make, and found none.
     """
-    sampled: dict[str, SampledToken] = {}
+    sampled: dict[str, list[SampledToken]] = {}
     for row, token in zip(rows, tokens, strict=True):
-        request_id = row.request.request_id
-        if token.token_id == REJECTED:
-            continue
-        if token.token_id == MISSING:  # comes last of its request
-            sampled[request_id].num_missing += 1
-            continue
-        before = sampled.get(request_id)
-        accepted = () if before is None else (*before.accepted, before)
-        sampled[request_id] = SampledToken(token.token_id, token.logprobs, accepted)
+        if token.token_id == MISSING:
+            assert isinstance(row, GuessingRow)
+            row.num_missing += 1
+        elif token.token_id != REJECTED:
+            sampled.setdefault(row.request.request_id, []).append(token)
     return sampled

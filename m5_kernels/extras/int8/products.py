@@ -116,7 +116,7 @@ class Int8Matrices(Matrices):
 
     def lm_head(self, embedding: torch.Tensor, is_tied: bool) -> Matrix:
         """Room for the LM head: one that is tied is a copy."""
-        return Int8Weight.zeros(*embedding.shape, embedding.device)
+        return Int8Weight.zeros(len(embedding), embedding.shape[1], embedding.device)
 
     def tie(self, lm_head: Matrix, embedding: torch.Tensor) -> None:
         """Round the embedding."""

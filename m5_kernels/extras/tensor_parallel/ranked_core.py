@@ -7,16 +7,17 @@ make the same requests: equal ids, numbers and seeds.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from milestone_llm.core.engine_core import ModelRunner
 from milestone_llm.core.outputs import EngineCoreOutput
+from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.core.scheduler import BaseScheduler
 from milestone_llm.frontend.guarded_core import GuardedCore
-from milestone_llm.frontend.input_processor import build_request
+from milestone_llm.frontend.input_processor import build_requests
 from milestone_llm.frontend.watching import StepWatcher
 
 from .ranks import Ranks
@@ -35,10 +36,11 @@ class NewRequest(NamedTuple):
     eos_token_ids: frozenset[int]
 
     @classmethod
-    def of(cls, request: Request) -> NewRequest:
-        """What makes a request, and its completions, what they are."""
+    def of(cls, requests: Sequence[Request]) -> NewRequest:
+        """What makes the completions of a prompt what they are."""
+        request = requests[0]
         return cls(
-            tuple(each.request_id for each in request.completions),
+            tuple(each.request_id for each in requests),
             tuple(request.prompt_token_ids),
             request.sampling_params,
             request.arrival,
@@ -73,7 +75,7 @@ class RankedCore(GuardedCore):
         tracer: StepWatcher | None,
         *,
         check_invariants: bool,
-        is_pipelined: bool,
+        can_run_ahead: Callable[[StepPlan], bool] | None,
     ) -> None:
         super().__init__(
             milestone,
@@ -81,17 +83,17 @@ class RankedCore(GuardedCore):
             runner,
             tracer,
             check_invariants=check_invariants,
-            is_pipelined=is_pipelined,
+            can_run_ahead=can_run_ahead,
         )
         self.ranks, self.number = ranks, number
         self._changes: list[NewRequest | FinishedRequest] = []
         self._followed: dict[str, Request] = {}
         """Requests that came from rank 0, by completion."""
 
-    def add_request(self, request: Request) -> None:
+    def add_request(self, *requests: Request) -> None:
         """Queue a request, here and with the next step elsewhere."""
-        super().add_request(request)
-        self._changes.append(NewRequest.of(request))
+        super().add_request(*requests)
+        self._changes.append(NewRequest.of(requests))
 
     def finish_request(self, request: Request, reason: str) -> None:
         """End a request, here and with the next step elsewhere."""
@@ -131,8 +133,8 @@ class RankedCore(GuardedCore):
 
     def _follow(self, change: NewRequest | FinishedRequest) -> None:
         if isinstance(change, NewRequest):
-            request = build_request(*change)
-            self._followed |= {each.request_id: each for each in request.completions}
-            super().add_request(request)
+            requests = build_requests(*change)
+            self._followed |= {each.request_id: each for each in requests}
+            super().add_request(*requests)
         elif followed := self._followed.get(change.request_id):
             super().finish_request(followed, change.reason)

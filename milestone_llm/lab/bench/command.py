@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from milestone_llm.lab.cli import Formatter, add_options, positive, run_command
+from milestone_llm.command.cli import Formatter, add_options, positive, run_command
 
 if TYPE_CHECKING:
     from .compare import Bench

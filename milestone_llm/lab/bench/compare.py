@@ -18,9 +18,9 @@ from typing import Any
 import torch
 import transformers
 
+from milestone_llm.command.cli import config_fields, console
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.engine import BaseEngine
-from milestone_llm.lab.cli import config_fields, console
 from milestone_llm.models.checkpoint import LoadedModel, load_model
 
 from . import report

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from milestone_llm.lab.trace.text import plural
+from milestone_llm.trace.text import plural
 
 Tables = Mapping[str, Mapping[str, str]]
 """By title the columns of each table: a heading, and how to write its figures, as `str.format`."""

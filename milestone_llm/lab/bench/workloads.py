@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from milestone_llm.command.cli import log_console
+from milestone_llm.command.threads import ThreadWatch
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.outputs import RequestOutput
-from milestone_llm.lab.cli import log_console
-from milestone_llm.lab.threads import ThreadWatch
-from milestone_llm.lab.trace.text import plural
+from milestone_llm.trace.text import plural
 
 Progress = Callable[[int], None]
 """Called with the number of output tokens that have come since the last call."""

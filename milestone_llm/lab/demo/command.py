@@ -6,14 +6,14 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from milestone_llm.core.errors import InputError
-from milestone_llm.lab.cli import (
+from milestone_llm.command.cli import (
     Formatter,
     add_options,
     positive,
     run_command,
     try_to_write,
 )
+from milestone_llm.core.errors import InputError
 
 
 def demo_parser(milestone: str, description: str | None) -> argparse.ArgumentParser:

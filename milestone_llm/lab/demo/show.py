@@ -9,14 +9,14 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from milestone_llm.command.cli import console
 from milestone_llm.lab.bench.report import table
-from milestone_llm.lab.cli import console
 from milestone_llm.lab.plots.timeline import draw_timeline
-from milestone_llm.lab.trace.console import print_changes
 from milestone_llm.lab.trace.explore import Run, write_page
 from milestone_llm.lab.trace.positions import useful_share
-from milestone_llm.lab.trace.records import StepRecord
-from milestone_llm.lab.trace.text import plural
+from milestone_llm.trace.console import print_changes
+from milestone_llm.trace.records import StepRecord
+from milestone_llm.trace.text import plural
 
 from .work import DemoRun
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
+from milestone_llm.command.cli import OPTIONS, console, log_console, warn
+from milestone_llm.command.threads import ThreadWatch
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.inputs import encode_prompt
 from milestone_llm.frontend.outputs import RequestOutput
@@ -23,11 +25,9 @@ from milestone_llm.lab.bench.workloads import (
     serve,
     token_count,
 )
-from milestone_llm.lab.cli import OPTIONS, console, log_console, warn
-from milestone_llm.lab.threads import ThreadWatch
-from milestone_llm.lab.trace.console import ConsoleSink
-from milestone_llm.lab.trace.records import StepRecord
 from milestone_llm.models.checkpoint import LoadedModel, load_model, max_position
+from milestone_llm.trace.console import ConsoleSink
+from milestone_llm.trace.records import StepRecord
 
 
 @dataclass

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from milestone_llm.command.cli import Formatter, console, ended_in_one_line, whole_number
 from milestone_llm.core.errors import InputError
-from milestone_llm.lab.cli import Formatter, console, ended_in_one_line, whole_number
 
 from .own import OwnFile
 from .server import PlaygroundServer

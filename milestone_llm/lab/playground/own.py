@@ -16,8 +16,8 @@ from typing import Any
 
 from milestone_llm import MILESTONES
 from milestone_llm.core.scheduler import BaseScheduler
+from milestone_llm.frontend.own_code import milestone_of
 from milestone_llm.frontend.scheduler_file import scheduler_class
-from milestone_llm.lab.own_code import milestone_of
 
 SECONDS = 5.0  # for a run
 

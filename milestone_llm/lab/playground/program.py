@@ -19,7 +19,7 @@ steps. A request comes before a step here, and not at a time: this machine takes
 from {package} import LLMEngine
 from milestone_llm.lab.bench.workloads import serve
 from milestone_llm.lab.playground.setting import RequestSpec
-from milestone_llm.lab.trace.console import ConsoleSink, print_changes
+from milestone_llm.trace.console import ConsoleSink, print_changes
 from milestone_llm.models.tiny_models import build_tiny_model
 
 REQUESTS = [  # each with its step

@@ -22,12 +22,12 @@ from milestone_llm.core.request import Request
 from milestone_llm.core.scheduler import BaseScheduler
 from milestone_llm.frontend.guarded_core import GuardedCore
 from milestone_llm.frontend.input_processor import InputProcessor
+from milestone_llm.frontend.own_code import place_of
 from milestone_llm.frontend.watching import QueueState, SettledStep
-from milestone_llm.lab.own_code import place_of
 from milestone_llm.lab.trace.kv_figures import KVFigures
 from milestone_llm.lab.trace.positions import useful_share
-from milestone_llm.lab.trace.records import StepRecord
-from milestone_llm.lab.trace.tracer import Tracer
+from milestone_llm.trace.records import StepRecord
+from milestone_llm.trace.tracer import Tracer
 
 from .machine import MACHINES, Machine
 from .own import NO_OWN, Own, OwnScheduler
@@ -65,7 +65,7 @@ class RuleRunner:
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """A token for each row that samples."""
         due = [request for row in plan.rows for request in row.sampling_requests]
-        tokens = {each.request_id: SampledToken(each.num_tokens % VOCAB_SIZE) for each in due}
+        tokens = {each.request_id: [SampledToken(each.num_tokens % VOCAB_SIZE)] for each in due}
         return LaunchedStep(lambda: tokens)
 
     def reset(self) -> None:
@@ -142,7 +142,7 @@ def _run(
         if not scheduler.has_unfinished_requests():
             clock.now = max(clock.now, coming[0][0])  # nothing happens until then
         while coming and coming[0][0] <= clock.now:
-            core.add_request(coming.popleft()[1])
+            core.add_request(*coming.popleft()[1])
         outcome.step = len(outcome.records)
         for output in core.step():
             if output.finish_reason is not None:
@@ -189,18 +189,18 @@ def assemble(
 
 def _requests_for(
     scheduler: BaseScheduler, specs: Sequence[RequestSpec]
-) -> list[tuple[float, Request]]:
-    """When each comes, and the request, checked as an engine does it."""
+) -> list[tuple[float, list[Request]]]:
+    """When each comes, and its requests, checked as an engine does it."""
     limits, validate = (VOCAB_SIZE, scheduler.max_model_len), scheduler.validate
     processor = InputProcessor(None, *limits, frozenset(), 0, lambda name: False, validate)
     requests = []
     for index, spec in enumerate(specs):
         try:
             item = spec.item(index)
-            request = processor.make(item.prompt, item.params, None, item.priority, chat=False)
+            completions = processor.make(item.prompt, item.params, None, item.priority, chat=False)
         except InputError as error:
             raise InputError(f"r{index}: {error}") from None
-        requests.append((spec.arrival, request))
+        requests.append((spec.arrival, completions))
     return requests
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from milestone_llm.lab.trace.records import StepRecord
+from milestone_llm.trace.records import StepRecord
 
 
 @dataclass

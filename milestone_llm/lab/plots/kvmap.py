@@ -21,9 +21,9 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
 
 from milestone_llm.core.errors import InputError
-from milestone_llm.lab.trace.records import StepRecord
 from milestone_llm.lab.trace.spans import arrival_order, request_marks
-from milestone_llm.lab.trace.text import plural, request_color
+from milestone_llm.trace.records import StepRecord
+from milestone_llm.trace.text import plural, request_color
 
 from .block_history import BlockRun, BlockState, block_history, block_runs
 from .picture import MARKS, mark_style, set_titles, whole_numbers, write_picture

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from milestone_llm.command.cli import try_to_write
 from milestone_llm.core.errors import InputError
-from milestone_llm.lab.cli import try_to_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.trace.positions import useful_share
-from milestone_llm.lab.trace.records import StepRecord
 from milestone_llm.lab.trace.spans import arrival_order
-from milestone_llm.lab.trace.text import plural
+from milestone_llm.trace.records import StepRecord
+from milestone_llm.trace.text import plural
 
 from .block_history import kv_during_steps
 from .picture import set_titles, whole_numbers, write_picture

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from milestone_llm.lab.trace.records import StepRecord
 from milestone_llm.lab.trace.spans import Mark, request_marks, request_spans
-from milestone_llm.lab.trace.text import fit, plural
+from milestone_llm.trace.records import StepRecord
+from milestone_llm.trace.text import fit, plural
 
 from .block_history import tokens_per_unit
 from .picture import MARKS, mark_style, whole_numbers

@@ -1,1 +1,1 @@
-"""One record a step: kept, printed, written."""
+"""Records of a run, made into a page that replays it."""

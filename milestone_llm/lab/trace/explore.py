@@ -24,8 +24,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from milestone_llm.core.errors import InputError
-from milestone_llm.lab.cli import (
+from milestone_llm.command.cli import (
     Formatter,
     console,
     ended_in_one_line,
@@ -33,11 +32,12 @@ from milestone_llm.lab.cli import (
     positive,
     try_to_write,
 )
+from milestone_llm.core.errors import InputError
+from milestone_llm.trace.jsonl import read_run
+from milestone_llm.trace.records import StepRecord
+from milestone_llm.trace.text import request_color
 
-from .jsonl import read_run
 from .live import PageLines
-from .records import StepRecord
-from .text import request_color
 
 SCRIPTS = ("dom", "run", "reader", "timeline", "memory", "panels", "device", "guess", "main")
 MAX_TRACES = 2

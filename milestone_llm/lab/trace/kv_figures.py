@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .records import StepRecord
+from milestone_llm.trace.records import StepRecord
 
 
 @dataclass(frozen=True)

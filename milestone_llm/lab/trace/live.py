@@ -20,8 +20,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from milestone_llm.trace.records import StepRecord, step_events
+
 from .positions import Positions
-from .records import StepRecord, step_events
 
 Decode = Callable[[list[int]], str]
 

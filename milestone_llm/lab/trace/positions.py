@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .records import StepRecord
+from milestone_llm.trace.records import StepRecord
 
 
 class Positions:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .records import StepRecord, step_events
+from milestone_llm.trace.records import StepRecord, step_events
 
 MARKED = ("finished", "preempted", "resumed", "copy_on_write")
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from milestone_llm.lab.trace.text import plural
+from milestone_llm.trace.text import plural
 
 from .card import CardPrinter
 from .debugger import GuidedPdb

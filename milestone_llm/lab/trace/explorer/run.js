@@ -1,7 +1,7 @@
 // A run: its records, and what follows from them. `addRecord` takes one record after the other, so
 // that a recorded trace and a live one are the same thing.
 
-// REQUEST_COLORS are those of `request_color` in milestone_llm/lab/trace/text.py.
+// REQUEST_COLORS are those of `request_color` in milestone_llm/trace/text.py.
 const requestColor = (index) => REQUEST_COLORS[index % REQUEST_COLORS.length];
 
 function makeRun(meta) {

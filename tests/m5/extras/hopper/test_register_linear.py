@@ -95,14 +95,12 @@ def test_few_rows_in_two_bytes_go_this_way(device: str) -> None:
     weight = torch.randn(40, 96, dtype=torch.float16, device=device)
     hidden = torch.randn(17, 96, dtype=torch.float16, device=device)
     is_here = supports_early_starts(hidden.device)
-    is_asked = any(
-        isinstance(each, RegisterProduct) for each in products_of_few_rows(hidden.device)
-    )
-    assert is_asked == is_here
+    products = products_of_few_rows(hidden.device)
+    assert any(isinstance(each, RegisterProduct) for each in products) == is_here
     for num_tokens, is_taken in ((0, False), (1, True), (16, True), (17, False)):
         assert takes_registers(num_tokens, weight) == is_taken
     assert not takes_registers(1, weight.float())
-    gate_up = Products(products_of_few_rows(hidden.device)).gate_up
+    gate_up = Products(products).gate_up
     for num_tokens in (0, 1, 17):
         expected = linear_torch(hidden[:num_tokens].double(), weight.double(), is_gated=True)
         found = gate_up(hidden[:num_tokens], weight)

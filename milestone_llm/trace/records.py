@@ -64,19 +64,18 @@ class BatchRow:
         return self.start + self.num_new_tokens
 
     @classmethod
-    def of(cls, row: ScheduledRequest, sampled: Mapping[str, SampledToken]) -> BatchRow:
+    def of(cls, row: ScheduledRequest, sampled: Mapping[str, list[SampledToken]]) -> BatchRow:
         """An executed row with its token: none amid a prompt, nor where logits held a NaN."""
-        token = None if row.is_padding else sampled.get(row.request.request_id)
+        tokens = [] if row.is_padding else sampled.get(row.request.request_id, [])
         return cls(
             request_id=row.request.request_id,
             phase=row.phase,
             start=row.start,
             num_new_tokens=row.num_new_tokens,
             num_cached_tokens=row.num_cached_tokens,
-            sampled_token=token.token_id if token and token.token_id >= 0 else None,
+            sampled_token=tokens[-1].token_id if tokens and tokens[-1].token_id >= 0 else None,
             blocks=row.blocks,
-            num_draft_tokens=len(row.draft_token_ids),
-            num_accepted_tokens=row.num_accepted or 0,
+            **row.figures,
         )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from milestone_llm.core.logprobs import logprob_columns, read_logprobs
-from milestone_llm.core.plan import ScheduledRequest
+from .logprobs import logprob_columns, read_logprobs
+from .plan import ScheduledRequest
 
 
 def prompt_logprobs(
