@@ -19,7 +19,7 @@ from transformers import PretrainedConfig
 from m5_kernels.decoder.attention import AttentionMetadata
 from m5_kernels.decoder.config import DecoderConfig, rope_table
 from m5_kernels.decoder.decoder import FusedDecoder
-from m5_kernels.kernels.decode_parts import DecodeWorkspace
+from m5_kernels.kernels.flash_decode import DecodeWorkspace
 from m5_kernels.tools.measure import gpu_command, median_us
 from milestone_llm.command.cli import Formatter, console, positive
 from milestone_llm.lab.bench.report import table
