@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
 from m5_kernels.decoder.config import DecoderConfig
-from m5_kernels.extras.int8.int8_weight import Int8Weight
 from m5_kernels.decoder.products import linear
+from m5_kernels.extras.int8.int8_weight import Int8Weight
 from m5_kernels.tools.measure import Ceilings, median_us, num_rotations
 from milestone_llm.command.cli import add_options, console, run_command
 from milestone_llm.core.errors import InputError
