@@ -163,9 +163,10 @@ def test_nor_does_a_step_on_hopper(launched, monkeypatch, is_int8, sizes):
     max_num_seqs, num_tokens, device = 40, 2048, torch.device("meta")
     shape = DecoderConfig(151_936, *sizes, 128, 1e-6, (None,), True, False, False, False, True)
     angles = torch.empty(num_tokens, 128, device=device)
-    special, matrices, starts = products_of_few_rows(device), Matrices(), EarlyStarts(device)
+    gpu = torch.device("cuda")
+    special, matrices, starts = products_of_few_rows(gpu), Matrices(), EarlyStarts(gpu)
     if is_int8:
-        special, matrices, starts = int8_products(device), Int8Matrices(), Starts(device)
+        special, matrices, starts = int8_products(gpu), Int8Matrices(), Starts(gpu)
     products = Products(special)
     decoder = FusedDecoder(
         shape, angles, torch.bfloat16, device, products=products, matrices=matrices, starts=starts
@@ -188,7 +189,7 @@ def test_nor_does_a_step_on_hopper(launched, monkeypatch, is_int8, sizes):
         step.compute(each, Needs())
     assert launched == compiled
     names = {name for name, *_ in compiled}
-    own = {"_hopper_linear_kernel", "_register_linear_kernel"}
+    own = {"_hopper_linear_kernel", "_register_linear_kernel", "_dot_linear_kernel"}
     assert ({"_hopper_int8_kernel"} if is_int8 else own) <= names
 
 

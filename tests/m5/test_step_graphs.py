@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from recomputed_graphs import RecomputedGraphs
 
 import m4_prefix_chunked
 import m5_kernels
@@ -22,6 +21,7 @@ from m5_kernels.decoder.one_gpu import OneGPU
 from m5_kernels.extras.tensor_parallel.parallel import TensorParallel
 from m5_kernels.sampler import Needs
 from m5_kernels.step_graphs import MAX_CHUNKS, MAX_TOKENS, Buckets, StepGraphs, StepShape
+from recomputed_graphs import RecomputedGraphs
 
 
 def tokens_of(engine: Any, seed: int) -> dict[str, list[int]]:
