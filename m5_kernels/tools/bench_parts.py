@@ -14,7 +14,7 @@ from m5_kernels.decoder.attention import PagedPrefill
 from m5_kernels.decoder.one_gpu import OneGPU
 from m5_kernels.decoder.products import Matrix, Products, linear_torch
 from m5_kernels.engine import LLMEngine
-from m5_kernels.extras.hopper.products import RegisterProduct
+from m5_kernels.extras.hopper.products import DotProduct, HopperProduct, RegisterProduct
 from m5_kernels.kernels.early_start import NEVER, Starts
 from m5_kernels.kernels.rms_norm import add_rms_norm_torch
 from m5_kernels.kernels.rope_kv_write import rope_kv_write_torch
@@ -30,6 +30,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "chunks": {"enable_chunked_prefill": False},
     "eight-bits": {"quantization": None},
     "guesses": {"speculation": None},
+    "tensor-parallel": {"tensor_parallel_size": 1},
 }
 """What `--without` can switch off by a field of the configuration."""
 
@@ -44,35 +45,38 @@ class TwinOfNorm(OneGPU):
         return add_rms_norm_torch(part, residual, weight, epsilon)
 
 
-class TwinOfSiLU(Products):
-    """SiLU and the product with it by torch, wherever a kernel of its own would do that."""
+class SomeProducts(Products):
+    """Products without some of their kernels.
 
-    def gate_up(
-        self, hidden: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """As `Products.gate_up`."""
-        is_in_product = len(hidden) == 1 or any(
-            product.suits(hidden, weight, is_gated=True) for product in self.special
-        )
-        if is_in_product:
-            return super().gate_up(hidden, weight, bias)
-        return silu_mul_torch(self.linear(hidden, weight, bias))
+    Args:
+        products: those of a decoder, which may be without some already.
+    """
 
-
-class Library(Products):
-    """The library's products, and nothing else."""
+    def __init__(self, products: Products) -> None:
+        super().__init__(products.special)
+        self.has_skinny = getattr(products, "has_skinny", True)
+        self.has_silu_mul = getattr(products, "has_silu_mul", True)
 
     def linear(
         self, hidden: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As `Products.linear`."""
+        """As `Products.linear`; without skinny-linear, the library's."""
+        if self.has_skinny:
+            return super().linear(hidden, weight, bias)
         return linear_torch(hidden, weight, bias)
 
     def gate_up(
         self, hidden: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As `Products.gate_up`."""
-        return silu_mul(linear_torch(hidden, weight, bias))
+        """As `Products.gate_up`. A product that has SiLU * mul in it keeps that."""
+        is_in_product = self.has_skinny and (
+            len(hidden) == 1
+            or any(each.suits(hidden, weight, is_gated=True) for each in self.special)
+        )
+        if is_in_product:
+            return super().gate_up(hidden, weight, bias)
+        activate = silu_mul if self.has_silu_mul else silu_mul_torch
+        return activate(self.linear(hidden, weight, bias))
 
 
 class NeverEarly(Starts):
@@ -85,7 +89,11 @@ class NeverEarly(Starts):
 def without_hopper(engine: Any) -> None:
     """The lesson's products, its attention of chunks, and its copy to the host."""
     decoder = engine.decoder
-    decoder.products, decoder.starts = Products(), Starts(decoder.embedding.device)
+    products = decoder.products = SomeProducts(decoder.products)
+    kinds = (RegisterProduct, HopperProduct, DotProduct)
+    products.special = [each for each in products.special if not isinstance(each, kinds)]
+    if not isinstance(decoder.starts, NeverEarly):
+        decoder.starts = Starts(decoder.embedding.device)
     runner = getattr(engine.runner, "runner", engine.runner)  # of guesses
     runner.device_step.attention.chunks = PagedPrefill()
     runner.host_tokens = HostTokens(runner.state.num_seqs, decoder.embedding.device)
@@ -93,9 +101,10 @@ def without_hopper(engine: Any) -> None:
 
 def without_early_starts(engine: Any) -> None:
     """No kernel starts early, so none of the products that gain by it."""
-    engine.decoder.starts = NeverEarly()
-    others = [p for p in engine.decoder.products.special if not isinstance(p, RegisterProduct)]
-    engine.decoder.products = Products(others)
+    decoder = engine.decoder
+    products = decoder.products = SomeProducts(decoder.products)
+    products.special = [each for each in products.special if not isinstance(each, RegisterProduct)]
+    decoder.starts = NeverEarly()
 
 
 def without_add_norm(engine: Any) -> None:
@@ -110,12 +119,14 @@ def without_rope_kv(engine: Any) -> None:
 
 def without_silu_mul(engine: Any) -> None:
     """SiLU * mul by torch, after the product."""
-    engine.decoder.products = TwinOfSiLU(engine.decoder.products.special)
+    products = engine.decoder.products = SomeProducts(engine.decoder.products)
+    products.has_silu_mul = False
 
 
 def without_skinny_linear(engine: Any) -> None:
     """The library's products."""
-    engine.decoder.products = Library()
+    products = engine.decoder.products = SomeProducts(engine.decoder.products)
+    products.has_skinny = False
 
 
 OBJECTS: dict[str, Callable[[Any], None]] = {
