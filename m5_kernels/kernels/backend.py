@@ -50,25 +50,36 @@ def runs_triton(tensor: torch.Tensor) -> bool:
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Within, kernels are compiled where they would be launched: side by side, each in a thread.
+    """Within, this thread's kernels are compiled where they would be launched: side by side, each
+    in a thread. Other threads launch theirs.
 
     At the end all are on the GPU, ready to be launched. What they would have written is not.
     """
+    device = torch.cuda.current_device()
+    try:
+        with (
+            _Loaders(
+                os.cpu_count(), initializer=torch.cuda.set_device, initargs=(device,)
+            ) as threads,
+            triton.AsyncCompileMode(threads),
+        ):
+            yield
+    finally:
+        active_mode.set(None)  # which Triton forgets where a kernel does not compile
 
-    def compile_for(kernel: Any, grid: Any) -> Any:
+
+if HAS_TRITON:
+    from triton.runtime._async_compile import active_mode
+
+    _launch = triton.JITFunction.__getitem__
+
+    def _launch_or_compile(kernel: Any, grid: Any) -> Any:
+        """`kernel[grid]`: what launches it, or within `compiling` compiles it."""
+        if active_mode.get() is None:  # of this thread
+            return _launch(kernel, grid)
         return functools.partial(kernel.run, grid=grid, warmup=True)
 
-    launch = triton.JITFunction.__getitem__
-    device = torch.cuda.current_device()
-    with (
-        _Loaders(os.cpu_count(), initializer=torch.cuda.set_device, initargs=(device,)) as threads,
-        triton.AsyncCompileMode(threads),
-    ):
-        triton.JITFunction.__getitem__ = compile_for
-        try:
-            yield
-        finally:
-            triton.JITFunction.__getitem__ = launch
+    triton.JITFunction.__getitem__ = _launch_or_compile
 
 
 class _Loaders(ThreadPoolExecutor):

@@ -210,3 +210,76 @@ def test_what_is_compiled_is_loaded_where_it_was_compiled(monkeypatch):
     assert loaded_in
     assert loaded_in[0] is not threading.current_thread()
     assert devices == [3]
+
+
+@pytest.fixture
+def launches(monkeypatch) -> list[tuple[str, bool]]:
+    """Of each launch, or compilation, by which thread it was asked for, and whether it is one."""
+    found: list[tuple[str, bool]] = []
+
+    def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        found.append((threading.current_thread().name, not warmup))
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    return found
+
+
+@triton.jit
+def a_kernel(pointer):
+    """Nothing: it is not compiled."""
+
+
+def test_while_an_engine_is_built_another_one_launches(launches):
+    def serve() -> None:
+        a_kernel[(1,)](None)
+
+    with compiling():
+        thread = threading.Thread(target=serve, name="serving")
+        thread.start()
+        thread.join()
+        a_kernel[(1,)](None)
+    a_kernel[(1,)](None)
+    here = threading.current_thread().name
+    assert launches == [("serving", True), (here, False), (here, True)]
+
+
+def test_two_engines_that_are_built_side_by_side_leave_launches_as_they_were(launches):
+    first_in, second_in, first_out = (threading.Event() for _ in range(3))
+
+    def first() -> None:
+        with compiling():
+            first_in.set()
+            second_in.wait()
+        first_out.set()
+
+    def second() -> None:
+        first_in.wait()
+        with compiling():
+            second_in.set()
+            first_out.wait()
+
+    threads = [threading.Thread(target=each) for each in (first, second)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    a_kernel[(1,)](None)
+    assert launches == [(threading.current_thread().name, True)]
+
+
+def test_after_a_kernel_that_does_not_compile_others_do(launches):
+    def fail() -> None:
+        raise RuntimeError("it does not compile")
+
+    def compile_one(compile_kernel: Any) -> None:
+        with compiling():
+            mode = triton.runtime._async_compile.active_mode.get()
+            mode.submit("key", compile_kernel, lambda kernel: None)
+
+    with pytest.raises(RuntimeError, match="it does not compile"):
+        compile_one(fail)
+    a_kernel[(1,)](None)
+    assert launches == [(threading.current_thread().name, True)]
+    compile_one(lambda: SimpleNamespace(run=None))
