@@ -43,7 +43,7 @@ def test_seeds_wrap_around_and_stay_in_64_bits():
     engine = paged_engine()
     engine.add_request(PROMPT, sampled(-2, n=4), "a")
     seeds = [
-        completion.request.seed for completion in engine.output_processor.states["a"].completions
+        request.seed for request in engine.driver.requests.values()
     ]
     assert seeds == [2**64 - 2, 2**64 - 1, 0, 1]
 
