@@ -159,14 +159,11 @@ def num_rows_until_stop(package: str, num_tokens: int) -> int:
 
 def graph_for(num_rows: int) -> int:
     """Rows of the graph that a decode step of M5 replays, for `max_num_seqs=50`."""
-    import torch
+    from m5_kernels.step_graphs import Buckets, StepShape
 
-    from m5_kernels.step_graphs import StepGraphs, StepShape
-
-    graphs = StepGraphs(torch.full((50,), -1), 8192, compute=lambda shape, needs: torch.empty(0))
-    bucket = graphs.bucket_for(StepShape(num_rows, num_rows, num_rows, 0))
+    bucket = Buckets(50, 8192).bucket_for(StepShape(num_rows, num_rows, num_rows, 0))
     assert bucket is not None
-    return bucket.num_rows
+    return bucket.num_seqs
 
 
 def limit(loads: Sequence[int], num_tokens: int) -> float:

@@ -6,8 +6,9 @@ taken request by request; all else sees one flat `[1, num_tokens]` batch.
                \\ one batched, masked    \\ each prefill row attends to itself, causally:
                  call over regions       one call a row, once in a request's life
 
-Decode rows are many and short, so they share one call: queries are laid out by region and meet the
-regions' keys in place. The price is that every region is read up to the longest context among them.
+Decode rows are many and short, so they share one call, with an entry a row: its query, its region's
+keys and values, and a mask up to its context's end. The price is that every region is read up to
+the longest context among them. `DecodeBatch` lays them out so that little is copied.
 """
 
 from __future__ import annotations
@@ -27,6 +28,77 @@ NAME = "region_attention"
 
 
 @dataclass
+class DecodeBatch:
+    """The entries of the one call for decode rows, in an order that a CPU computes fastest.
+
+    Rows in any regions have an entry each, and copies of their keys and values. Where most of the
+    regions in use decode, copying is dearer than attention: every region in use is an entry then,
+    read where it lies, and queries go to their regions and outputs back. Rows that lie in regions
+    0, 1, 2 ... need not even that, nor a mask where their contexts are equally long.
+    """
+
+    num_entries: int
+    regions: slice | torch.Tensor
+    """Region of each entry: a slice is a view, an index tensor copies."""
+    entry_of_row: torch.Tensor | None
+    """`[num_decode_rows]`; None: row i is entry i."""
+    context_lens: torch.Tensor
+    """`[num_decode_rows]`"""
+    max_context_len: int
+    is_uniform: bool
+    """Whether every row may see all that is read."""
+    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, regions: list[int], context_lens: list[int], device: torch.device) -> DecodeBatch:
+        """The batch of rows in these regions with contexts of these lengths."""
+        num_rows, num_in_use = len(regions), max(regions, default=-1) + 1
+        row_regions = torch.tensor(regions, device=device)
+        is_aligned = regions == list(range(num_rows))
+        is_in_place = 2 * num_rows >= num_in_use
+        return cls(
+            num_entries=num_in_use if is_in_place else num_rows,
+            regions=slice(0, num_in_use) if is_in_place else row_regions,
+            entry_of_row=row_regions if is_in_place and not is_aligned else None,
+            context_lens=torch.tensor(context_lens, device=device),
+            max_context_len=max(context_lens, default=0),
+            is_uniform=is_aligned and len(set(context_lens)) == 1,
+        )
+
+    def to_entries(self, rows: torch.Tensor) -> torch.Tensor:
+        """What belongs to each row, `[num_decode_rows, ...]`, at its entry; zeros at others."""
+        if self.entry_of_row is None:
+            return rows
+        entries = rows.new_zeros(self.num_entries, *rows.shape[1:])
+        entries[self.entry_of_row] = rows
+        return entries
+
+    def to_rows(self, entries: torch.Tensor) -> torch.Tensor:
+        """What belongs to each entry, in the order of rows."""
+        return entries if self.entry_of_row is None else entries[self.entry_of_row]
+
+    def mask(self, sliding_window: int | None) -> torch.Tensor | None:
+        """Which entry may see which position: `[num_entries, 1, 1, max_context_len]`, bool.
+
+        None where everybody may see all: a request alone, or some that are equally long.
+        """
+        is_windowed = sliding_window is not None and sliding_window < self.max_context_len
+        if self.is_uniform and not is_windowed:
+            return None
+        if sliding_window not in self._masks:
+            position = torch.arange(self.max_context_len, device=self.context_lens.device)
+            end = self.context_lens[:, None]
+            mask = position < end
+            if sliding_window is not None:
+                mask &= position >= end - sliding_window
+            mask = self.to_entries(mask)
+            if self.entry_of_row is not None:
+                mask[:, 0] |= ~mask.any(dim=1)  # an entry without a row must see something, too
+            self._masks[sliding_window] = mask[:, None, None, :]
+        return self._masks[sliding_window]
+
+
+@dataclass
 class AttentionMetadata:
     """What attention must know of a step; made once, used by every layer.
 
@@ -43,15 +115,10 @@ class AttentionMetadata:
     decode_context_lens: torch.Tensor
     """Tokens each decode row attends to, itself included, `[num_decode_rows]`."""
     max_decode_context_len: int
-    is_aligned: bool
-    """Whether decode row i lives in region i, so that queries need not be moved."""
-    is_masked: bool
-    """Whether decode contexts differ in length, so that the shorter ones need a mask."""
+    decode_batch: DecodeBatch
+    """How decode rows are laid out for their call."""
     prefill_spans: list[tuple[int, int]]
     """First and last+1 token index of each prefill row."""
-    num_regions_in_use: int
-    """Highest region of a decode row, plus 1."""
-    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def build(cls, rows: list[ScheduledRequest], cache: RegionCache) -> AttentionMetadata:
@@ -59,8 +126,7 @@ class AttentionMetadata:
         device = cache.keys[0].device
         decode = [row for row in rows if row.phase == "decode"]
         decode_regions = [row.blocks[0] for row in decode]
-        context_lens = [row.end for row in decode]
-        is_aligned = decode_regions == list(range(len(decode)))
+        decode_batch = DecodeBatch.of(decode_regions, [row.end for row in decode], device)
         regions = [row.blocks[0] for row in rows for _ in range(row.num_new_tokens)]
         positions = [position for row in rows for position in range(row.start, row.end)]
         spans, first = [], len(decode)
@@ -72,40 +138,11 @@ class AttentionMetadata:
             token_regions=torch.tensor(regions, device=device),
             token_positions=torch.tensor(positions, device=device),
             decode_regions=torch.tensor(decode_regions, device=device),
-            decode_context_lens=torch.tensor(context_lens, device=device),
-            max_decode_context_len=max(context_lens, default=0),
-            is_aligned=is_aligned,
-            is_masked=not is_aligned or len(set(context_lens)) > 1,
+            decode_context_lens=decode_batch.context_lens,
+            max_decode_context_len=decode_batch.max_context_len,
+            decode_batch=decode_batch,
             prefill_spans=spans,
-            num_regions_in_use=max(decode_regions, default=-1) + 1,
         )
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether most regions in use decode, so that reading them all in place is cheapest."""
-        return 2 * len(self.decode_regions) >= self.num_regions_in_use
-
-    def decode_mask(self, sliding_window: int | None) -> torch.Tensor | None:
-        """Which token may see which: `[num_regions or num_decode_rows, 1, 1, max_context]`, bool.
-
-        None where everybody may see all: a request alone, or some that are equally long.
-        """
-        is_windowed = sliding_window is not None and sliding_window < self.max_decode_context_len
-        if not self.is_masked and not is_windowed:
-            return None
-        if sliding_window not in self._masks:
-            position = torch.arange(self.max_decode_context_len, device=self.token_regions.device)
-            end = self.decode_context_lens[:, None]
-            mask = position < end
-            if sliding_window is not None:
-                mask &= position >= end - sliding_window
-            if self.is_dense:
-                mask_of_region = mask.new_zeros(self.num_regions_in_use, len(position))
-                mask_of_region[:, 0] = True  # a region that does not decode needs something to see
-                mask_of_region[self.decode_regions] = mask
-                mask = mask_of_region
-            self._masks[sliding_window] = mask[:, None, None, :]
-        return self._masks[sliding_window]
 
 
 def region_attention(
@@ -166,24 +203,15 @@ def _decode(
     num_kv_heads = keys.shape[1]
     # The query heads that share a KV head (GQA) stand where a sequence of queries would.
     query = query.reshape(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    regions: slice | torch.Tensor = meta.decode_regions
-    if meta.is_dense:  # read regions where they lie: a slice is a view, an index tensor copies
-        regions = slice(0, meta.num_regions_in_use)
-    if meta.is_dense and not meta.is_aligned:
-        query_of_region = query.new_zeros(meta.num_regions_in_use, *query.shape[1:])
-        query_of_region[meta.decode_regions] = query
-        query = query_of_region
-    context = slice(0, meta.max_decode_context_len)
+    batch, context = meta.decode_batch, slice(0, meta.max_decode_context_len)
     output = F.scaled_dot_product_attention(
-        query,
-        keys[regions, :, context],
-        values[regions, :, context],
-        meta.decode_mask(sliding_window),
+        batch.to_entries(query),
+        keys[batch.regions, :, context],
+        values[batch.regions, :, context],
+        batch.mask(sliding_window),
         scale=scaling,
     )
-    if meta.is_dense and not meta.is_aligned:
-        output = output[meta.decode_regions]
-    return output.reshape(num_rows, num_heads, head_dim)
+    return batch.to_rows(output).reshape(num_rows, num_heads, head_dim)
 
 
 def causal_attention(

@@ -14,14 +14,10 @@ block first gets a copy of it (copy-on-write).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sized
+from collections.abc import Collection
 from typing import Protocol
 
 from milestone_llm.core.kv import KVEvent
-
-
-class FreeBlocks(Sized, Iterable[int], Protocol):
-    """Blocks that no table holds."""
 
 
 class Pool(Protocol):
@@ -39,7 +35,7 @@ class Pool(Protocol):
         """Blocks that no table holds."""
 
     @property
-    def free_blocks(self) -> FreeBlocks:
+    def free_blocks(self) -> Collection[int]:
         """Those blocks."""
 
     def allocate(self) -> int:

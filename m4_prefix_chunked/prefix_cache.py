@@ -11,13 +11,11 @@ a collision would show one what another wrote.
 
 from __future__ import annotations
 
-import hashlib
-from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from m3_paged.block_manager import BlockManager
 from milestone_llm.core.request import Request
+from milestone_llm.frontend.block_hashes import hash_block, hash_salt
 
 from .caching_pool import CachingBlockPool
 
@@ -153,26 +151,3 @@ class PrefixCache:
             tokens = request.token_ids[first : first + self.kv.block_size]
             hashes.append(hash_block(parent, tokens))
         return hashes[index]
-
-
-def hash_salt(cache_salt: str) -> bytes:
-    """The parent of a first block: prompts with different salts have no block in common."""
-    return hashlib.sha256(cache_salt.encode("utf-8", "surrogatepass")).digest()
-
-
-def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """SHA-256 of a full block's tokens and of all blocks before it."""
-    return hashlib.sha256(parent + array("q", token_ids).tobytes()).digest()
-
-
-def hash_blocks(token_ids: Sequence[int], block_size: int, cache_salt: str = "") -> list[bytes]:
-    """The names of all full blocks of a prompt, the first block's first.
-
-    Args:
-        block_size: tokens of a block.
-    """
-    hashes, parent = [], hash_salt(cache_salt)
-    for first in range(0, len(token_ids) - block_size + 1, block_size):
-        parent = hash_block(parent, token_ids[first : first + block_size])
-        hashes.append(parent)
-    return hashes

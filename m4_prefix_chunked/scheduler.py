@@ -97,7 +97,9 @@ class Scheduler(BaseScheduler):
             if reason := self.reason_to_wait(request, budget):
                 plan.waiting_reasons[request.request_id] = reason
                 break
-            budget -= self._add_row(request, plan, budget, self._admit(self.waiting.pop(), plan))
+            self.waiting.pop()
+            num_cached = self._admit(request, plan)
+            budget -= self._add_row(request, plan, budget, num_cached)
 
     def by_seniority(self) -> list[Request]:
         """Running requests, by admission or (priority, arrival). The last is preempted first."""
@@ -125,8 +127,13 @@ class Scheduler(BaseScheduler):
         if num_new_tokens > 1 and self.config.enable_chunked_prefill:
             longest = self.config.long_prefill_token_threshold or budget
             num_new_tokens = min(num_new_tokens, budget, longest)
-        start, blocks = request.num_computed_tokens, self.kv.block_tables[request.request_id]
-        row = ScheduledRequest(request, start, num_new_tokens, False, blocks, num_cached)
+        row = ScheduledRequest(
+            request,
+            start=request.num_computed_tokens,
+            num_new_tokens=num_new_tokens,
+            blocks=self.kv.block_tables[request.request_id],
+            num_cached_tokens=num_cached,
+        )
         plan.rows.append(row)
         self.prefix_cache.make_findable(request, row.end)
         if request in self.completions.forks and row.samples:  # they start from its KV

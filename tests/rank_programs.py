@@ -1,4 +1,4 @@
-"""What each process of a tensor-parallel engine runs in the tests; see `m5/test_parallel`.
+"""What each process of a tensor-parallel engine runs in the tests: `m5/extras/tensor_parallel/`.
 
 A program writes what it found to a file of its own; the tests read the files and judge.
 """
@@ -240,7 +240,7 @@ def folder_part(rank: int, size: int, model: str) -> Any:
 def only_rank_0_is_asked(rank: int, size: int) -> Any:
     """Rank 0 runs a program with two engines and an abort; the others follow."""
     from m5_kernels import LLMEngine
-    from m5_kernels.tensor_parallel.ranks import Ranks
+    from m5_kernels.extras.tensor_parallel.ranks import Ranks
 
     if rank:
         Ranks.join(size).follow(LLMEngine)
@@ -275,7 +275,7 @@ def dies_in_a_step(rank: int, size: int) -> Any:
     engine = _engine("tiny-llama", size)
     engine.generate([[5, 6, 7]])
     if rank == 1:
-        engine.decoder.collectives.all_reduce = lambda part: os.kill(os.getpid(), signal.SIGKILL)
+        engine.decoder.gpus.all_reduce = lambda part: os.kill(os.getpid(), signal.SIGKILL)
     engine.generate([[5, 6, 7, 8]])
     return "went on"
 
@@ -299,9 +299,13 @@ def fused_kernel(rank: int, size: int) -> Any:
     import torch
     import torch.distributed as dist
 
-    from m5_kernels.kernels.all_reduce_norm import SymmetricBuffer, all_reduce_add_rms_norm
+    from m5_kernels.extras.tensor_parallel.all_reduce_norm import (
+        SymmetricBuffer,
+        all_reduce_add_rms_norm,
+    )
+    from m5_kernels.extras.tensor_parallel.ranks import Ranks
+    from m5_kernels.kernels.early_start import LATE, NEVER, next_starts
     from m5_kernels.kernels.rms_norm import rms_norm_torch
-    from m5_kernels.tensor_parallel.ranks import Ranks
 
     device = Ranks.join(size).device
     errors = []
@@ -318,11 +322,12 @@ def fused_kernel(rank: int, size: int) -> Any:
             *parts, residual = torch.randn(shape, generator=generator, device=device).to(dtype)
             total = residual.float() + torch.stack(parts).float().sum(0)
             expected = rms_norm_torch(total.to(dtype), weight, 1e-6)
-            for pdl in (False, True):
+            for when in (NEVER, LATE):
                 mine = residual.clone()
-                found = all_reduce_add_rms_norm(
-                    parts[rank], mine, weight, 1e-6, buffers, (2 * trial + pdl) % 3, pdl
-                )
+                with next_starts(when):
+                    found = all_reduce_add_rms_norm(
+                        parts[rank], mine, weight, 1e-6, buffers, (2 * trial + when) % 3
+                    )
                 errors.append((found.float() - expected.float()).abs().max().item())
                 errors.append((mine.float() - total).abs().max().item() / 4)
     return max(errors)

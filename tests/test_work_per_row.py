@@ -29,9 +29,7 @@ def decoding_engine(package: Any) -> Any:
     engine = make_engine(package, max_num_seqs=NUM_ROWS, max_model_len=128, check_invariants=False)
     if package is m5_kernels:
         tokens = torch.full((NUM_ROWS,), 5, dtype=torch.int32)
-        engine.runner.graphs = SimpleNamespace(
-            bucket_for=lambda shape: shape, replay=lambda bucket, needs: tokens
-        )
+        engine.runner.graphs = SimpleNamespace(replay=lambda bucket, needs: tokens)
     else:
         engine.core.runner = FakeRunner()
     for prompt in random_prompts([24] * NUM_ROWS):

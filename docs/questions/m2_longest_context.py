@@ -13,8 +13,8 @@ def read_and_needed(prompt_lengths: list[int]) -> tuple[int, int]:
     engine.step()
     rows = engine.scheduler.schedule().rows
     meta = AttentionMetadata.build(rows, engine.runner.cache)
-    num_regions = meta.num_regions_in_use if meta.is_dense else len(meta.decode_regions)
-    return num_regions * meta.max_decode_context_len, int(meta.decode_context_lens.sum())
+    num_read = meta.decode_batch.num_entries * meta.max_decode_context_len
+    return num_read, int(meta.decode_context_lens.sum())
 
 
 print("prompts                                        read   needed   share")

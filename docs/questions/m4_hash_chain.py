@@ -1,6 +1,6 @@
 """What is a block called? The chain of hashes of some prompts, four bytes of each name shown."""
 
-from m4_prefix_chunked.prefix_cache import hash_blocks
+from milestone_llm.frontend.block_hashes import hash_blocks
 
 BLOCK_SIZE = 4
 RULES, SKY, SEA = [11, 12, 13, 14], [21, 22, 23, 24], [31, 32, 33, 34]

@@ -24,11 +24,9 @@ import torch.nn.functional as F
 from torch._dynamo.utils import calculate_time_spent
 
 from m5_kernels import bench as m5_bench
-from m5_kernels.decoder import decoder, parallel
-from m5_kernels.decoder.attention import AttentionMetadata, attend
-from m5_kernels.decoder.decoder import FusedDecoder, KVCaches
+from m5_kernels.decoder import decoder, one_gpu, products
+from m5_kernels.decoder.decoder import Attends, FusedDecoder, KVCaches
 from m5_kernels.decoder.weights import LayerWeights
-from m5_kernels.kernels import linear
 from m5_kernels.kernels.rms_norm import (
     add_rms_norm_torch,
     embed_rms_norm_torch,
@@ -36,6 +34,7 @@ from m5_kernels.kernels.rms_norm import (
 )
 from m5_kernels.kernels.rope_kv_write import norm_and_rotate_torch, write_kv_torch
 from m5_kernels.kernels.silu_mul import silu_mul_torch
+from m5_kernels.kernels.step_metadata import StepMetadata
 from m5_kernels.sampler import Needs
 from m5_kernels.tools.bench_engines import Variant, compare_engines
 from m5_kernels.tools.bench_profile import kernel_times, print_kernels
@@ -58,7 +57,6 @@ def rope_kv_write_pure(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
-    pdl: int = 0,
 ) -> torch.Tensor:
     """`rope_kv_write` for a compiler: it returns new queries."""
     num_kv_heads, head_dim = key_cache.shape[2:]
@@ -85,7 +83,7 @@ def compiled(scope: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if scope == "twins":
             for name, twin in TWINS.items():
-                place = next(each for each in (decoder, parallel, linear) if hasattr(each, name))
+                place = next(each for each in (decoder, one_gpu, products) if hasattr(each, name))
                 stack.enter_context(patch.object(place, name, torch.compile(twin)))
         else:
             stack.enter_context(patch.object(FusedDecoder, "forward", compiled_forward()))
@@ -98,7 +96,11 @@ def compiled_forward() -> Callable[..., torch.Tensor]:
     leave = torch.compile(_leave)
 
     def forward(
-        self: FusedDecoder, input_ids: torch.Tensor, metadata: AttentionMetadata, caches: KVCaches
+        self: FusedDecoder,
+        input_ids: torch.Tensor,
+        metadata: StepMetadata,
+        caches: KVCaches,
+        attend: Attends,
     ) -> torch.Tensor:
         c = self.config
         rest = (metadata.slot_mapping, metadata.positions, self.cos_sin)
@@ -194,7 +196,8 @@ def print_step(name: str, engine: Any) -> None:
     """Kernels of the largest decode graph without attention's time, since nobody is in the step."""
     if (graphs := getattr(engine.runner, "graphs", None)) is not None:
         graphs.step_rows.fill_(-1)
-        largest = max(bucket for bucket in graphs.buckets if not bucket.num_chunks)
+        buckets = engine.runner.buckets.all()
+        largest = max(bucket for bucket in buckets if not bucket.num_chunks)
         found = kernel_times(lambda: graphs.replay(largest, Needs()), num_steps=5)
         console.print()
         print_kernels(f"a decode step without contexts, {name}", *found)

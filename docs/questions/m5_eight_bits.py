@@ -15,9 +15,12 @@ from pydoc_data.topics import topics
 import torch
 from transformers import PreTrainedModel
 
-from m5_kernels.decoder.attention import AttentionMetadata
+from m5_kernels.decoder.attention import Attention
 from m5_kernels.decoder.config import DecoderConfig, rope_table
 from m5_kernels.decoder.decoder import FusedDecoder
+from m5_kernels.decoder.products import Products
+from m5_kernels.extras.int8.products import Int8Matrices, int8_products
+from m5_kernels.kernels.step_metadata import StepMetadata
 from milestone_llm.command.cli import console, positive
 from milestone_llm.lab.bench.report import table
 from milestone_llm.models.checkpoint import LoadedModel, load_model
@@ -39,7 +42,9 @@ def log_probabilities(decoder: FusedDecoder, ids: torch.Tensor) -> torch.Tensor:
     """Of all tokens after each token of a window, `[length, vocab_size]`: one step, one prompt."""
     length = len(ids)
     num_blocks = -(-length // BLOCK_SIZE)
-    metadata = AttentionMetadata(
+    metadata = StepMetadata(
+        input_ids=ids,
+        output_positions=ids[:0],
         positions=torch.arange(length),
         slot_mapping=torch.arange(length),
         block_table=torch.arange(num_blocks, dtype=torch.int32)[None],
@@ -51,7 +56,7 @@ def log_probabilities(decoder: FusedDecoder, ids: torch.Tensor) -> torch.Tensor:
         num_chunks=1,
     )
     caches = decoder.allocate_caches(num_blocks, BLOCK_SIZE)
-    return decoder.logits(decoder.forward(ids, metadata, caches)).log_softmax(-1)
+    return decoder.logits(decoder.forward(ids, metadata, caches, Attention())).log_softmax(-1)
 
 
 class Losses:
@@ -130,7 +135,10 @@ def main() -> None:
     wanted = [log_probabilities(exact, window) for window in ids]
     kept = {name: rounded_decoder(model, way, length) for name, way in ROUNDINGS.items()}
     kept["8 bits, a scale a row"] = FusedDecoder.from_hf(
-        model, max_positions=length, quantization="int8"
+        model,
+        max_positions=length,
+        products=Products(int8_products(model.device)),
+        matrices=Int8Matrices(),
     )
     rows = []
     for name in ("float32", *sorted(kept, reverse=True)):

@@ -18,8 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
 from m5_kernels.decoder.config import DecoderConfig
-from m5_kernels.kernels.int8_weight import Int8Weight
-from m5_kernels.kernels.linear import linear
+from m5_kernels.decoder.products import Products
+from m5_kernels.extras.hopper.products import products_of_few_rows
+from m5_kernels.extras.int8.int8_weight import Int8Weight
+from m5_kernels.extras.int8.products import int8_products
 from m5_kernels.tools.measure import Ceilings, median_us, num_rotations
 from milestone_llm.command.cli import add_options, console, run_command
 from milestone_llm.core.errors import InputError
@@ -76,7 +78,8 @@ def step_ms(microseconds: tuple[float, ...]) -> float:
 @torch.inference_mode()
 def measured(num_rows: int, is_int8: bool) -> tuple[float, ...]:
     """Microseconds of each kind of product on this GPU."""
-    times = []
+    times, gpu = [], torch.device("cuda", torch.cuda.current_device())
+    linear = Products(int8_products(gpu) if is_int8 else products_of_few_rows(gpu)).linear
     for out_size, in_size, _ in matrices():
         hidden = torch.randn(num_rows, in_size, dtype=torch.bfloat16, device="cuda")
         weights: list[torch.Tensor | Int8Weight] = []

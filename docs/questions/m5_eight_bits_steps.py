@@ -16,10 +16,15 @@ from collections.abc import Callable
 import torch
 from transformers import PretrainedConfig
 
-from m5_kernels.decoder.attention import AttentionMetadata
+from m5_kernels.decoder.attention import Attention
 from m5_kernels.decoder.config import DecoderConfig, rope_table
 from m5_kernels.decoder.decoder import FusedDecoder
-from m5_kernels.kernels.decode_parts import DecodeWorkspace
+from m5_kernels.decoder.products import Products
+from m5_kernels.extras.hopper.products import EarlyStarts, products_of_few_rows
+from m5_kernels.extras.int8.products import Int8Matrices, int8_products
+from m5_kernels.kernels.early_start import Starts
+from m5_kernels.kernels.flash_decode import DecodeWorkspace
+from m5_kernels.kernels.step_metadata import StepMetadata
 from m5_kernels.tools.measure import gpu_command, median_us
 from milestone_llm.command.cli import Formatter, console, positive
 from milestone_llm.lab.bench.report import table
@@ -31,13 +36,23 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 256)
 
 @torch.inference_mode()
 def decoder_of(
-    config: PretrainedConfig, num_layers: int, quantization: str | None, device: str
+    config: PretrainedConfig, num_layers: int, is_int8: bool, device: torch.device
 ) -> FusedDecoder:
     """Some layers of this shape, in bf16, with random weights."""
     config.num_hidden_layers = num_layers
     config.layer_types = config.layer_types[:num_layers]
     shape, angles = DecoderConfig.from_hf(config), rope_table(config, 2 * CONTEXT)
-    decoder = FusedDecoder(shape, angles, torch.bfloat16, device, quantization=quantization)
+    if is_int8:
+        decoder = FusedDecoder(
+            shape, angles, torch.bfloat16, device,
+            products=Products(int8_products(device)), matrices=Int8Matrices(),
+            starts=Starts(device),
+        )  # fmt: skip
+    else:
+        decoder = FusedDecoder(
+            shape, angles, torch.bfloat16, device,
+            products=Products(products_of_few_rows(device)), starts=EarlyStarts(device),
+        )  # fmt: skip
     decoder.fill_randomly()
     return decoder
 
@@ -50,7 +65,10 @@ def decode_step(decoder: FusedDecoder, num_rows: int) -> Callable[[], torch.Tens
     rows = torch.arange(num_rows, device=device)
     lengths = torch.full((num_rows,), CONTEXT, dtype=torch.int32, device=device)
     blocks = torch.arange(num_rows * num_blocks, dtype=torch.int32, device=device)
-    metadata = AttentionMetadata(
+    tokens = rows % c.vocab_size
+    metadata = StepMetadata(
+        input_ids=tokens,
+        output_positions=tokens[:0],
         positions=lengths.long() - 1,
         slot_mapping=rows * num_blocks * BLOCK + CONTEXT - 1,
         block_table=blocks.view(num_rows, num_blocks),
@@ -60,20 +78,22 @@ def decode_step(decoder: FusedDecoder, num_rows: int) -> Callable[[], torch.Tens
         first_chunk=lengths.new_tensor([num_rows]),
         num_decodes=num_rows,
         num_chunks=0,
-        workspace=DecodeWorkspace.allocate(
+    )
+    attend = Attention(
+        DecodeWorkspace.allocate(
             num_rows, c.num_q_heads, c.num_kv_heads, c.head_dim, torch.bfloat16, device
-        ),
+        )
     )
     caches = decoder.allocate_caches(num_rows * num_blocks, BLOCK)
-    tokens = rows % c.vocab_size
-    return lambda: decoder.logits(decoder.forward(tokens, metadata, caches))
+    return lambda: decoder.logits(decoder.forward(tokens, metadata, caches, attend))
 
 
 @torch.inference_mode()
 def show(args: argparse.Namespace) -> None:
     """Measure, and print the table."""
     config = shape_config(args.shape)
-    decoders = [decoder_of(config, args.layers, each, "cuda") for each in (None, "int8")]
+    gpu = torch.device("cuda", torch.cuda.current_device())
+    decoders = [decoder_of(config, args.layers, is_int8, gpu) for is_int8 in (False, True)]
     rows = []
     for num_rows in ROWS:
         bf16, int8 = (median_us([decode_step(each, num_rows)]) for each in decoders)

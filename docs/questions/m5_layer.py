@@ -16,16 +16,16 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from docs.questions.small_pictures import OWN, PLAIN, arrow, box, finish
-from m5_kernels.decoder import attention, decoder, parallel
+from m5_kernels.decoder import attention, decoder, one_gpu, products
 from m5_kernels.decoder.config import DecoderConfig, rope_table
-from m5_kernels.kernels import linear
+from m5_kernels.kernels.step_metadata import StepMetadata
 from milestone_llm.lab.plots.picture import write_picture
 from milestone_llm.models.shapes import shape_config
 
 CONTEXT, ROWS, GB_A_SECOND = 600, 64, 4480
 LAUNCHERS: list[tuple[Any, str]] = [
-    *((parallel, "add_rms_norm"), (decoder, "rope_kv_write"), (F, "linear")),
-    *((linear, "silu_mul"), (attention, "flash_decode")),
+    *((one_gpu, "add_rms_norm"), (F, "linear")),
+    *((products, "silu_mul"), (attention, "flash_decode")),
 ]
 PRODUCTS = iter(("QKV", "output", "gate, up", "down"))
 RESULTS = ("q, k, v", "q; KV\nto a slot", "heads", "to be\nadded", "residual\nand norm")
@@ -71,13 +71,15 @@ def layer() -> list[Launch]:
     """One row through one layer."""
     hf_config = shape_config("qwen3-0.6b")
     config = replace(DecoderConfig.from_hf(hf_config), windows=(None,), vocab_size=16)
-    model = decoder.FusedDecoder(config, rope_table(hf_config, CONTEXT), torch.bfloat16, "cpu")
-    caches = model.allocate_caches(-(-CONTEXT // 16), 16)
+    angles = rope_table(hf_config, CONTEXT)
     number = torch.tensor([CONTEXT], dtype=torch.int32)
-    metadata = attention.AttentionMetadata(
+    num_blocks = -(-CONTEXT // 16)
+    metadata = StepMetadata(
+        input_ids=torch.tensor([1]),
+        output_positions=torch.tensor([1]),
         positions=number - 1,
         slot_mapping=number.long() - 1,
-        block_table=torch.arange(len(caches[0][0]), dtype=torch.int32)[None],
+        block_table=torch.arange(num_blocks, dtype=torch.int32)[None],
         context_lens=number,
         query_start_loc=torch.tensor([0, 1]),
         decode_lens=number,
@@ -85,15 +87,17 @@ def layer() -> list[Launch]:
         num_decodes=1,
         num_chunks=0,
     )
+    model = decoder.FusedDecoder(config, angles, torch.bfloat16, "cpu")
+    caches = model.allocate_caches(num_blocks, 16)
     launches: list[Launch] = []
     watch = partial(partial, noted, launches)
     patches = [
         patch.object(place, name, watch(getattr(place, name), {id(x) for x in caches[0]}))
-        for place, name in LAUNCHERS
+        for place, name in [*LAUNCHERS, (model, "rope_kv_write")]
     ]
     for each in patches:
         each.start()
-    model.forward(torch.tensor([1]), metadata, caches)
+    model.forward(metadata.input_ids, metadata, caches, attention.Attention())
     for each in patches:
         each.stop()
     return launches

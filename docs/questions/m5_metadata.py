@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from m5_kernels.device_state import DeviceState, StepPlace
+from m5_kernels.device_state import DeviceState, StepSeq
 from m5_kernels.kernels.backend import ceil_div
 from m5_kernels.kernels.expand_step import expand_step
 from m5_kernels.kernels.step_metadata import StepMetadata
@@ -84,7 +84,7 @@ def rows(num_rows: int) -> Iterator[list[str]]:
     state.rows.num_computed_tokens.fill_(CONTEXT_LEN - 1)
     state.rows.prompt_lens.fill_(PROMPT_LEN)
     state.rows.block_table.copy_(torch.tensor(tables))
-    step = [StepPlace(row, 1, True) for row in range(num_rows)]
+    step = [StepSeq(row, 1, True) for row in range(num_rows)]
     state.set_step(step)
     state.flush()
     ours, theirs = (StepMetadata.allocate(num_rows, num_rows, width, device) for _ in range(2))

@@ -12,8 +12,7 @@ import m4_prefix_chunked
 import m5_kernels
 from m1_single import SamplingParams
 from m5_kernels import device_step, sampler
-from m5_kernels.decoder import attention, decoder, parallel
-from m5_kernels.kernels import linear
+from m5_kernels.decoder import attention, one_gpu, products
 
 NUM_LAYERS = 2  # of tiny-qwen3
 
@@ -37,12 +36,12 @@ def decode_step(package, watch) -> None:
         params = SamplingParams(temperature=0.7, seed=first, max_tokens=4, ignore_eos=True)
         engine.add_request(list(range(5 + first, 20)), params)
     engine.step()
-    with watch:
+    with watch(engine):
         engine.step()
 
 
 count = Count()
-decode_step(m4_prefix_chunked, count)
+decode_step(m4_prefix_chunked, lambda engine: count)
 print(f"M4  {count.num_operators} operators for {NUM_LAYERS} layers, embedding, head and sampling")
 
 calls: Counter[str] = Counter()
@@ -51,9 +50,13 @@ calls: Counter[str] = Counter()
 class Calls:
     """Counts calls of the fused decoder's launchers."""
 
+    def __init__(self, engine) -> None:
+        self.decoder = engine.decoder
+
     def __enter__(self) -> None:
-        places = [(decoder, name) for name in ("embed_rms_norm", "rope_kv_write", "linear")]
-        places += [(parallel, "add_rms_norm"), (linear, "silu_mul"), (attention, "flash_decode")]
+        places = [(one_gpu, name) for name in ("embed_rms_norm", "add_rms_norm")]
+        places += [(self.decoder, "rope_kv_write"), (attention, "flash_decode")]
+        places += [(products.F, "linear"), (products, "silu_mul")]
         places += [
             (device_step, "expand_step"),
             (sampler, "sample"),
@@ -79,7 +82,7 @@ class Calls:
         return call
 
 
-decode_step(m5_kernels, Calls())
+decode_step(m5_kernels, Calls)
 print(f"M5  {calls.total()} launchers, with graphs one launch:")
 for name, number in calls.most_common():
     print(f"      {number:2d} x {name}")

@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from m5_kernels.kernels.prefill_tiles import runs_on_hopper
+from m5_kernels.extras.hopper.prefill_tiles import runs_on_hopper
 from m5_kernels.kernels.tiles import prefill_tile
 from m5_kernels.tools.attention_work import (
     NUM_KV_HEADS,

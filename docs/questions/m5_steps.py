@@ -121,7 +121,7 @@ def graph_cells(engine: Any, num_rows: int, context_len: int, ceilings: Ceilings
 def bucket_of(engine: Any, num_rows: int, chunk: int) -> str:
     """Tokens of the graph that a step of these rows and a prompt replays."""
     shape = StepShape(num_rows + chunk, num_rows + 1, num_rows, 1)
-    bucket = engine.runner.graphs and engine.runner.graphs.bucket_for(shape)
+    bucket = engine.runner.graphs and engine.runner.buckets.bucket_for(shape)
     return f"{bucket.num_tokens:,}" if bucket else "-"
 
 
@@ -160,7 +160,7 @@ def replay_ms(engine: Any, num_rows: int) -> float:
     A replay appends a token to every row on the device, unknown to the host: lengths are set back.
     """
     lengths, graphs = engine.runner.state.rows.num_computed_tokens, engine.runner.graphs
-    bucket = graphs.bucket_for(StepShape(num_rows, num_rows, num_rows, 0))
+    bucket = engine.runner.buckets.bucket_for(StepShape(num_rows, num_rows, num_rows, 0))
     before = lengths.clone()
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     times = []

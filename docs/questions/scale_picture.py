@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from m4_prefix_chunked.prefix_cache import hash_blocks
+from milestone_llm.frontend.block_hashes import hash_blocks
 from milestone_llm.lab.plots.picture import set_titles, write_picture
 from milestone_llm.serving.router import Router
 

@@ -1,6 +1,6 @@
 """Where does each prompt go, and why? Three replicas; every letter of a prompt is a block."""
 
-from m4_prefix_chunked.prefix_cache import hash_blocks
+from milestone_llm.frontend.block_hashes import hash_blocks
 from milestone_llm.serving.router import BUSIER, Router
 
 BLOCK_SIZE = 16

@@ -59,14 +59,16 @@ def texts() -> dict[str, tuple[list[int], list[int]]]:
 
 def force(engine: Any, script: torch.Tensor) -> None:
     """Let every request say the script: its token at each place, whatever was sampled."""
-    sample = engine.runner.sampler.sample
+    runner = getattr(engine.runner, "runner", engine.runner)  # that of guesses has another
+    sampler = runner.device_step.sampler
+    sample = sampler.sample
 
     def forced(logits: Any, rows: Any, positions: torch.Tensor, needs: Any) -> torch.Tensor:
         tokens = sample(logits, rows, positions, needs)
         said = script[positions.clamp(0, len(script) - 1)]
         return torch.where((tokens >= 0) & (said != UNFORCED), said, tokens)
 
-    engine.runner.sampler.sample = forced
+    sampler.sample = forced
 
 
 def rate(engine: Any, prompt: list[int], output: list[int], count: int) -> tuple[float, float]:

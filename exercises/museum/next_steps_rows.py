@@ -6,7 +6,7 @@ import torch
 
 from .exhibit import Arrival, Exhibit, greedy
 from .invariants import equal_prompts_agree
-from .slow_device import SlowRunner, SlowState, SlowStep
+from .slow_device import SlowState, SlowStep, slow_fetch
 
 PROMPT = [23, 42, 17]
 
@@ -24,12 +24,12 @@ class OneBuffer(SlowState):
 
 EXHIBIT = Exhibit(
     milestone="m5_kernels",
-    place="m5_kernels.device_step.DeviceState",
+    place="m5_kernels.runner.DeviceState",
     broken=OneBuffer,
     both={
-        "m5_kernels.engine.FusedRunner": SlowRunner,
         "m5_kernels.runner.DeviceStep": SlowStep,
-        "m5_kernels.device_step.DeviceState": SlowState,
+        "m5_kernels.runner.DeviceState": SlowState,
+        "m5_kernels.runner.fetch": slow_fetch,
     },
     traffic=[
         Arrival(0, "a", PROMPT, greedy(3)),

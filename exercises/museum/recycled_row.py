@@ -22,7 +22,7 @@ class State(DeviceState):
 
 EXHIBIT = Exhibit(
     milestone="m5_kernels",
-    place="m5_kernels.device_step.DeviceState",
+    place="m5_kernels.runner.DeviceState",
     broken=State,
     traffic=[
         Arrival(0, "a", PROMPT, greedy(6)),

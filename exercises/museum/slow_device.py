@@ -11,9 +11,10 @@ import torch
 
 from m5_kernels.device_state import DeviceState
 from m5_kernels.device_step import DeviceStep
-from m5_kernels.runner import FusedRunner
-from m5_kernels.sampler import Needs
+from m5_kernels.sampler import Needs, Sampler
 from m5_kernels.step_graphs import StepShape
+from m5_kernels.to_host import HostTokens, fetch
+from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.request import Request
 
 MANY_TOKENS = 16
@@ -64,17 +65,15 @@ class SlowStep(DeviceStep):
         return tokens
 
 
-class SlowRunner(FusedRunner):
-    """M5's runner over such steps."""
+def slow_fetch(
+    requests: Sequence[Request | None], tokens: Any, sampler: Sampler, host_tokens: HostTokens
+) -> Callable[[], list[SampledToken]]:
+    """M5's `fetch`, from a device that has not computed the tokens yet."""
+    queue = sampler.state.queue  # type: ignore[attr-defined]
 
-    state: SlowState
+    def read() -> list[SampledToken]:
+        while not tokens:
+            queue.popleft()()
+        return fetch(requests, tokens[0], sampler, host_tokens)()
 
-    def _fetch(self, requests: Sequence[Request | None], tokens: Any, of_prompts: Any) -> Any:
-        fetch = super()._fetch
-
-        def read() -> Any:
-            while not tokens:
-                self.state.queue.popleft()()
-            return fetch(requests, tokens[0], of_prompts)()
-
-        return read
+    return read

@@ -33,8 +33,13 @@ from .stress_traffic import Traffic
 PICTURE = "stress.png"
 GPU = "MB in tensors on a GPU"
 SAMPLED = (
-    *("ms a step", "requests running", "requests waiting"),
-    *("KV blocks in use", "KV blocks free, cached", "MB of the process", GPU),
+    "ms a step",
+    "requests running",
+    "requests waiting",
+    "KV blocks in use",
+    "KV blocks free, cached",
+    "MB of the process",
+    GPU,
 )
 """Noted after each step."""
 WARM_UP_SHARE = 0.2

@@ -34,7 +34,10 @@ VOCAB_SIZE = 199
 _NUM_LAYERS = 4
 
 WINDOWS = (
-    *("sliding_window", "window_size", "attention_window_size", "sliding_window_size"),
+    "sliding_window",
+    "window_size",
+    "attention_window_size",
+    "sliding_window_size",
     "local_attention",
 )
 """Config fields of how many tokens a layer attends to."""

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+from milestone_llm import MILESTONES
 from milestone_llm.command.cli import (
     Formatter,
     add_options,
@@ -163,14 +164,17 @@ def _key(text: str) -> str:
 
 
 def _field_docstrings(config: type[Any]) -> dict[str, str]:
-    """What stands below each field of a configuration, inherited ones included."""
-    found = {}
-    for cls in reversed(config.__mro__[:-1]):
+    """What stands below each field of a configuration, in the milestone that brought it."""
+    earlier = [importlib.import_module(name).EngineConfig for name in MILESTONES]
+    known = {field.name for field in dataclasses.fields(config)}
+    found: dict[str, str] = {}
+    for cls in (*earlier, config):
         statements = ast.parse(inspect.getsource(cls)).body[0].body  # type: ignore[attr-defined]
         for statement, following in itertools.pairwise(statements):
             if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
                 name, text = ast.unparse(statement.target), ast.literal_eval(following.value)
-                found[name] = " ".join(text.split()).rstrip(".")
+                if name in known:
+                    found[name] = " ".join(text.split()).rstrip(".")
     return found
 
 

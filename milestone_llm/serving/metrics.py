@@ -19,7 +19,9 @@ from .shared_counts import Count, HttpCounts, SharedCounts
 
 PREFIX = "milestone_llm:"
 OURS_ALONE = {
-    *("step_time_seconds", "step_batch_size", "admission_rejections"),
+    "step_time_seconds",
+    "step_batch_size",
+    "admission_rejections",
     "token_delivery_seconds",
 }
 

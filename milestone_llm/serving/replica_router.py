@@ -8,7 +8,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.frontend.block_names import block_names
+from milestone_llm.frontend.block_hashes import hash_blocks
 
 from .router import Router
 
@@ -44,7 +44,7 @@ class PrefixRouter(RequestRouter):
         request_id = pending_request.metadata.internal_request_id
         self._note_end(request_id)  # it is sent again
         params: SamplingParams = request.params
-        hashes = block_names(request.prompt_token_ids, self._block_size, params.cache_salt)
+        hashes = hash_blocks(request.prompt_token_ids, self._block_size, params.cache_salt)
         num_tokens = len(request.prompt_token_ids) + params.n * params.max_tokens
         name = router.choose(hashes, num_tokens)
         self._sent[request_id] = router, name, num_tokens

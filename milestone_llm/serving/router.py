@@ -141,7 +141,7 @@ class Router:
         """The replica that gets a prompt.
 
         Args:
-            block_hashes: names of the prompt's full blocks, in order: `block_names(...)`.
+            block_hashes: names of the prompt's full blocks, in order: `hash_blocks(...)`.
             num_tokens: tokens that the request brings: its prompt's, and those it may generate.
 
         Raises:

@@ -33,11 +33,27 @@ _LABEL_WIDTH = 10
 _INDENT = 3
 _MAX_ID_WIDTH = 16
 _COLUMNS = (
-    *("who", "phase", "tokens", "guessed", "positions", "context", "sampled", "text"),
-    *("cached", "region", "blocks"),
+    "who",
+    "phase",
+    "tokens",
+    "guessed",
+    "positions",
+    "context",
+    "sampled",
+    "text",
+    "cached",
+    "region",
+    "blocks",
 )
 _DROP_ORDER = (
-    *("positions", "text", "sampled", "region", "blocks", "cached", "context", "guessed"),
+    "positions",
+    "text",
+    "sampled",
+    "region",
+    "blocks",
+    "cached",
+    "context",
+    "guessed",
     "tokens",
 )
 """Columns that go first where the console is narrow: rich makes columns narrower, never fewer."""

@@ -15,13 +15,20 @@ from milestone_llm.core.kv import KVEvent, KVUsage
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.core.request import Request, RequestStatus
-from milestone_llm.frontend.block_names import block_names
+from milestone_llm.frontend.block_hashes import hash_blocks
 from milestone_llm.frontend.watching import QueueState, SettledStep
 
 from .device_times import DeviceTimes
 
 _KV_FIELDS = (
-    *("unit", "total", "used", "free", "cached", "watermark", "reserved_tokens", "stored_tokens"),
+    "unit",
+    "total",
+    "used",
+    "free",
+    "cached",
+    "watermark",
+    "reserved_tokens",
+    "stored_tokens",
 )
 """Names and order in a JSON line; those of the rest are the fields of `StepRecord`."""
 
@@ -227,7 +234,7 @@ def _prompts(step: SettledStep, queues: QueueState) -> dict[str, Prompt]:
 
 def _prompt(request: Request, block_size: int) -> Prompt:
     tokens, salt = request.prompt_token_ids, request.sampling_params.cache_salt
-    names = block_names(tokens, block_size, salt) if block_size else []
+    names = hash_blocks(tokens, block_size, salt) if block_size else []
     hashes = [name.hex()[:8] for name in names]
     return {"priority": request.priority, "num_tokens": len(tokens), "hashes": hashes}
 

@@ -29,7 +29,6 @@ def wanted(num_computed, num_new, num_tokens):
         TABLES.int(),
         torch.tensor(num_computed, dtype=torch.int32),
         torch.zeros(3, dtype=torch.int32),
-        torch.zeros(3, dtype=torch.int32),
         BLOCK_SIZE,
     )
     output = StepMetadata.allocate(num_tokens, 3, 3, "cpu")

@@ -8,10 +8,11 @@ import struct
 
 import pytest
 
-from m4_prefix_chunked.prefix_cache import PrefixCache, PrefixHit, hash_block
+from m4_prefix_chunked.prefix_cache import PrefixCache, PrefixHit
 from milestone_llm.core.kv import KVEvent
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.request import Request
+from milestone_llm.frontend.block_hashes import hash_block
 from prefix_helpers import make_cache, prompt, request_of
 
 

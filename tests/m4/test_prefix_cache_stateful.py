@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from m4_prefix_chunked.prefix_cache import hash_blocks
 from milestone_llm.core.request import Request
+from milestone_llm.frontend.block_hashes import hash_blocks
 from prefix_helpers import make_cache, request_of
 
 

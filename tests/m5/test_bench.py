@@ -17,7 +17,7 @@ from m5_kernels.bench import main
 from m5_kernels.kernels.tiles import PrefillTile
 from m5_kernels.tools.attention_work import Shape
 from m5_kernels.tools.bench_limits import RunLimit, limit_text
-from m5_kernels.tools.bench_parts import KERNELS, switched_off
+from m5_kernels.tools.bench_parts import OBJECTS, with_others
 from m5_kernels.tools.bench_profile import profile_steps
 from m5_kernels.tools.measure import Ceilings
 from milestone_llm.core.sampling_params import SamplingParams
@@ -45,7 +45,7 @@ def test_the_ladder_does_the_same_work_with_the_same_tokens(bench: Any) -> None:
 
 
 def test_parts_can_be_switched_off_alone_and_together(bench: Any) -> None:
-    everything = "+".join(("graphs", "prefix-cache", *KERNELS))
+    everything = "+".join(("graphs", "prefix-cache", *OBJECTS))
     out, _, data, _ = bench("--without", "pipelining", everything)
     names = ["- pipelining", f"- {everything}"]
     assert data["same_tokens"] == dict.fromkeys(names, 4)
@@ -60,13 +60,38 @@ def test_eight_bits_are_measured_beside_the_weights_as_they_were(bench: Any) -> 
     assert data["engines"]["m5_kernels"]["quantization"] == "int8"
 
 
-def test_switched_off_kernels_come_back() -> None:
-    places = [(module, name) for parts in KERNELS.values() for module, name, _ in parts]
-    before = [getattr(*place) for place in places]
-    with switched_off(KERNELS):
-        inside = [getattr(*place) for place in places]
-    assert not any(a is b for a, b in zip(before, inside, strict=True))
-    assert [getattr(*place) for place in places] == before
+def objects_of(engine: Any) -> list[Any]:
+    """What parts can be switched off by."""
+    decoder, runner = engine.decoder, getattr(engine.runner, "runner", engine.runner)
+    of_decoder = [decoder.products, decoder.starts, decoder.gpus, decoder.rope_kv_write]
+    return [*of_decoder, runner.device_step.attention.chunks, runner.host_tokens]
+
+
+@pytest.mark.parametrize("speculation", [None, "ngram"])
+def test_a_part_is_switched_off_in_one_engine_which_gives_the_same_tokens(
+    speculation: str | None,
+) -> None:
+    model = build_tiny_model("qwen3")
+    work = [[5, 9, 33] * 4, [7, 40]], SamplingParams(temperature=0, max_tokens=9)
+
+    def engine() -> Any:
+        return LLMEngine(model, max_num_seqs=4, max_model_len=64, speculation=speculation)
+
+    whole = engine()
+    expected = [output.token_ids for output in whole.generate(*work)]
+    before = objects_of(whole)
+    changed: set[int] = set()
+    for name in OBJECTS:
+        one = engine()
+        own = objects_of(one)
+        with with_others([name], one):
+            now = objects_of(one)
+            found = {place for place, each in enumerate(own) if each is not now[place]}
+            assert found, name
+            changed |= found
+            assert [output.token_ids for output in one.generate(*work)] == expected, name
+    assert changed == set(range(len(before)))
+    assert all(a is b for a, b in zip(objects_of(whole), before, strict=True))
 
 
 def test_a_single_request_is_100_tokens_in_and_512_out(
@@ -175,11 +200,11 @@ def test_steps_prints_a_line_for_each_number_of_rows_and_each_prompt(
     assert [line.split()[0] for line in prompts.splitlines()[-2:]] == ["4", "16"]
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
-def test_steps_in_eight_bits_give_each_row_its_logits(quantization: str | None) -> None:
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_steps_in_eight_bits_give_each_row_its_logits(is_int8: bool) -> None:
     config = shape_config("qwen3-0.6b")
     config.vocab_size = config.hidden_size = config.intermediate_size = 64
-    decoder = m5_eight_bits_steps.decoder_of(config, 2, quantization, "cpu")
+    decoder = m5_eight_bits_steps.decoder_of(config, 2, is_int8, torch.device("cpu"))
     logits = m5_eight_bits_steps.decode_step(decoder, 3)()
     assert logits.shape == (3, 64)
     assert logits.std(dim=0).min() > 0

@@ -6,6 +6,7 @@ for. On a GPU, `test_no_kernel_is_left_to_compile` watches the compiler itself.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import pkgutil
@@ -20,16 +21,26 @@ import torch
 
 import m5_kernels
 from engine_helpers import make_engine, tiny_model
-from m5_kernels import kernels
+from m5_kernels import extras, kernels
+from m5_kernels import runner as runner_file
 from m5_kernels.compiled_shapes import shapes_of_all_kernels
 from m5_kernels.config import EngineConfig
 from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.decoder.decoder import FusedDecoder
+from m5_kernels.decoder.products import Products
+from m5_kernels.decoder.weights import Matrices
+from m5_kernels.device_state import DeviceState
 from m5_kernels.device_step import DeviceStep
+from m5_kernels.extras.guesses import runner as guesses_file
+from m5_kernels.extras.guesses.attention import MANY_PLACES, guess_workspace
+from m5_kernels.extras.guesses.runner import shape_of
+from m5_kernels.extras.hopper.products import EarlyStarts, products_of_few_rows
+from m5_kernels.extras.int8.products import Int8Matrices, int8_products
 from m5_kernels.kernels.backend import compiling
-from m5_kernels.kernels.decode_parts import DecodeWorkspace
+from m5_kernels.kernels.early_start import Starts
+from m5_kernels.kernels.flash_decode import DecodeWorkspace
 from m5_kernels.sampler import Needs
-from m5_kernels.step_graphs import MAX_CHUNKS, MAX_TOKENS, StepGraphs, StepShape
+from m5_kernels.step_graphs import MAX_CHUNKS, MAX_TOKENS, StepShape
 
 triton = pytest.importorskip("triton")
 NEEDS = [Needs(*each) for each in itertools.product((False, True), repeat=3)]
@@ -55,7 +66,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
 
     monkeypatch.setattr(triton.JITFunction, "__getitem__", launch)
     names = [name for _, name, _ in pkgutil.iter_modules(kernels.__path__, "m5_kernels.kernels.")]
-    for module in [importlib.import_module(name) for name in names if "hopper" not in name]:
+    names += [name for _, name, _ in pkgutil.walk_packages(extras.__path__, "m5_kernels.extras.")]
+    names.append("m5_kernels.decoder.products")
+    for module in [importlib.import_module(name) for name in names if ".hopper_" not in name]:
         monkeypatch.setattr(module, "runs_triton", lambda tensor: True, raising=False)
     return variants
 
@@ -72,75 +85,102 @@ def value_known(value: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("max_num_seqs", "max_tokens", "max_guess_rows"),
+    ("max_num_seqs", "max_tokens", "num_that_guess"),
     [
         (150, MAX_TOKENS + 200, 0),
-        (150, MAX_TOKENS + 200, 120),
+        (150, MAX_TOKENS + 200, 30),
         (600, 600, 0),
-        (40, 50, 20),
-        (9, 99, 36),
+        (40, 50, 5),
+        (9, 99, 9),
     ],
 )
 @torch.inference_mode()
 def test_no_step_launches_a_kernel_that_was_not_compiled(
-    launched, max_num_seqs, max_tokens, max_guess_rows
+    launched, monkeypatch, max_num_seqs, max_tokens, num_that_guess
 ):
     fields: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_tokens}
-    if max_guess_rows:
-        rows_that_guess = max_guess_rows // 4
-        fields |= {"speculation": "ngram", "speculation_max_num_seqs": rows_that_guess}
+    if num_that_guess:
+        fields |= {"speculation": "ngram", "speculation_max_num_seqs": num_that_guess}
     engine = make_engine(m5_kernels, tiny_model(), **fields)
-    device_step, shape = engine.runner.device_step, engine.decoder.config
-    device_step.workspace = DecodeWorkspace.allocate(
-        device_step.state.num_places, shape.num_q_heads, shape.num_kv_heads, shape.head_dim,
-        torch.float32, torch.device("cpu"), has_guesses=max_guess_rows > 0,
-    )  # fmt: skip
-    num_tokens, num_places = device_step.max_tokens, device_step.state.num_places
-    assert device_step.max_guess_rows == max_guess_rows
-    graphs = StepGraphs(
-        device_step.state.step_rows, num_tokens, device_step.compute, max_guess_rows
+    runner = engine.runner.runner if num_that_guess else engine.runner
+    step, shape = runner.device_step, engine.decoder.config
+    sizes = shape.num_q_heads, shape.num_kv_heads, shape.head_dim, torch.float32
+    step.attention.workspace = DecodeWorkspace.allocate(
+        step.state.num_seqs, *sizes, torch.device("cpu")
     )
-    most_guesses = max(graphs.guess_rows, default=0)
-    for step, needs in shapes_of_all_kernels(num_places, num_tokens, most_guesses):
-        device_step.compute(step, needs)
+    if num_that_guess:
+        guesses = engine.runner
+        assert guesses.max_places == 4 * num_that_guess
+        guesses.step.attention.workspace = guess_workspace(
+            guesses.max_places, *sizes, torch.device("cpu")
+        )
+    compile_kernels(monkeypatch, engine.runner)
     compiled = set(launched)
     larger = [
         StepShape(num_tokens, n, n - chunks, chunks)
+        for num_tokens in (step.max_tokens,)
         for n in (33, max_num_seqs)
         for chunks in (1, 20)
         if chunks <= n <= max_num_seqs
     ]
     exact = [StepShape(n, n, n, 0) for n in (3, 7)]  # with prompt_logprobs there is no bucket
-    for step in [*graphs.buckets[::7], *graphs.buckets[-8:], *larger, *exact]:
-        for needs in NEEDS if step.num_tokens <= 16 else NEEDS[:1]:
-            device_step.compute(step, needs)
+    buckets = runner.buckets.all()
+    for each in [*buckets[::7], *buckets[-8:], *larger, *exact]:
+        for needs in NEEDS if each.num_tokens <= 16 else NEEDS[:1]:
+            step.compute(each, needs)
     assert launched == compiled
-    assert max_tokens < 64 or any(step.num_chunks == MAX_CHUNKS for step in graphs.buckets)
+    assert max_tokens < 64 or any(each.num_chunks == MAX_CHUNKS for each in buckets)
+    if num_that_guess:
+        has_many = guesses.max_places >= MANY_PLACES
+        assert any(name == "_attend_guesses_kernel" for name, *_ in compiled) == has_many
+        sizes = [2, 3, 7, 31, 32, 33, *guesses.sizes]
+        for number in (n for n in sizes if 1 < n <= guesses.max_places):
+            for needs in NEEDS if number <= 16 else NEEDS[:1]:
+                guesses.step.compute(shape_of(number), needs)
+        assert launched == compiled
+
+
+def compile_kernels(monkeypatch: pytest.MonkeyPatch, runner: Any) -> None:
+    """`runner.compile_kernels()` as on a GPU, where launches are noted instead of compiled."""
+    plain = getattr(runner, "runner", runner)
+    with monkeypatch.context() as patch:
+        patch.setattr(plain.cache, "device", SimpleNamespace(type="cuda"))
+        for module in (runner_file, guesses_file):
+            patch.setattr(module, "compiling", contextlib.nullcontext)
+        runner.compile_kernels()
 
 
 @pytest.mark.parametrize(
-    ("quantization", "sizes"), [(None, (1024, 3072, 16, 8)), ("int8", (1536, 8960, 12, 2))]
+    ("is_int8", "sizes"), [(False, (1024, 3072, 16, 8)), (True, (1536, 8960, 12, 2))]
 )
 @torch.inference_mode()
-def test_nor_does_a_step_on_hopper(launched, monkeypatch, quantization, sizes):
+def test_nor_does_a_step_on_hopper(launched, monkeypatch, is_int8, sizes):
     """Of a layer and LM head of real size: small weights in bf16, large ones in eight bits."""
-    pytest.importorskip("m5_kernels.kernels.hopper_int8")
+    pytest.importorskip("m5_kernels.extras.int8.hopper_int8")
     for module in [each for name, each in sys.modules.items() if name.startswith("m5_kernels.")]:
-        for name in {"is_hopper", "supports_pdl"} & vars(module).keys():
+        for name in {"is_hopper", "supports_early_starts"} & vars(module).keys():
             monkeypatch.setattr(module, name, lambda device: True)
     max_num_seqs, num_tokens, device = 40, 2048, torch.device("meta")
     shape = DecoderConfig(151_936, *sizes, 128, 1e-6, (None,), True, False, False, False, True)
     angles = torch.empty(num_tokens, 128, device=device)
-    decoder = FusedDecoder(shape, angles, torch.bfloat16, device, quantization=quantization)
+    gpu = torch.device("cuda")
+    special, matrices, starts = products_of_few_rows(gpu), Matrices(), EarlyStarts(gpu)
+    if is_int8:
+        special, matrices, starts = int8_products(gpu), Int8Matrices(), Starts(gpu)
+    products = Products(special)
+    decoder = FusedDecoder(
+        shape, angles, torch.bfloat16, device, products=products, matrices=matrices, starts=starts
+    )
     keys, values = zip(*decoder.allocate_caches(1, 16), strict=True)
     cache: Any = SimpleNamespace(keys=keys, values=values, block_size=16)
     config = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=num_tokens)
-    step = DeviceStep(decoder, cache, config, num_tokens)
-    step.workspace = DecodeWorkspace.allocate(
+    state = DeviceState(max_num_seqs, num_tokens, 16, shape.vocab_size, device)
+    step = DeviceStep(decoder, cache, state, config, num_tokens)
+    step.attention.workspace = DecodeWorkspace.allocate(
         max_num_seqs, shape.num_q_heads, shape.num_kv_heads, 128, torch.bfloat16, device
     )
     counts = decoder.token_counts(num_tokens)
-    for each, needs in shapes_of_all_kernels(max_num_seqs, num_tokens, 0, counts):
+    for each, needs in shapes_of_all_kernels(max_num_seqs, num_tokens, counts):
         step.compute(each, needs)
     compiled = set(launched)
     shapes = [StepShape(n, n, n, 0) for n in range(1, max_num_seqs + 1)]
@@ -148,6 +188,9 @@ def test_nor_does_a_step_on_hopper(launched, monkeypatch, quantization, sizes):
     for each in shapes:
         step.compute(each, Needs())
     assert launched == compiled
+    names = {name for name, *_ in compiled}
+    own = {"_hopper_linear_kernel", "_register_linear_kernel", "_dot_linear_kernel"}
+    assert ({"_hopper_int8_kernel"} if is_int8 else own) <= names
 
 
 def test_what_is_compiled_is_loaded_where_it_was_compiled(monkeypatch):

@@ -18,14 +18,24 @@ from transformers import AutoConfig
 
 from m5_kernels import LLMEngine, SamplingParams
 from m5_kernels import device_step as device_step_file
+from m5_kernels import engine as engine_file
 from m5_kernels import sampler as sampler_file
 from m5_kernels.decoder import decoder as decoder_file
-from m5_kernels.decoder import parallel as parallel_file
-from m5_kernels.decoder.attention import AttentionMetadata
+from m5_kernels.decoder import one_gpu as one_gpu_file
+from m5_kernels.decoder.attention import Attention
 from m5_kernels.decoder.config import DecoderConfig, rope_table
 from m5_kernels.decoder.decoder import FusedDecoder
+from m5_kernels.decoder.products import Products
 from m5_kernels.decoder.weights import read_safetensors
-from m5_kernels.kernels.backend import EARLY, launch_options, supports_pdl, tl, triton
+from m5_kernels.extras.hopper.products import EarlyStarts, products_of_few_rows
+from m5_kernels.extras.int8.products import Int8Matrices, int8_products
+from m5_kernels.kernels.backend import tl, triton
+from m5_kernels.kernels.early_start import (
+    NEVER,
+    Starts,
+    supports_early_starts,
+)
+from m5_kernels.kernels.step_metadata import StepMetadata
 from m5_kernels.tools.measure import relative_error
 from milestone_llm.models.tiny_models import build_tiny_model
 
@@ -81,7 +91,10 @@ def step(decoder, caches, tables, computed, chunks):
     ]
     lens = [len(chunks[seq]) for seq in order]
     device = decoder.embedding.device
-    metadata = AttentionMetadata(
+    ids = torch.cat([chunks[seq] for seq in order]).to(device)
+    metadata = StepMetadata(
+        input_ids=ids,
+        output_positions=ids[:0],
         positions=torch.tensor([x for row in positions for x in row], device=device),
         slot_mapping=torch.tensor(slots, device=device),
         block_table=tables[order].to(device),
@@ -92,17 +105,33 @@ def step(decoder, caches, tables, computed, chunks):
         num_decodes=sum(length == 1 for length in lens),
         num_chunks=sum(length > 1 for length in lens),
     )
-    ids = torch.cat([chunks[seq] for seq in order]).to(device)
-    logits = decoder.logits(decoder.forward(ids, metadata, caches))
+    logits = decoder.logits(decoder.forward(ids, metadata, caches, Attention()))
     for seq in order:
         computed[seq] += len(chunks[seq])
     return dict(zip(order, logits.cpu().split(lens), strict=True))
 
 
-def logits_of_steps(model, ids, device, quantization=None):
+def parts_of(device, is_int8=False, starts=None):
+    """What the engine gives a decoder on this device."""
+    device = torch.device(device)
+    if is_int8:
+        products = Products(int8_products(device))
+        return {"products": products, "matrices": Int8Matrices(), "starts": Starts(device)}
+    products = Products(products_of_few_rows(device))
+    return {"products": products, "starts": starts or EarlyStarts(device)}
+
+
+class NeverEarly(Starts):
+    """No kernel starts before the one before it has ended."""
+
+    def __init__(self, device):
+        self.late = NEVER
+
+
+def logits_of_steps(model, ids, device, **parts):
     """Logits of two sequences, computed in steps of every kind: prefill, chunks, decode, mixed."""
     model = copy.deepcopy(model).to(device)
-    decoder = FusedDecoder.from_hf(model, max_positions=64, quantization=quantization)
+    decoder = FusedDecoder.from_hf(model, max_positions=64, **(parts or parts_of(device)))
     caches = decoder.allocate_caches(40, BLOCK_SIZE)
     tables = torch.randperm(40).int()[:30].view(2, 15)
     computed, seen = [0, 0], [[], []]
@@ -166,7 +195,9 @@ def test_in_eight_bits_logits_are_those_of_scale_times_integers(variant: str, de
     model = with_biases(family, **overrides)
     ids = torch.randint(3, 199, (2, 40))
     expected, plain = hf_logits(rounded(model), ids), hf_logits(model, ids)
-    for seq, logits in enumerate(logits_of_steps(model, ids, device, quantization="int8")):
+    for seq, logits in enumerate(
+        logits_of_steps(model, ids, device, **parts_of(device, is_int8=True))
+    ):
         wanted = expected[seq][: len(logits)]
         torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
         assert relative_error(plain[seq][: len(logits)], wanted) > 1e-3  # which rounding changed
@@ -179,7 +210,9 @@ def test_eight_bits_in_bf16_are_as_near_as_their_values_in_bf16(device: str) -> 
     ids = torch.randint(3, 199, (2, 40))
     exact = hf_logits(rounded(copy.deepcopy(model).float()), ids)
     weights_in_bf16 = hf_logits(rounded(copy.deepcopy(model).float()).bfloat16().to(device), ids)
-    for seq, logits in enumerate(logits_of_steps(model, ids, device, quantization="int8")):
+    for seq, logits in enumerate(
+        logits_of_steps(model, ids, device, **parts_of(device, is_int8=True))
+    ):
         reference = exact[seq][: len(logits)]
         theirs = relative_error(weights_in_bf16[seq][: len(logits)].cpu(), reference)
         assert relative_error(logits, reference) < 1.5 * theirs
@@ -191,11 +224,10 @@ def test_eight_bits_in_bf16_are_as_near_as_their_values_in_bf16(device: str) -> 
 def test_starting_kernels_early_changes_no_bit(dtype: torch.dtype) -> None:
     model = build_tiny_model(WIDE[0], **WIDE[1]).to(dtype)
     ids = torch.randint(3, 199, (2, 40))
-    if not supports_pdl(torch.device("cuda")):
+    if not supports_early_starts(torch.device("cuda")):
         pytest.skip("this GPU does not start kernels early")
     early = logits_of_steps(model, ids, "cuda")
-    with patch.object(decoder_file, "supports_pdl", lambda device: False):
-        late = logits_of_steps(model, ids, "cuda")
+    late = logits_of_steps(model, ids, "cuda", **parts_of("cuda", starts=NeverEarly("cuda")))
     assert all(torch.equal(a, b) for a, b in zip(early, late, strict=True))
 
 
@@ -216,7 +248,7 @@ def delays(*places: tuple[Any, str]) -> Iterator[None]:
 
     def delayed(launcher: Any) -> Any:
         def launch(*args: Any, **options: Any) -> Any:
-            _delay_kernel[(1,)](20_000, num_warps=1, **launch_options(EARLY))
+            _delay_kernel[(1,)](20_000, num_warps=1, launch_pdl=True)
             return launcher(*args, **options)
 
         return launch
@@ -231,15 +263,17 @@ def delays(*places: tuple[Any, str]) -> Iterator[None]:
 @torch.inference_mode()
 def test_delays_between_kernels_that_start_early_change_no_bit() -> None:
     """With a slow kernel before each, the next two start long before the first has written."""
-    if not supports_pdl(torch.device("cuda")):
+    if not supports_early_starts(torch.device("cuda")):
         pytest.skip("this GPU does not start kernels early")
     model = build_tiny_model(WIDE[0], **WIDE[1]).to(torch.bfloat16)
     ids = torch.randint(3, 199, (2, 40))
-    with patch.object(decoder_file, "supports_pdl", lambda device: False):
-        late = logits_of_steps(model, ids, "cuda")
+    late = logits_of_steps(model, ids, "cuda", **parts_of("cuda", starts=NeverEarly("cuda")))
 
-    names = ("linear", "rope_kv_write", "attend", "embed_rms_norm")
-    with delays((parallel_file, "add_rms_norm"), *((decoder_file, name) for name in names)):
+    with delays(
+        *((one_gpu_file, name) for name in ("embed_rms_norm", "add_rms_norm")),
+        *((Products, name) for name in ("linear", "gate_up")),
+        *((decoder_file, "rope_kv_write"), (Attention, "__call__")),
+    ):
         early = logits_of_steps(model, ids, "cuda")
     assert all(torch.equal(a, b) for a, b in zip(early, late, strict=True))
 
@@ -257,11 +291,12 @@ def test_an_engine_whose_kernels_start_early_gives_the_same_tokens(num_at_once: 
         return [output.token_ids for output in engine.generate(prompts, params)]
 
     early = tokens()
-    with patch.object(decoder_file, "supports_pdl", lambda device: False):
+    with patch.object(engine_file, "EarlyStarts", NeverEarly):
         assert tokens() == early
-    if supports_pdl(torch.device("cuda")):
+    if supports_early_starts(torch.device("cuda")):
         around = (device_step_file, "append_sampled"), (sampler_file, "sample")
-        with delays((decoder_file, "embed_rms_norm"), (decoder_file, "linear"), *around):
+        products = ((Products, name) for name in ("linear", "gate_up"))
+        with delays((one_gpu_file, "embed_rms_norm"), *products, *around):
             assert tokens() == early
 
 

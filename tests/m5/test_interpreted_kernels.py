@@ -1,4 +1,4 @@
-"""Kernels under Triton's interpreter: ours of `tests/m5/kernels`, and those of the exercises.
+"""Kernels under Triton's interpreter: ours, and those of the exercises.
 
 Each against its twin on the CPU, and ours in an engine as well, all in a process of their own.
 """
@@ -21,14 +21,14 @@ EXERCISES = ("test_m5_paged_decode.py", "test_build_triton.py")
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU instead")
 @pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
-def test_interpreted_kernels_equal_their_twins() -> None:
+def test_interpreted_kernels_equal_their_twins(kernel_tests: list[str]) -> None:
     kernel = (ROOT / "exercises" / "m5_paged_decode.py").read_text(encoding="utf-8")
     is_begun = "raise NotImplementedError" not in kernel
     run = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
             *([] if is_begun else ["-k", "not yours"]),
-            "tests/m5/kernels",
+            *kernel_tests,
             *(f"tests/exercises/{name}" for name in EXERCISES),
         ],
         env={"KERNEL_SEED": "0", **os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},

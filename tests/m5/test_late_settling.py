@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from m4_prefix_chunked.speculation import GuessingRow
-from m5_kernels.proposer import DeviceProposer
+from m5_kernels.extras.guesses.proposer import DeviceProposer
 from m5_kernels.runner import FusedRunner
 from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.core.outputs import EngineCoreOutput, SampledToken

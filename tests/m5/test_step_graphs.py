@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Iterator
-from dataclasses import fields
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,50 +17,11 @@ import m4_prefix_chunked
 import m5_kernels
 from engine_helpers import make_engine, random_prompts, run_to_end, tiny_model
 from m1_single import SamplingParams
-from m5_kernels.decoder import attention
+from m5_kernels.decoder.one_gpu import OneGPU
+from m5_kernels.extras.tensor_parallel.parallel import TensorParallel
 from m5_kernels.sampler import Needs
-from m5_kernels.step_graphs import MAX_CHUNKS, MAX_TOKENS, StepGraphs, StepShape
-
-
-class RecomputedGraphs(StepGraphs):
-    """No graphs: a replay computes the step, in buffers that hold nonsense.
-
-    Args:
-        capacity: how many graphs memory holds.
-    """
-
-    def __init__(self, runner: Any, capacity: int = 1000) -> None:
-        state, step = runner.state, runner.device_step
-        super().__init__(state.step_rows, step.max_tokens, step.compute, state.num_places)
-        self.metadata, self.capacity = step.metadata, capacity
-        self.tried: list[tuple[StepShape, Needs]] = []
-        self.replayed: list[StepShape] = []
-
-    def _capture(self, bucket: StepShape, needs: Needs) -> Any:
-        self.tried.append((bucket, needs))
-        if len(self.tried) > self.capacity:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
-        tokens = torch.zeros(bucket.num_rows, dtype=torch.int32)
-
-        def replay() -> None:
-            self.replayed.append(bucket)
-            for field in fields(self.metadata):
-                if field.name != "block_table":
-                    getattr(self.metadata, field.name).fill_(2**20)
-            tokens.set_(self.compute(bucket, needs))  # those of the step before are being read
-
-        return SimpleNamespace(replay=replay), tokens
-
-
-@pytest.fixture
-def nonsense_beside_attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tokens for which attention computes nothing hold NaN."""
-
-    def empty_like(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
-        return torch.full_like(tensor, torch.nan)
-
-    monkeypatch.setattr(attention.torch, "empty_like", empty_like)
-    return
+from m5_kernels.step_graphs import MAX_CHUNKS, MAX_TOKENS, Buckets, StepGraphs, StepShape
+from recomputed_graphs import RecomputedGraphs
 
 
 def tokens_of(engine: Any, seed: int) -> dict[str, list[int]]:
@@ -90,7 +49,7 @@ def test_padded_steps_give_the_tokens_of_m4(seed, nonsense_beside_attention):
     fields: dict[str, Any] = {"max_num_seqs": 5, "max_model_len": 80, "max_num_batched_tokens": 70}
     fields |= {"kv_cache_tokens": 320, "long_prefill_token_threshold": 24}
     engine = make_engine(m5_kernels, tiny_model(), **fields)
-    engine.runner.graphs = graphs = RecomputedGraphs(engine.runner)
+    engine.runner.graphs = graphs = RecomputedGraphs(engine.runner.device_step)
     assert tokens_of(engine, seed) == tokens_of(
         make_engine(m4_prefix_chunked, tiny_model(), **fields), seed
     )
@@ -98,34 +57,19 @@ def test_padded_steps_give_the_tokens_of_m4(seed, nonsense_beside_attention):
     assert StepShape(5, 5, 5, 0) in graphs.replayed
 
 
-def test_padded_steps_with_guesses_give_the_tokens_of_m4(nonsense_beside_attention):
-    """Prompts that repeat, so that there are guesses; three rows of four places in a bucket."""
-    prompts = [prompt * 3 for prompt in random_prompts([5, 7, 4])]
-    fields: dict[str, Any] = {"max_num_seqs": 3, "max_model_len": 80}
-    engine = make_engine(m5_kernels, tiny_model(), speculation="ngram", **fields)
-    engine.runner.graphs = graphs = RecomputedGraphs(engine.runner)
-    plain = make_engine(m4_prefix_chunked, tiny_model(), **fields)
-    wanted, got = (
-        [output.token_ids for output in each.generate(prompts, SamplingParams(seed=3))]
-        for each in (plain, engine)
-    )
-    assert got == wanted
-    assert StepShape(12, 12, 12, 0, has_guesses=True) in graphs.replayed
-
-
 @pytest.mark.parametrize("is_warm", [True, False])
 def test_steps_whose_graphs_memory_does_not_hold_are_launched_as_they_are(is_warm, caplog):
     fields: dict[str, Any] = {"max_num_seqs": 5, "max_model_len": 80, "max_num_batched_tokens": 70}
     fields |= {"kv_cache_tokens": 320, "long_prefill_token_threshold": 24}
     engine = make_engine(m5_kernels, tiny_model(), **fields)
-    engine.runner.graphs = graphs = RecomputedGraphs(engine.runner, capacity=2)
+    engine.runner.graphs = graphs = RecomputedGraphs(engine.runner.device_step, capacity=2)
     if is_warm:
         engine.runner.capture_graphs()
     assert tokens_of(engine, 0) == tokens_of(
         make_engine(m4_prefix_chunked, tiny_model(), **fields), 0
     )
     (line,) = caplog.messages
-    assert ("steps, of 1, 2, 4, 5 tokens" in line) == is_warm
+    assert ("steps, of 1, 2, 4 tokens" in line) == is_warm
     assert "Lower gpu_memory_utilization" in line
     assert graphs.replayed  # by those that are there
     assert len(graphs.tried) > 2
@@ -138,9 +82,8 @@ def test_a_step_for_which_there_is_no_memory_leaves_the_rows_as_they_were():
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     step_rows = torch.tensor([2, 0, 1])
-    graphs = StepGraphs(step_rows, 70, compute)
-    graphs._graphs = dict.fromkeys((bucket, Needs()) for bucket in graphs.buckets)
-    graphs.capture_all(Needs())
+    graphs = StepGraphs(step_rows, compute, OneGPU())
+    graphs.compute_nothing(Buckets(3, 70).largest_step, Needs())
     assert torch.equal(step_rows, torch.tensor([2, 0, 1]))
 
 
@@ -152,11 +95,11 @@ def test_a_rank_keeps_the_graphs_that_all_ranks_could_capture(monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return bucket
 
-    graphs = graphs_for(8, 70)
-    monkeypatch.setattr(graphs, "_capture", capture)
     elsewhere = iter([1, 1, 0, 1, 1])
-    graphs.smallest = lambda number: min(number, next(elsewhere))
-    graphs.capture_all(Needs())
+    gpus = part_of(lambda number: min(number, next(elsewhere)))
+    graphs = StepGraphs(torch.full((8,), -1), lambda shape, needs: torch.empty(0), gpus)
+    monkeypatch.setattr(graphs, "_capture", capture)
+    graphs.capture(Buckets(8, 70).all(), Needs())
     sizes = {bucket.num_tokens: kept for (bucket, _), kept in graphs._graphs.items()}
     assert [size for size, kept in sizes.items() if kept is None] == [8, 4]
     assert next(elsewhere, None) is None  # each was agreed on
@@ -168,19 +111,19 @@ def test_a_rank_without_memory_for_the_largest_step_ends():
     def compute(shape: StepShape, needs: Needs) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    graphs = StepGraphs(torch.tensor([0]), 70, compute, smallest=int)
+    graphs = StepGraphs(torch.tensor([0]), compute, part_of(int))
     with pytest.raises(torch.OutOfMemoryError):
-        graphs.capture_all(Needs())
+        graphs.compute_nothing(Buckets(1, 70).largest_step, Needs())
 
 
 def test_what_else_a_capture_raises_is_no_want_of_memory(monkeypatch):
     def capture(bucket: StepShape, needs: Needs) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    graphs = graphs_for(3, 70)
+    graphs = StepGraphs(torch.full((3,), -1), lambda shape, needs: torch.empty(0), OneGPU())
     monkeypatch.setattr(graphs, "_capture", capture)
     with pytest.raises(RuntimeError, match="illegal"):
-        graphs.capture_all(Needs())
+        graphs.capture(Buckets(3, 70).all(), Needs())
 
 
 @pytest.mark.gpu
@@ -194,12 +137,12 @@ def test_graphs_take_no_memory_from_steps_without_one(caplog):
     engine.reset_prefix_cache()
     graphs = engine.runner.graphs
     graphs._graphs.clear()
-    graphs._captured.clear()
-    graphs._pool = None
+    graphs.memory.captured.clear()
+    graphs.memory.pool = None
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     with torch.inference_mode():
-        graphs._compute_nothing(StepShape(8192, 20, 20, MAX_CHUNKS), Needs())
+        graphs.compute_nothing(StepShape(8192, 20, 20, MAX_CHUNKS), Needs())
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**23) / total)
     try:
@@ -233,11 +176,6 @@ def test_graphs_that_become_garbage_break_no_capture():
         gc.set_threshold(*thresholds)
 
 
-def graphs_for(max_num_seqs: int, max_tokens: int, max_guess_rows: int = 0) -> StepGraphs:
-    step_rows = torch.full((max_num_seqs,), -1)
-    return StepGraphs(step_rows, max_tokens, lambda shape, needs: shape, max_guess_rows)
-
-
 @pytest.mark.parametrize(
     ("shape", "bucket"),
     [
@@ -254,20 +192,19 @@ def graphs_for(max_num_seqs: int, max_tokens: int, max_guess_rows: int = 0) -> S
 )
 def test_the_smallest_bucket_that_holds_a_step(shape, bucket):
     expected = None if bucket is None else StepShape(*bucket)
-    assert graphs_for(200, 8192).bucket_for(StepShape(*shape)) == expected
-
-
-def test_steps_with_guesses_have_buckets_of_their_own():
-    graphs = graphs_for(200, 8192, max_guess_rows=64)
-    assert graphs.bucket_for(StepShape(7, 7, 7, 0, True)) == StepShape(8, 8, 8, 0, True)
-    sizes = [bucket.num_rows for bucket in graphs.buckets if bucket.has_guesses]
-    assert sizes == [64, 48, 32, 16, 8, 4, 2]
-    assert graphs_for(200, 8192, max_guess_rows=25).guess_rows == [2, 4, 8, 16, 32]
-    assert not any(bucket.has_guesses for bucket in graphs_for(200, 8192).buckets)
+    assert Buckets(200, 8192).bucket_for(StepShape(*shape)) == expected
 
 
 def test_there_is_no_bucket_beyond_the_steps_that_the_engine_makes():
-    graphs = graphs_for(8, 100)
-    assert graphs.mixed_tokens == [64]
-    assert graphs.bucket_for(StepShape(64, 2, 1, 1)) is not None
-    assert graphs.bucket_for(StepShape(65, 2, 1, 1)) is None
+    buckets = Buckets(8, 100)
+    assert buckets.mixed_tokens == [64]
+    assert buckets.bucket_for(StepShape(64, 2, 1, 1)) is not None
+    assert buckets.bucket_for(StepShape(65, 2, 1, 1)) is None
+    assert [bucket.num_tokens for bucket in buckets.all()] == [64, 8, 4, 2, 1]
+
+
+def part_of(smallest: Callable[[int], int]) -> TensorParallel:
+    """One of several GPUs, which say what they can have; without their processes."""
+    gpus: TensorParallel = object.__new__(TensorParallel)
+    gpus.smallest_of_all = smallest
+    return gpus

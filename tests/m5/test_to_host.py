@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from engine_helpers import make_request
-from m4_prefix_chunked.speculation import GuessingRow
-from m5_kernels.kernels.guesses import MISSING, REJECTED
+from m1_single import SamplingParams
+from m5_kernels.device_state import DeviceState
+from m5_kernels.sampler import Needs, Sampler
 from m5_kernels.to_host import NUM_TURNS, HostTokens, fetch
 from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.request import Request
 
 
 def test_tokens_of_a_step_stay_as_they_are_while_others_are_in_flight() -> None:
@@ -32,24 +35,16 @@ def test_memory_that_a_kernel_may_still_write_to_is_kept_until_it_has():
     assert waits == ["waited"]
 
 
-def test_guesses_that_came_true_stand_before_the_last_token_of_their_request():
-    a, b, c = (make_request(name) for name in "abc")
-    places = {0: (a, 5), 1: (a, 6), 2: (a, 7), 3: (a, MISSING), 4: (None, 9), 5: (b, 8)}
-    places |= {6: (b, REJECTED), 7: (c, -1)}
-    rows = {
-        request: GuessingRow(request, start=3, num_new_tokens=num, draft_token_ids=[0] * (num - 1))
-        for request, num in ((a, 4), (b, 2), (c, 1))
-    }
-    requests, tokens = zip(*places.values(), strict=True)
-    host_tokens = HostTokens(len(places), torch.device("cpu"))
-    read = fetch(
-        [rows.get(each) for each in requests],
-        torch.tensor(tokens, dtype=torch.int32),
-        [],
-        None,
-        host_tokens,
-    )
-    sampled = read()
-    assert sampled["a"] == [SampledToken(5), SampledToken(6), SampledToken(7)]
-    assert [row.num_missing for row in rows.values()] == [1, 0, 0]
-    assert (sampled["b"], sampled["c"]) == ([SampledToken(8)], [SampledToken(-1)])
+def test_tokens_come_in_the_order_of_the_steps_sequences() -> None:
+    """Beside them in a graph are more; log-probabilities are for those who asked."""
+    requests = [make_request("a"), None, Request("b", [0], SamplingParams(logprobs=1))]
+    raw = torch.tensor([[1.0, 0, 0], [0, 0, 0], [0, 3.0, 0], [0, 0, 0]])
+    sampler = Sampler(DeviceState(4, 8, 4, 3, torch.device("cpu")))
+    rows = torch.arange(4, dtype=torch.int32)
+    tokens = sampler.sample(raw, rows, torch.zeros(4, dtype=torch.int32), Needs(logprobs=True))
+    read = fetch(requests, tokens, sampler, HostTokens(4, torch.device("cpu")))
+    tokens.fill_(77)  # the step after it
+    first, _, last = read()
+    assert (first, last.token_id) == (SampledToken(0), 1)
+    assert last.logprobs is not None
+    assert last.logprobs[1].logprob == pytest.approx(float(raw[2].log_softmax(-1)[1]))

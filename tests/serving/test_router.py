@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from m4_prefix_chunked.prefix_cache import hash_blocks
+from milestone_llm.frontend.block_hashes import hash_blocks
 from milestone_llm.serving.router import BUSIER, Router
 
 SIZE = 4

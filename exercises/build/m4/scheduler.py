@@ -106,8 +106,13 @@ class Scheduler(BaseScheduler):
             num_cached: tokens that the prefix cache saved, for the trace.
         """
         num_new_tokens = self._chunk(request, budget)
-        start, blocks = request.num_computed_tokens, self.kv.block_tables[request.request_id]
-        row = ScheduledRequest(request, start, num_new_tokens, False, blocks, num_cached)
+        row = ScheduledRequest(
+            request,
+            start=request.num_computed_tokens,
+            num_new_tokens=num_new_tokens,
+            blocks=self.kv.block_tables[request.request_id],
+            num_cached_tokens=num_cached,
+        )
         plan.rows.append(row)
         self.prefix_cache.make_findable(request, row.end)
         if row.samples:  # the prompt is complete: its further completions start from its KV

@@ -60,6 +60,10 @@ class HopperInt8Tile(NamedTuple):
         return ceil_div(num_tokens, self.rows), ceil_div(size, columns)
 
 
+IN_TURN_16 = HopperInt8Tile(16, 1, 4, 128, 12)
+IN_TURN_32 = HopperInt8Tile(32, 1, 4, 128, 8)
+IN_TURN_64 = HopperInt8Tile(64, 1, 4, 64, 12)
+IN_TURN_128 = HopperInt8Tile(128, 1, 3, 64, 6)
 H200_INT8 = (
     HopperInt8Tile(16, 3, 1, 128, 7),
     HopperInt8Tile(32, 3, 1, 128, 6),
@@ -70,12 +74,36 @@ H200_INT8 = (
     HopperInt8Tile(192, 3, 1, 64, 4),
     HopperInt8Tile(128, 2, 1, 128, 4),
     HopperInt8Tile(256, 2, 1, 64, 4),
-    HopperInt8Tile(16, 1, 4, 128, 12),
-    HopperInt8Tile(32, 1, 4, 128, 8),
-    HopperInt8Tile(64, 1, 4, 64, 12),
-    HopperInt8Tile(128, 1, 3, 64, 6),
+    IN_TURN_16,
+    IN_TURN_32,
+    IN_TURN_64,
+    IN_TURN_128,
 )
 """Those that were the fastest somewhere, with Qwen3's shapes on an H200."""
+
+FEW_OUTPUTS = (
+    # tile, from so many inputs on, up to so many programs
+    (IN_TURN_32._replace(num_parts=2), 4096, NUM_SMS),
+    (IN_TURN_64._replace(num_parts=2), 8192, NUM_SMS),
+    (IN_TURN_128._replace(num_parts=2), 8192, NUM_SMS),
+    (IN_TURN_32, 3072, 112),
+    (IN_TURN_32, 0, 80),
+    (IN_TURN_64, 0, 96),
+    (IN_TURN_64, 2048, NUM_SMS),
+    (IN_TURN_128, 0, 96),
+    (IN_TURN_16._replace(num_parts=3), 3072, NUM_SMS),
+    (IN_TURN_16._replace(num_parts=2), 4096, NUM_SMS),
+    (IN_TURN_16, 0, NUM_SMS),
+)
+"""Who takes turns where outputs are few, and each program has a multiprocessor to itself: the first
+that fits.
+
+It was made for QKV, output and down of Qwen3-8B's and Qwen3-0.6B's shapes, and the smaller one's
+gate and up, from tiles that were tried on an H200 with 16 to 256 rows (docs/m5_kernel_notes.md;
+steps with what was chosen: docs/measurements/m5_eight_bits_steps.md). Other shapes were not tried.
+"""
+MOST_INPUTS = 12288
+"""Of these shapes. With more, it pays to cut them into more parts than the table has."""
 
 
 def hopper_int8_tile(
@@ -85,7 +113,7 @@ def hopper_int8_tile(
 
     Inputs are cut into parts where that gives more multiprocessors something to do.
     """
-    return _fastest(rounded(num_tokens), size, in_size, is_gated)
+    return _hopper_int8_tile(rounded(num_tokens), size, in_size, is_gated)
 
 
 def rounded(num_tokens: int) -> int:
@@ -113,23 +141,32 @@ def token_counts(max_tokens: int, products: set[tuple[int, int, bool]]) -> list[
 
 
 @functools.cache
-def _fastest(num_tokens: int, size: int, in_size: int, is_gated: bool) -> HopperInt8Tile:
-    fitting = [tile for tile in H200_INT8 if tile.rows < 2 * num_tokens]
-    tiles = [tile._replace(num_parts=parts) for tile in fitting for parts in (1, 2, 3, 4)]
-    return min(tiles, key=lambda tile: cycles(tile, num_tokens, size, in_size, is_gated))
+def _hopper_int8_tile(num_tokens: int, size: int, in_size: int, is_gated: bool) -> HopperInt8Tile:
+    """As the table says; else the one with which the busiest multiprocessor has the least to do."""
 
+    def num_programs(tile: HopperInt8Tile) -> int:
+        return math.prod(tile.grid(num_tokens, size, is_gated)) * tile.num_parts
 
-def cycles(tile: HopperInt8Tile, num_tokens: int, size: int, in_size: int, is_gated: bool) -> float:
-    """About what a product takes on an H200. The numbers were fitted to measured steps."""
-    num_down, num_across = tile.grid(num_tokens, size, is_gated)
-    num_programs = num_down * num_across * tile.num_parts
-    if tile.num_parts > 1 and (num_programs > NUM_SMS or in_size < tile.num_parts * tile.depth):
-        return math.inf
-    # Of 64 inputs: the tensor cores, making bf16, and both one after the other in a warpgroup.
-    multiply, convert, wait = 2 * tile.rows, 175, 256
-    if tile.depth > 64:
-        convert, wait = convert * 3 // 4, wait * 3 // 4
-    step = max(tile.side_by_side * max(multiply, convert), (multiply + wait) / tile.turns)
-    rounds = (num_programs / NUM_SMS + ceil_div(num_programs, NUM_SMS)) / 2
-    adding = (550 + 15 * tile.num_parts * tile.rows) * (tile.num_parts > 1)
-    return rounds * (1550 + in_size / 64 / tile.num_parts * step) + adding
+    def is_filled(tile: HopperInt8Tile) -> bool:
+        return tile.rows < 2 * num_tokens
+
+    def is_worth_it(tile: HopperInt8Tile) -> bool:
+        # With fewer inputs it takes longer to add the sums of parts, which go through memory.
+        if tile.num_parts > 1 and in_size < 32 * tile.rows * tile.num_parts:
+            return False
+        # Only programs without parts and turns go on with the next tile.
+        return tile.num_parts == tile.turns == 1 or num_programs(tile) <= NUM_SMS
+
+    def work(tile: HopperInt8Tile) -> tuple[float, int, int]:
+        # Making bf16 takes as long as multiplying 64 rows, or 88 where a step has 64 inputs.
+        area = tile.side_by_side * max(tile.rows, 64 if tile.depth > 64 else 88)
+        rounds = ceil_div(num_programs(tile), NUM_SMS)
+        # If several have as much to do: fewer parts to add, then fewer programs that read rows.
+        return rounds * area / tile.num_parts, tile.num_parts, num_programs(tile)
+
+    for tile, least_inputs, most_programs in FEW_OUTPUTS if in_size <= MOST_INPUTS else ():
+        if is_filled(tile) and in_size >= least_inputs and num_programs(tile) <= most_programs:
+            return tile
+    filled = filter(is_filled, H200_INT8)
+    tiles = [tile._replace(num_parts=parts) for tile in filled for parts in (1, 2, 3, 4)]
+    return min(filter(is_worth_it, tiles), key=work)

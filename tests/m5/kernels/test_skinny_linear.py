@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from m5_kernels.kernels.linear import linear_torch
+from m5_kernels.decoder.products import linear_torch
 from m5_kernels.kernels.silu_mul import silu_mul
 from m5_kernels.kernels.skinny_linear import skinny_linear
 from m5_kernels.kernels.tiles import LinearTile

@@ -17,16 +17,20 @@ import m5_kernels
 from engine_helpers import assert_empty, greedy, hf_generate, make_engine, random_prompts
 from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.decoder.decoder import FusedDecoder
-from m5_kernels.decoder.parallel import Shard
-from m5_kernels.kernels import linear as linear_file
-from m5_kernels.kernels.hopper_int8_tiles import (
+from m5_kernels.decoder.one_gpu import OneGPU
+from m5_kernels.decoder.products import Products
+from m5_kernels.extras.int8 import products as products_file
+from m5_kernels.extras.int8.hopper_int8_tiles import (
     COPY_REGISTERS,
     H200_INT8,
     HopperInt8Tile,
     hopper_int8_tile,
     token_counts,
 )
-from m5_kernels.kernels.int8_weight import NUM_ARRIVALS, Int8Weight
+from m5_kernels.extras.int8.int8_weight import NUM_ARRIVALS, Int8Weight, int8_linear_torch
+from m5_kernels.extras.int8.products import Int8Matrices, int8_products
+from m5_kernels.extras.tensor_parallel.parallel import Shard, TensorParallel
+from m5_kernels.kernels.silu_mul import silu_mul_torch
 from milestone_llm.models.tiny_models import build_tiny_model
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
@@ -42,6 +46,18 @@ def models(family: str, **overrides: Any) -> tuple[PreTrainedModel, PreTrainedMo
 def int8_engine(model: Any, **fields: Any) -> Any:
     fields = {"max_model_len": 64, "block_size": 4, "max_num_batched_tokens": 24, **fields}
     return make_engine(m5_kernels, model, quantization="int8", **fields)
+
+
+def in_eight_bits() -> dict[str, Any]:
+    """What makes a decoder's matrices such, and multiplies with them."""
+    return {"products": Products(int8_products(torch.device("cpu"))), "matrices": Int8Matrices()}
+
+
+def part_of(shard: Shard) -> TensorParallel:
+    """Without the processes of other ranks, which only a step needs."""
+    gpus: TensorParallel = object.__new__(TensorParallel)
+    gpus.shard = shard
+    return gpus
 
 
 def tokens(outputs: list[Any]) -> list[list[int]]:
@@ -84,8 +100,8 @@ def test_two_ranks_keep_parts_of_one_model() -> None:
     model = with_biases("llama")
     config = DecoderConfig.from_hf(model.config)
     whole, *ranks = (
-        FusedDecoder(config, torch.zeros(4, 16), torch.float32, "cpu", shard, quantization="int8")
-        for shard in (Shard(), Shard(0, 2), Shard(1, 2))
+        FusedDecoder(config, torch.zeros(4, 16), torch.float32, "cpu", gpus=gpus, **in_eight_bits())
+        for gpus in (OneGPU(), *map(part_of, (Shard(0, 2), Shard(1, 2))))
     )
     for decoder in (whole, *ranks):
         decoder.load(model.named_parameters())
@@ -105,7 +121,7 @@ def test_two_ranks_keep_parts_of_one_model() -> None:
 def test_matrices_take_a_byte_a_weight_and_a_tied_embedding_stays() -> None:
     model = build_tiny_model("qwen3", tie_word_embeddings=True).bfloat16()
     plain = FusedDecoder.from_hf(model)
-    decoder = FusedDecoder.from_hf(model, quantization="int8")
+    decoder = FusedDecoder.from_hf(model, **in_eight_bits())
     for name in ("qkv", "output", "gate_up", "down"):
         matrix, weight = getattr(plain.layers[0], name), getattr(decoder.layers[0], name)
         assert 2 * weight.words.nbytes == matrix.nbytes
@@ -204,26 +220,35 @@ def test_on_hopper_many_rows_have_a_kernel_of_their_own(
     is_gated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its twin in its place, which counts rows."""
-    kernel, seen = pytest.importorskip("m5_kernels.kernels.hopper_int8"), []
+    kernel, seen = pytest.importorskip("m5_kernels.extras.int8.hopper_int8"), []
 
-    def twin(hidden: torch.Tensor, *args: Any, pdl: bool) -> torch.Tensor:
+    def twin(
+        hidden: torch.Tensor, weight: Int8Weight, bias: torch.Tensor, is_gated: bool
+    ) -> torch.Tensor:
         seen.append(len(hidden))
-        return linear_file.linear_torch(hidden, *args)
+        return expected(hidden, weight, bias)
 
-    monkeypatch.setattr(linear_file, "fits_copy_engine", lambda hidden, size: size == 24)
+    def expected(hidden: torch.Tensor, weight: Int8Weight, bias: torch.Tensor) -> torch.Tensor:
+        output = int8_linear_torch(hidden, weight, bias)
+        return silu_mul_torch(output) if is_gated else output
+
+    monkeypatch.setattr(products_file, "is_hopper", lambda device: True)
+    monkeypatch.setattr(products_file, "fits_copy_engine", lambda hidden, size: size == 24)
     monkeypatch.setattr(kernel, "hopper_int8", twin)
+    products = Products(int8_products(torch.device("cuda")))
+    multiply = products.gate_up if is_gated else products.linear
     weight = Int8Weight.zeros(24 * (1 + is_gated), 40, "cpu")
     weight.round_from(torch.randn(len(weight), 40))
     for num_rows in (0, 4, 5, 70):
-        given = torch.randn(num_rows, 40), weight, torch.randn(len(weight)), is_gated
-        assert torch.equal(linear_file.linear(*given), linear_file.linear_torch(*given))
+        given = torch.randn(num_rows, 40), weight, torch.randn(len(weight))
+        assert torch.equal(multiply(*given), expected(*given))
     assert seen == [5, 70]
 
 
 @pytest.mark.parametrize("num_tokens", [3, 17, 33, 65, 129, 256, 1024, 8192])
 def test_the_tile_for_hopper_gives_multiprocessors_something_to_do(num_tokens: int) -> None:
     for size, in_size, is_gated in itertools.product(
-        [1024, 4096, 24576, 151936], [64, 1024, 4096, 12288], [False, True]
+        [1024, 4096, 24576, 151936], [64, 1024, 4096, 12288, 28672], [False, True]
     ):
         tile = hopper_int8_tile(num_tokens, size, in_size, is_gated)
         num_down, num_across = tile.grid(num_tokens, size, is_gated)

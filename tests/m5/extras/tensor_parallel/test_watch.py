@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from m5_kernels.tensor_parallel import watch
-from m5_kernels.tensor_parallel.watch import FOLLOWS, LEAVES, Watch
+from m5_kernels.extras.tensor_parallel import watch
+from m5_kernels.extras.tensor_parallel.watch import FOLLOWS, LEAVES, Watch
 
 PATIENCE = 60.0
 """Seconds after which what has not happened will not."""

@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
+from m5_kernels.extras.hopper.prefill_tiles import QUERIES, prefill_tiles, runs_on_hopper
 from m5_kernels.kernels.paged_prefill import paged_prefill_torch
-from m5_kernels.kernels.prefill_tiles import QUERIES, prefill_tiles, runs_on_hopper
 from m5_kernels.tools.measure import PagedBatch
 
 HAS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
@@ -67,7 +67,7 @@ def test_it_is_chosen_on_hopper_alone():
 @pytest.mark.parametrize(("head_dim", "heads"), [(128, (16, 8)), (64, (9, 3)), (128, (8, 1))])
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_it_equals_the_specification_in_fp64(dtype, head_dim, heads, block_size):
-    from m5_kernels.kernels.hopper_prefill import hopper_prefill
+    from m5_kernels.extras.hopper.hopper_prefill import hopper_prefill
 
     rng = random.Random(block_size + head_dim)
     cases = [([n], [n], 0) for n in (1, 127, 128, 129, 300)]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from m5_kernels.kernels.dot_linear import dot_linear
-from m5_kernels.kernels.linear import linear, linear_torch, takes_dot
-from m5_kernels.kernels.tiles import GPU, DotTile, dot_tile, fit_dot
+from m5_kernels.decoder.products import Products, linear_torch
+from m5_kernels.extras.hopper.dot_linear import dot_linear
+from m5_kernels.extras.hopper.products import DotProduct, products_of_few_rows
+from m5_kernels.extras.hopper.tiles import DotTile, dot_tile, fit_dot
+from m5_kernels.kernels.tiles import GPU
 from m5_kernels.tools.measure import relative_error
 
 MAX_ERROR = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -56,6 +58,7 @@ def test_a_step_with_guesses_has_the_products_of_one_without() -> None:
     """In bf16, where a weight has many short rows."""
     weight = torch.randn(16384, 1024, dtype=torch.bfloat16, device="cuda")
     hidden = torch.randn(16, 1024, dtype=torch.bfloat16, device="cuda")
+    linear = Products(products_of_few_rows(hidden.device)).linear
     assert torch.equal(linear(hidden, weight)[:1], linear(hidden[:1], weight))
 
 
@@ -63,8 +66,11 @@ def test_it_is_taken_where_it_was_the_fastest() -> None:
     """Qwen3's shapes at 1, 4, 16 and 17 rows: 0.6B's short rows, its small weights, 8B's."""
 
     def taken(*size: int) -> list[bool]:
-        weight = torch.empty(size, dtype=torch.bfloat16, device="meta")
-        return [takes_dot(n, weight) for n in (1, 4, 16, 17)]
+        weight, *hidden = (
+            torch.empty(n, size[1], dtype=torch.bfloat16, device="meta")
+            for n in (size[0], 1, 4, 16, 17)
+        )
+        return [DotProduct().suits(rows, weight, is_gated=False) for rows in hidden]
 
     assert taken(6144, 1024) == [True, True, True, False]
     assert taken(1024, 3072) == taken(6144, 4096) == [False, True, True, False]

@@ -8,17 +8,19 @@ import pytest
 import torch
 
 from m5_kernels.compiled_shapes import shapes_of_all_kernels
-from m5_kernels.kernels import backend
-from m5_kernels.kernels.backend import HAS_TRITON, LATE
-from m5_kernels.kernels.linear import linear_torch, takes_hopper
+from m5_kernels.decoder.products import linear_torch
+from m5_kernels.extras.hopper import device as device_file
+from m5_kernels.extras.hopper.products import HopperProduct
+from m5_kernels.extras.hopper.tiles import HopperTile, hopper_tile
+from m5_kernels.kernels.backend import HAS_TRITON
+from m5_kernels.kernels.early_start import LATE, next_starts
 from m5_kernels.kernels.silu_mul import silu_mul, silu_mul_torch
-from m5_kernels.kernels.tiles import HopperTile, hopper_tile
 from m5_kernels.tools.measure import relative_error
 
 if HAS_TRITON:
-    from m5_kernels.kernels.hopper_linear import hopper_linear
+    from m5_kernels.extras.hopper.hopper_linear import hopper_linear
 
-HAS_HOPPER = backend.is_hopper(torch.device("cuda")) if torch.cuda.is_available() else False
+HAS_HOPPER = device_file.is_hopper(torch.device("cuda")) if torch.cuda.is_available() else False
 needs_hopper = pytest.mark.skipif(not HAS_HOPPER, reason="needs a Hopper GPU")
 GATED = pytest.mark.parametrize("is_gated", [False, True], ids=["plain", "gated"])
 QWEN3 = [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)]
@@ -65,7 +67,8 @@ def test_rows_are_read_after_they_are_written() -> None:
     weight, size = random_bf16(1024, 2048) / 45, 2048
     rounds = [random_bf16(256, 2 * size) for _ in range(20)]
     expected = [hopper_linear(silu_mul_torch(each), weight) for each in rounds]
-    found = [hopper_linear(silu_mul(each, LATE), weight, pdl=LATE) for each in rounds]
+    with next_starts(LATE):
+        found = [hopper_linear(silu_mul(each), weight) for each in rounds]
     assert all(map(torch.equal, found, expected))
 
 
@@ -82,10 +85,10 @@ def test_which_products_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
     def goes(num_tokens: int, out_size: int, in_size: int, **options: Any) -> bool:
         options = {"dtype": torch.bfloat16, "device": "meta"} | options
         hidden, weight = (torch.empty(n, in_size, **options) for n in (num_tokens, out_size))
-        return takes_hopper(hidden, weight)
+        return HopperProduct().suits(hidden, weight, is_gated=False)
 
     assert not goes(64, 4096, 1024)
-    monkeypatch.setattr(backend, "is_hopper", lambda device: True)
+    monkeypatch.setattr(device_file, "is_hopper", lambda device: True)
     assert [goes(num_tokens, 4096, 1024) for num_tokens in (16, 17, 256, 257)] == [0, 1, 1, 0]
     assert all(goes(64, *size) for size in QWEN3)
     assert not goes(64, 4096, 4096), "the library's turn"
@@ -94,8 +97,8 @@ def test_which_products_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not goes(64, 4096, 1024, dtype=torch.float16)
     hidden = torch.empty(64, 1024, dtype=torch.bfloat16)
     weight = torch.empty(24, 1024, dtype=torch.bfloat16)
-    assert takes_hopper(hidden, weight, is_gated=False)
-    assert not takes_hopper(hidden, weight, is_gated=True), "12 outputs a row"
+    assert HopperProduct().suits(hidden, weight, is_gated=False)
+    assert not HopperProduct().suits(hidden, weight, is_gated=True), "12 outputs a row"
 
 
 @GATED
@@ -118,7 +121,8 @@ def test_each_tile_is_compiled_before_the_first_request(max_num_seqs: int, max_t
         sizes = [(False, 4096), (False, 1024), (True, 3072)]
         return {(g, size, hopper_tile(n, size, g)) for n in taken for g, size in sizes}
 
-    shapes = shapes_of_all_kernels(max_num_seqs, max_tokens, 0)
+    counts = HopperProduct().token_counts(max_tokens, [])
+    shapes = shapes_of_all_kernels(max_num_seqs, max_tokens, counts)
     compiled = {shape.num_tokens for shape, _ in shapes}
     most = max(max_num_seqs, max_tokens)
     assert max(compiled - {3073}) <= most

@@ -7,17 +7,20 @@ from typing import Any
 import pytest
 import torch
 
+from m5_kernels.decoder.products import Products
+from m5_kernels.extras.int8.hopper_int8_tiles import H200_INT8, HopperInt8Tile
+from m5_kernels.extras.int8.int8_linear import int8_linear, max_int8_tokens
+from m5_kernels.extras.int8.int8_weight import Int8Weight, int8_linear_torch
+from m5_kernels.extras.int8.products import int8_products
+from m5_kernels.extras.int8.tiles import Int8Tile
 from m5_kernels.kernels.backend import HAS_TRITON, runs_triton
-from m5_kernels.kernels.hopper_int8_tiles import H200_INT8, HopperInt8Tile
-from m5_kernels.kernels.int8_linear import int8_linear, max_int8_tokens
-from m5_kernels.kernels.int8_weight import Int8Weight, int8_linear_torch
-from m5_kernels.kernels.linear import linear
+from m5_kernels.kernels.early_start import LATE, NEVER, next_starts
 from m5_kernels.kernels.silu_mul import silu_mul_torch
-from m5_kernels.kernels.tiles import Int8Tile, LinearTile
+from m5_kernels.kernels.tiles import LinearTile
 from m5_kernels.tools.measure import relative_error
 
 if HAS_TRITON:
-    from m5_kernels.kernels.hopper_int8 import hopper_int8
+    from m5_kernels.extras.int8.hopper_int8 import hopper_int8
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 MAX_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -70,7 +73,7 @@ def test_a_product_is_that_of_scale_times_integers(
 def test_whatever_is_chosen_for_so_many_rows(num_tokens: int, out_size: int, in_size: int) -> None:
     weight, exact = random_weight(out_size, in_size, "cuda")
     hidden = torch.randn(num_tokens, in_size, dtype=torch.bfloat16, device="cuda")
-    found = linear(hidden, weight)
+    found = Products(int8_products(hidden.device)).linear(hidden, weight)
     assert relative_error(found, hidden.double() @ exact.T) < MAX_ERROR[torch.bfloat16]
 
 
@@ -91,9 +94,10 @@ def test_tiles_and_parts_for_hopper(
             expected = silu_mul_torch(expected)
         for num_parts in (1, 2, 3) if out_size < 4096 else (1,):
             split = tile._replace(num_parts=num_parts)
-            found = [
-                hopper_int8(hidden, weight, bias, is_gated, split, pdl) for pdl in (False, True) * 8
-            ]
+            found = []
+            for when in (NEVER, LATE) * 8:
+                with next_starts(when):
+                    found.append(hopper_int8(hidden, weight, bias, is_gated, split))
             assert relative_error(found[0], expected) < MAX_ERROR[torch.bfloat16]
             assert all(torch.equal(each, found[0]) for each in found)
             assert not weight.arrivals.any()

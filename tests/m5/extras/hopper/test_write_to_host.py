@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from m5_kernels.kernels.write_to_host import write_to_host
+from m5_kernels.extras.hopper.write_to_host import write_to_host
 
 
 @pytest.mark.parametrize("length", [0, 1, 17, 1024, 3000])

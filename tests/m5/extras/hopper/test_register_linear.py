@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from m5_kernels.kernels.backend import EARLY, supports_pdl
-from m5_kernels.kernels.linear import linear, linear_torch, takes_registers
-from m5_kernels.kernels.register_linear import MAX_TOKENS, fits_registers, register_linear
+from m5_kernels.decoder.products import Products, linear_torch
+from m5_kernels.extras.hopper.products import RegisterProduct, products_of_few_rows, takes_registers
+from m5_kernels.extras.hopper.register_linear import MAX_TOKENS, fits_registers, register_linear
+from m5_kernels.kernels.early_start import EARLY, next_starts, supports_early_starts
 from m5_kernels.kernels.silu_mul import silu_mul
 from m5_kernels.kernels.tiles import LinearTile
 from m5_kernels.tools.measure import relative_error
@@ -70,13 +71,16 @@ def test_a_row_gets_the_same_bits_in_any_company(
 def test_a_step_with_guesses_has_the_products_of_one_without(
     out_size: int, in_size: int, is_gated: bool
 ) -> None:
-    if not supports_pdl(torch.device("cuda")):
+    if not supports_early_starts(torch.device("cuda")):
         pytest.skip("this GPU has other kernels for one row and for several")
     weight = torch.randn(out_size, in_size, dtype=torch.bfloat16, device="cuda")
     hidden = torch.randn(MAX_TOKENS, in_size, dtype=torch.bfloat16, device="cuda")
-    together = linear(hidden, weight, None, is_gated)
+    products = Products(products_of_few_rows(hidden.device))
+    multiply = products.gate_up if is_gated else products.linear
+    together = multiply(hidden, weight)
     for num_tokens in (1, 2, 3, 4, 8, 9):
-        alone = linear(hidden[:num_tokens], weight, None, is_gated, EARLY)
+        with next_starts(EARLY):
+            alone = multiply(hidden[:num_tokens], weight)
         assert torch.equal(alone, together[:num_tokens])
 
 
@@ -90,13 +94,16 @@ def test_numbers_are_rounded_where_silu_mul_rounds_them(dtype: torch.dtype, devi
 def test_few_rows_in_two_bytes_go_this_way(device: str) -> None:
     weight = torch.randn(40, 96, dtype=torch.float16, device=device)
     hidden = torch.randn(17, 96, dtype=torch.float16, device=device)
-    is_here = supports_pdl(hidden.device)
-    for num_tokens, is_taken in ((0, False), (1, is_here), (16, is_here), (17, False)):
+    is_here = supports_early_starts(hidden.device)
+    products = products_of_few_rows(hidden.device)
+    assert any(isinstance(each, RegisterProduct) for each in products) == is_here
+    for num_tokens, is_taken in ((0, False), (1, True), (16, True), (17, False)):
         assert takes_registers(num_tokens, weight) == is_taken
     assert not takes_registers(1, weight.float())
+    gate_up = Products(products).gate_up
     for num_tokens in (0, 1, 17):
         expected = linear_torch(hidden[:num_tokens].double(), weight.double(), is_gated=True)
-        found = linear(hidden[:num_tokens], weight, is_gated=True)
+        found = gate_up(hidden[:num_tokens], weight)
         assert relative_error(found, expected) < MAX_ERROR[torch.float16]
 
 

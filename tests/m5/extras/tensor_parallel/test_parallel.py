@@ -17,8 +17,8 @@ import rank_programs
 from forked import process
 from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.decoder.decoder import FusedDecoder
-from m5_kernels.decoder.parallel import Shard
-from m5_kernels.tensor_parallel.ranks import _meeting_point
+from m5_kernels.extras.tensor_parallel.parallel import Shard, TensorParallel
+from m5_kernels.extras.tensor_parallel.ranks import _meeting_point
 from milestone_llm.models.tiny_models import build_tiny_model
 
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -215,10 +215,9 @@ def test_parts_are_the_whole(size, num_kv_heads):
     whole = DecoderConfig.from_hf(model.config)
     seen = {name: torch.zeros(p.shape) for name, p in model.named_parameters()}
     for rank in range(size):
-        decoder = object.__new__(FusedDecoder)
-        decoder.shard, decoder.whole_config = Shard(rank, size), whole
-        decoder.config = decoder.shard.cut(whole)
-        _allocate(decoder)
+        decoder = FusedDecoder(
+            whole, torch.zeros(4, whole.head_dim), torch.float32, "cpu", gpus=part_of(rank, size)
+        )
         for name, own in decoder._slices().items():
             assert tuple(seen[name].shape) == own.shape
             assert seen[name][own.part].shape == own.target.shape
@@ -230,13 +229,11 @@ def test_parts_are_the_whole(size, num_kv_heads):
         assert (count == expected).all(), name
 
 
-def _allocate(decoder: Any) -> None:
-    """The tensors of a rank's part, without the processes that a whole decoder would ask for."""
-    part, shard = decoder.config, decoder.shard
-    alone = FusedDecoder(part, torch.zeros(4, part.head_dim), torch.float32, "cpu")
-    decoder.layers, decoder.final_norm = alone.layers, alone.final_norm
-    rows = shard.vocab_rows(part.vocab_size)
-    decoder.embedding, decoder.lm_head = (torch.zeros(rows, part.hidden_size) for _ in range(2))
+def part_of(rank: int, size: int) -> TensorParallel:
+    """Without the processes of other ranks, which only a step needs."""
+    gpus: TensorParallel = object.__new__(TensorParallel)
+    gpus.shard = Shard(rank, size)
+    return gpus
 
 
 # --- on GPUs --------------------------------------------------------------------------------------

@@ -1,0 +1,98 @@
+"""Attention of guesses with their request against the twin of Flash-Decoding, which has no guesses.
+
+Any number of guesses, heads and windows; what no token was written to holds nonsense.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from m5_kernels.extras.guesses.attention import attend_guesses, guess_workspace
+from m5_kernels.kernels.flash_decode import flash_decode, flash_decode_torch
+from m5_kernels.tools.measure import PagedBatch, relative_error
+
+MAX_ERROR = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+@pytest.mark.parametrize(("group", "num_kv_heads"), [(1, 1), (3, 2), (4, 1), (16, 1)])
+@pytest.mark.parametrize("window", [None, 20])
+def test_guesses_attend_with_their_request(
+    group: int, num_kv_heads: int, window: int | None, device: str
+) -> None:
+    check_guesses([60, 31, 16, 1], [3, 0, 5, 20], window, group, num_kv_heads, 32, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("group", [1, 2, 4, 7])
+@pytest.mark.parametrize("window", [None, 500])
+def test_many_guesses_of_long_contexts(group: int, window: int | None) -> None:
+    lens = [5000, 1, 127, 900, 1023, 64, 2000, 30000]
+    check_guesses(lens, [3, 7, 1, 0, 3, 15, 3, 3], window, group, 2, 128, "cuda", torch.bfloat16)
+
+
+def check_guesses(
+    lens: list[int],
+    num_guesses: list[int],
+    window: int | None,
+    group: int,
+    num_kv_heads: int,
+    head_dim: int,
+    device: str,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Places of requests side by side; of every other one the last guess was not to be made."""
+    longest = [length + guesses for length, guesses in zip(lens, num_guesses, strict=True)]
+    batch = PagedBatch.random(
+        longest, [1] * len(lens), group * num_kv_heads, num_kv_heads, head_dim, 16, dtype, device
+    )
+    tables, context_lens, offsets = [], [], []
+    for seq, (length, guesses) in enumerate(zip(lens, num_guesses, strict=True)):
+        for offset in range(1 + guesses):
+            is_missing = offset == guesses and guesses and seq % 2 == 0
+            context_lens.append(0 if is_missing else length + offset)
+            offsets.append(offset)
+            tables.append(batch.block_table[seq].clone())
+            tables[-1][-(-(length + offset) // 16) :] = 2**30
+    number = len(offsets)
+    query = torch.randn(number, group * num_kv_heads, head_dim, dtype=dtype, device=device)
+    numbers = torch.tensor([context_lens, offsets], dtype=torch.int32, device=device)
+    arguments = (query, batch.key_cache, batch.value_cache, torch.stack(tables), numbers[0])
+    workspace = guess_workspace(
+        number, group * num_kv_heads, num_kv_heads, head_dim, dtype, torch.device(device)
+    )
+    if device == "cpu":  # smaller tiles, so that there is something to share out
+        workspace = replace(workspace, tile=workspace.tile._replace(tokens=16))
+    workspace.partial_output.fill_(torch.nan)
+    workspace.partial_lse.fill_(torch.nan)
+    output = torch.full_like(query, torch.nan)
+    attend_guesses(*arguments, numbers[1], window=window, output=output, workspace=workspace)
+    assert relative_error(output, flash_decode_torch(*arguments, window=window)) < MAX_ERROR[dtype]
+    assert not workspace.arrivals.any()
+
+
+def test_more_places_than_the_workspace_holds_are_refused(device: str) -> None:
+    batch = PagedBatch.random([1] * 3, [1] * 3, 2, 1, 16, 16, torch.float32, device)
+    workspace = guess_workspace(2, 2, 1, 16, torch.float32, torch.device(device))
+    with pytest.raises(ValueError, match="3 sequences, but the workspace holds 2"):
+        attend_guesses(
+            batch.query, batch.key_cache, batch.value_cache, batch.block_table, batch.context_lens,
+            torch.zeros_like(batch.context_lens), workspace=workspace,
+        )  # fmt: skip
+
+
+def test_the_workspace_of_guesses_is_one_for_flash_decode_too(device: str) -> None:
+    """In steps of few places nobody attends together."""
+    batch = PagedBatch.random([200, 0, 31], [1] * 3, 6, 2, 32, 16, torch.float32, device)
+    arguments = batch.decode_inputs
+    workspace = guess_workspace(5, 6, 2, 32, torch.float32, torch.device(device))
+    if device == "cpu":
+        workspace = replace(workspace, tile=workspace.tile._replace(tokens=16))
+    for _ in range(2):
+        workspace.partial_output.fill_(torch.nan)
+        workspace.partial_lse.fill_(torch.nan)
+        output = flash_decode(*arguments, workspace=workspace)
+        assert relative_error(output, flash_decode_torch(*arguments)) < 1e-5
+        assert not workspace.arrivals.any()
