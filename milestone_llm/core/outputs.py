@@ -46,4 +46,4 @@ class EngineCoreOutput:
     finish_reason: str | None = None
     """`stop`, `length`, `abort`, `error`; None while tokens may still come."""
     facts: RequestFacts | None = None
-    """With the first output and with the last."""
+    """With the first output and with the last, if it is the first of a prompt's completions."""

@@ -109,7 +109,7 @@ class Request:
 
     def output_since(self, num_tokens: int) -> EngineCoreOutput:
         """What the request has got after its first `num_tokens` output tokens."""
-        is_edge = num_tokens == 0 or self.finish_reason is not None
+        is_edge = self.index == 0 and (num_tokens == 0 or self.finish_reason is not None)
         return EngineCoreOutput(
             self.request_id,
             self.token_ids[self.num_prompt_tokens + num_tokens :],

@@ -125,6 +125,7 @@ class RequestState:
     ) -> None:
         self.request_id = completion_ids[0]
         self.prompt_token_ids = prompt_token_ids
+        self.params = params
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]
