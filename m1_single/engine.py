@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.frontend.config import EngineConfig
 from milestone_llm.frontend.engine import BaseEngine
-from milestone_llm.frontend.guarded_core import GuardedCore
 from milestone_llm.frontend.scheduler_file import scheduler_class
+from milestone_llm.frontend.step_log import StepLog
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_padded
 from milestone_llm.trace.tracer import Tracer
@@ -42,11 +43,8 @@ class LLMEngine(BaseEngine):
         loaded = load_model(model, tokenizer, dtype=config.dtype, device=config.device)
         check_padded(loaded.model)
         max_model_len = config.resolve_max_model_len(max_position(loaded.model))
-        core = GuardedCore(
-            self.milestone,
-            scheduler_class(config.scheduler, Scheduler)(config, max_model_len),
-            ModelRunner(loaded.model),
-            Tracer.from_option(config.trace, loaded.decode),
-            check_invariants=config.check_invariants,
-        )
-        super().__init__(config, loaded, max_model_len, core)
+        scheduler = scheduler_class(config.scheduler, Scheduler)(config, max_model_len)
+        tracer = Tracer.from_option(config.trace, loaded.decode)
+        log = StepLog(self.milestone, scheduler, tracer, config.check_invariants)
+        core = EngineCore(scheduler, ModelRunner(loaded.model), listener=log)
+        super().__init__(config, loaded, max_model_len, core, log)

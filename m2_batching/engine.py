@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.frontend.engine import BaseEngine
-from milestone_llm.frontend.guarded_core import GuardedCore
 from milestone_llm.frontend.scheduler_file import scheduler_class
+from milestone_llm.frontend.step_log import StepLog
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_flat
 from milestone_llm.trace.tracer import Tracer
@@ -34,11 +35,10 @@ class LLMEngine(BaseEngine):
         check_flat(loaded.model)
         max_model_len = config.resolve_max_model_len(max_position(loaded.model))
         cache = RegionCache(loaded.model, config.max_num_seqs, max_model_len)
-        core = GuardedCore(
-            self.milestone,
-            scheduler_class(config.scheduler, Scheduler)(config, max_model_len),
-            ModelRunner(loaded.model, cache),
-            Tracer.from_option(config.trace, loaded.decode),
-            check_invariants=config.check_invariants,
+        scheduler = scheduler_class(config.scheduler, Scheduler)(config, max_model_len)
+        tracer = Tracer.from_option(config.trace, loaded.decode)
+        log = StepLog(self.milestone, scheduler, tracer, config.check_invariants)
+        core = EngineCore(scheduler, ModelRunner(loaded.model, cache), listener=log)
+        super().__init__(
+            config, loaded, max_model_len, core, log, aging_seconds=config.aging_seconds
         )
-        super().__init__(config, loaded, max_model_len, core, aging_seconds=config.aging_seconds)

@@ -8,10 +8,11 @@ from m2_batching.runner import sample_rows
 from m3_paged.block_cache import BlockCache
 from m3_paged.kv_memory import fit_kv_memory, with_swap_space
 from m3_paged.runner import ModelRunner
+from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.frontend.engine import BaseEngine
-from milestone_llm.frontend.guarded_core import GuardedCore
 from milestone_llm.frontend.scheduler_file import scheduler_class
+from milestone_llm.frontend.step_log import StepLog
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_flat
 from milestone_llm.trace.tracer import Tracer
@@ -51,20 +52,17 @@ class LLMEngine(BaseEngine):
         config = with_swap_space(config, loaded.model, num_blocks)
         scheduler = scheduler_class(config.scheduler, Scheduler)(config, max_model_len, num_blocks)
         cache = BlockCache(loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks)
-        core = GuardedCore(
-            self.milestone,
-            scheduler,
-            ModelRunner(
-                loaded.model, cache, sample_and_verify if config.speculation else sample_rows
-            ),
-            Tracer.from_option(config.trace, loaded.decode),
-            check_invariants=config.check_invariants,
-        )
+        sample = sample_and_verify if config.speculation else sample_rows
+        runner = ModelRunner(loaded.model, cache, sample)
+        tracer = Tracer.from_option(config.trace, loaded.decode)
+        log = StepLog(self.milestone, scheduler, tracer, config.check_invariants)
+        core = EngineCore(scheduler, runner, listener=log)
         super().__init__(
             config,
             loaded,
             max_model_len,
             core,
+            log,
             aging_seconds=config.aging_seconds,
             block_size=config.block_size,
         )
@@ -77,4 +75,4 @@ class LLMEngine(BaseEngine):
             False, with nothing done, while blocks are in use, on the device or by swapped requests
             in host memory: finish or abort the requests first.
         """
-        return self._exclusive.run(self._reset_prefix_cache)
+        return self.driver.run(self._reset_prefix_cache)

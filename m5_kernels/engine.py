@@ -10,8 +10,8 @@ row computes is dropped. One that reaches its length is known beforehand and get
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -20,10 +20,12 @@ from m3_paged.block_cache import BlockCache
 from m3_paged.kv_memory import fit_kv_memory, with_swap_space
 from m4_prefix_chunked.engine import USEFUL_KV
 from m4_prefix_chunked.scheduler import Scheduler
+from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.frontend.engine import BaseEngine
-from milestone_llm.frontend.guarded_core import GuardedCore
+from milestone_llm.frontend.engine_driver import Alone, Peers
 from milestone_llm.frontend.scheduler_file import scheduler_class
+from milestone_llm.frontend.step_log import StepLog
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_flat
 from milestone_llm.trace.tracer import Tracer
@@ -44,7 +46,7 @@ from .extras.hopper.write_to_host import write_to_host
 from .extras.int8.products import Int8Matrices, check_quantization, int8_products
 from .extras.tensor_parallel.model_part import model_part
 from .extras.tensor_parallel.parallel import TensorParallel
-from .extras.tensor_parallel.ranked_core import RankedCore
+from .extras.tensor_parallel.rank_peers import RankPeers
 from .extras.tensor_parallel.ranks import Ranks
 from .hf_runner import HFRunner
 from .kernels.early_start import Starts
@@ -71,11 +73,12 @@ class LLMEngine(BaseEngine):
         **fields: Any,
     ) -> None:
         config = EngineConfig.from_fields(**fields)
-        ranks, number, device = None, 0, config.device
+        ranks, device = None, config.device
+        peers: Peers = Alone()
         if config.tensor_parallel_size > 1:
             ranks = Ranks.join(config.tensor_parallel_size, config.device)
             config = config.on_device(ranks.device.type, fields)
-            number = ranks.enter(self, model, fields)
+            peers = RankPeers(ranks, ranks.enter(self, model, fields))
             device = None if isinstance(model, PreTrainedModel) else str(ranks.device)
 
         # A model that is cut, or rounded, is never there as a whole.
@@ -143,20 +146,22 @@ class LLMEngine(BaseEngine):
         cache = BlockCache(loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks)
         runner = runner_over(cache, max_model_len)
         is_pipelined = decoder is not None and config.async_scheduling and not config.enforce_eager
-        core_class = GuardedCore if ranks is None else partial(RankedCore, ranks, number)
-        core = core_class(
+        log = StepLog(
             self.milestone,
             scheduler,
-            runner,
             Tracer.from_option(config.trace, loaded.decode),
-            check_invariants=config.check_invariants,
-            can_run_ahead=FusedRunner.can_run_ahead if is_pipelined else None,
+            config.check_invariants,
+        )
+        core = EngineCore(
+            scheduler, runner, FusedRunner.can_run_ahead if is_pipelined else None, log
         )
         super().__init__(
             config,
             loaded,
             max_model_len,
             core,
+            log,
+            peers=peers,
             aging_seconds=config.aging_seconds,
             block_size=config.block_size,
         )
@@ -171,7 +176,7 @@ class LLMEngine(BaseEngine):
 
     def capture_graphs(self) -> None:
         """Capture the CUDA graphs that most decode steps replay; on all ranks together."""
-        self._agree("capture_graphs")
+        self.driver.run(self.driver.agree, "capture_graphs")
         if self._fused_runner is not None:
             self._fused_runner.capture_graphs()
 
@@ -182,17 +187,14 @@ class LLMEngine(BaseEngine):
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached KV. False, with nothing done, while blocks are in use."""
-        self._agree("reset_prefix_cache")
-        return self._exclusive.run(self._reset_prefix_cache)
+        self.driver.run(self.driver.agree, "reset_prefix_cache")
+        return self.driver.run(self._reset_prefix_cache)
 
     def follow(self, call: str) -> None:
         """Do what this engine on rank 0 is doing."""
-        if call == "step":
-            self.core.step()
-            self.core.close_steps()
-        else:
-            getattr(self, call)()
-
-    def _agree(self, call: str) -> None:
-        if isinstance(self.core, RankedCore):
-            self._exclusive.run(partial(self.core.agree, call))
+        calls: dict[str, Callable[[], object]] = {
+            "step": self.driver.step,
+            "capture_graphs": self.capture_graphs,
+            "reset_prefix_cache": self.reset_prefix_cache,
+        }
+        calls[call]()

@@ -30,7 +30,7 @@ def device_run(is_pipelined: bool) -> list[StepRecord]:
         kv_cache_tokens=8 * 112, async_scheduling=is_pipelined,
     )  # fmt: skip
     tracer, host = Tracer(), program.HostTimes(engine)
-    engine.core.watchers.append(tracer)
+    engine.step_log.watchers.append(tracer)
     small = {"FIRST": [100, 90, 80, 70], "LATER": [30, 48], "SHARED": 32}
     with patch.multiple(program, **small):
         host.watch(partial(program.serve, engine, 3))

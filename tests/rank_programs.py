@@ -159,7 +159,7 @@ def random_steps(rank: int, size: int, num_steps: int, seed: int) -> Any:
     engine = _engine(circling("llama", {}), size, **fields)
     digest, outputs, num_added = hashlib.sha256(), {}, 0
     beginnings = [[rng.randrange(199) for _ in range(24)] for _ in range(3)]
-    engine.core.watchers.append(Digest(digest))
+    engine.step_log.watchers.append(Digest(digest))
     done = 0
     while done < num_steps or engine.has_unfinished_requests():
         if done < num_steps and len(engine.requests) < 10 and rng.random() < 0.5:

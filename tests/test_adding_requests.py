@@ -58,6 +58,6 @@ def test_to_add_a_request_is_the_same_work_however_many_there_are(package):
         engine.add_request([3, 4, 5], greedy(1))
     assert calls_to_add(engine) <= few + SEARCH, "however many wait"
     while engine.output_processor.states:
-        engine._exclusive.run(engine._step)  # `step` without taking what it brought
+        engine.driver.step()  # `step` without taking what it brought
     assert len(engine._step_queue) > 190
     assert calls_to_add(engine) <= few + SEARCH, "however many outputs are not delivered"

@@ -36,7 +36,7 @@ def decoding_engine(package: Any) -> Any:
         engine.add_request(prompt, greedy(max_tokens=100))
     for _ in range(4):
         engine.core.step()
-        engine.core.close_steps()
+        engine.step_log.close_steps()
     return engine
 
 
@@ -53,7 +53,7 @@ def test_a_row_of_a_decode_step_takes_few_calls(package):
     try:
         for _ in range(NUM_STEPS):
             assert len(engine.core.step()) == NUM_ROWS
-            engine.core.close_steps()
+            engine.step_log.close_steps()
     finally:
         sys.setprofile(before)
     assert num_calls / NUM_STEPS / NUM_ROWS <= MOST_CALLS[package.__name__]

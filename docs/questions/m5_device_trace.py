@@ -225,7 +225,7 @@ def record(model: str, enforce_eager: bool, profile_path: Path) -> list[StepReco
         serve(engine, seed)
     engine.reset_prefix_cache()
     tracer, host = Tracer(), HostTimes(engine)
-    engine.core.watchers.append(tracer)
+    engine.step_log.watchers.append(tracer)
     mark = torch.zeros(1, device="cuda")
     marks = []
     gc.collect()

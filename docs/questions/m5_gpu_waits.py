@@ -43,7 +43,7 @@ def measure(milestone: str, model: str) -> None:
     kernels = [event for event in profiled.events() if event.device_time_total]
     busy_ms = sum(event.device_time_total for event in kernels) / 1e3 / STEPS
     if milestone == "m4_prefix_chunked":  # in M5, a step is settled in the call after its own
-        engine.core.watchers.append(Tracer.from_option("console"))
+        engine.step_log.watchers.append(Tracer.from_option("console"))
         engine.step()
         print()
     print(

@@ -12,17 +12,18 @@ has work while Python plans (`can_run_ahead`):
     M5         | plan 0 | launch 0 | plan 1 | launch 1 | settle 0 | plan 2 | launch 2 | settle 1 ...
 
 Requests are token ids here, and so is what comes out. Text, stop strings, threads, interruptions
-and traces are the business of those who call it (`milestone_llm.frontend`).
+and traces are the business of the driver that calls it (`milestone_llm.frontend.engine_driver`).
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .outputs import EngineCoreOutput
+from .outputs import EngineCoreOutput, SampledToken
 from .plan import LaunchedStep, StepPlan
 from .request import Request
 from .scheduler import BaseScheduler
@@ -46,12 +47,41 @@ class StepInFlight:
     launched: LaunchedStep
 
 
+class StepListener:
+    """Is told how steps go on. This one takes no notice; a subclass counts, times or records."""
+
+    def added(self, requests: Sequence[Request]) -> None:
+        """The completions of a prompt have been queued."""
+
+    def finished(self, request: Request) -> None:
+        """A request has been ended for a reason that is not in its tokens."""
+
+    def planning(self) -> None:
+        """A step is about to be planned."""
+
+    def planned(self, plan: StepPlan) -> None:
+        """It has been planned. The plan may be empty; then there is no step."""
+
+    def launched(self, step: StepInFlight) -> None:
+        """It has begun."""
+
+    def computed(self, step: StepInFlight, sampled: dict[str, list[SampledToken]]) -> None:
+        """The tokens of the oldest step in flight are there."""
+
+    def settled(self, step: StepInFlight) -> None:
+        """Its requests have taken them in."""
+
+    def restarted(self) -> None:
+        """The steps in flight have been dropped."""
+
+
 class EngineCore:
     """A scheduler, a model runner, and the steps that they make together.
 
     Args:
         can_run_ahead: whether a step can be launched before the tokens before it, and the next one
             before its own are known. None: no step can, each is settled at once.
+        listener: is told how steps go on.
     """
 
     def __init__(
@@ -59,21 +89,27 @@ class EngineCore:
         scheduler: BaseScheduler,
         runner: ModelRunner,
         can_run_ahead: Callable[[StepPlan], bool] | None = None,
+        listener: StepListener | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.can_run_ahead = can_run_ahead
+        self.listener = listener or StepListener()
         self.in_flight: deque[StepInFlight] = deque()
+        self.computing: StepPlan | None = None
+        """What the runner is at work on: if it raises, the forward of this plan has failed."""
 
     def add_request(self, *requests: Request) -> None:
         """Queue a request, or several that come together; the next steps compute them."""
         self.scheduler.add(*requests)
+        self.listener.added(requests)
 
     def finish_request(self, request: Request, reason: str) -> None:
         """End a request, in whatever state it is, for a reason that is not in its tokens."""
         self.scheduler.finish(request, reason)
+        self.listener.finished(request)
         if not self.scheduler.has_unfinished_requests():
-            self.settle_until(0)  # what is in flight is for nobody
+            self.settle_until(0)  # no request waits for what is in flight
 
     def step(self) -> list[EngineCoreOutput]:
         """Plan and launch a step, settle those that are due.
@@ -83,7 +119,9 @@ class EngineCore:
         """
         if not self.scheduler.has_unfinished_requests():
             return []
-        plan = self.plan()
+        self.listener.planning()
+        plan = self.scheduler.schedule()
+        self.listener.planned(plan)
         assert self.in_flight or not plan.is_empty, "there are requests, but the plan is empty"
         # One step may stay in flight, unless this one has to know its tokens before it starts.
         is_ahead = self.can_run_ahead is not None and not plan.is_empty and self.can_run_ahead(plan)
@@ -96,22 +134,26 @@ class EngineCore:
             outputs += self.settle_until(0)
         return outputs
 
-    def plan(self) -> StepPlan:
-        """Decide who computes which tokens."""
-        return self.scheduler.schedule()
-
     def launch(self, plan: StepPlan) -> None:
         """Start a step. From here on its tokens count as computed."""
+        self.computing = plan
         launched = self.runner.launch(plan)
+        self.computing = None
         self.scheduler.mark_launched(plan)
-        self.in_flight.append(StepInFlight(plan, launched))
+        step = StepInFlight(plan, launched)
+        self.in_flight.append(step)
+        self.listener.launched(step)
 
     def settle(self) -> list[EngineCoreOutput]:
         """Wait for the oldest step in flight, and hand its tokens to the requests."""
         step = self.in_flight[0]
+        self.computing = step.plan
         sampled = step.launched.wait()
+        self.computing = None
+        self.listener.computed(step, sampled)
         outputs = self.scheduler.update(step.plan, sampled)
         self.in_flight.popleft()
+        self.listener.settled(step)
         return outputs
 
     def settle_until(self, num_ahead: int) -> list[EngineCoreOutput]:
@@ -120,3 +162,13 @@ class EngineCore:
         while len(self.in_flight) > num_ahead:
             outputs += self.settle()
         return outputs
+
+    def restart(self, requests: Iterable[Request]) -> None:
+        """Begin anew with these requests, after an exception anywhere: they keep their tokens, KV
+        memory is given back, and steps in flight are dropped."""
+        self.computing = None
+        self.in_flight.clear()
+        self.listener.restarted()
+        self.scheduler.restart(requests)
+        with contextlib.suppress(Exception):  # on a broken device the first error is the one
+            self.runner.reset()

@@ -24,6 +24,18 @@ class SampledToken:
 
 
 @dataclass(slots=True)
+class RequestFacts:
+    """What is known of a request besides its tokens."""
+
+    num_cached_tokens: int = 0
+    """Prompt tokens whose keys and values came from the prefix cache."""
+    num_preemptions: int = 0
+    first_scheduled_time: float | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """With the first output alone, if they were asked for."""
+
+
+@dataclass(slots=True)
 class EngineCoreOutput:
     """What a request has got since its last output."""
 
@@ -33,3 +45,5 @@ class EngineCoreOutput:
     """Per new token, log-probabilities by token id; empty unless asked for."""
     finish_reason: str | None = None
     """`stop`, `length`, `abort`, `error`; None while tokens may still come."""
+    facts: RequestFacts | None = None
+    """With the first output and with the last, if it is the first of a prompt's completions."""

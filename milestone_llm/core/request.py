@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from .outputs import Logprob, SampledToken
+from .outputs import EngineCoreOutput, Logprob, RequestFacts, SampledToken
 from .sampling_params import SamplingParams
 
 
@@ -106,6 +106,26 @@ class Request:
     def is_finished(self) -> bool:
         """Whether the request has its `finish_reason`."""
         return self.status is RequestStatus.FINISHED
+
+    def output_since(self, num_tokens: int) -> EngineCoreOutput:
+        """What the request has got after its first `num_tokens` output tokens."""
+        is_edge = self.index == 0 and (num_tokens == 0 or self.finish_reason is not None)
+        return EngineCoreOutput(
+            self.request_id,
+            self.token_ids[self.num_prompt_tokens + num_tokens :],
+            self.logprobs[num_tokens:],
+            self.finish_reason,
+            self._facts(num_tokens == 0) if is_edge else None,
+        )
+
+    def _facts(self, is_first: bool) -> RequestFacts:
+        is_asked = self.sampling_params.prompt_logprobs is not None
+        return RequestFacts(
+            self.num_cached_tokens,
+            self.num_preemptions,
+            self.first_scheduled_time,
+            self.prompt_logprobs if is_asked and is_first else None,
+        )
 
     def append_token(self, sampled: SampledToken) -> None:
         """Take a sampled token and finish the request if it was its last.

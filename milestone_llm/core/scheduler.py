@@ -120,18 +120,17 @@ class BaseScheduler(ABC):
 
     def _append(self, request: Request, sampled: list[SampledToken]) -> EngineCoreOutput:
         """Give a request its tokens; it leaves with the one that is its last."""
-        status, num_before = request.status, len(request.token_ids)
+        status = request.status
+        num_before = len(request.token_ids) - request.num_prompt_tokens
         for token in sampled:
             request.append_token(token)
             if request.is_finished:
                 self._leave(request, status)
                 break
-        new_ids = request.token_ids[num_before:]  # empty where there was none to choose
-        logprobs = request.logprobs[num_before - request.num_prompt_tokens :]
-        return EngineCoreOutput(request.request_id, new_ids, logprobs, request.finish_reason)
+        return request.output_since(num_before)  # no tokens where there was none to choose
 
     def fail(self, plan: StepPlan) -> None:
-        """End the requests of a step whose forward raised; nobody's KV can be trusted then."""
+        """End the requests of a step whose forward raised; no KV can be trusted then."""
         for row in plan.rows:
             for request in (row.request, *row.sampling_requests):
                 if not request.is_finished:

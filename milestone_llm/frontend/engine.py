@@ -2,18 +2,17 @@
 
     prompt -> InputProcessor -> Request -> EngineCore -> tokens -> OutputProcessor -> OutputQueue
 
-A milestone assembles a scheduler and a runner; the rest is here. Outputs of a request go to the
-caller that added it: a call of `generate` or `stream`, or `step`.
+A milestone assembles a scheduler, a runner and the core that steps them; the rest is here. Outputs
+of a request go to the caller that added it: a call of `generate` or `stream`, or `step`.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Generator, Iterator, Sequence
-from functools import partial
 from typing import Any, ClassVar, cast
 
-from milestone_llm.core.engine_core import ModelRunner
+from milestone_llm.core.engine_core import EngineCore, ModelRunner
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.core.scheduler import BaseScheduler
@@ -21,15 +20,15 @@ from milestone_llm.models.checkpoint import LoadedModel, stop_token_ids
 from milestone_llm.models.kv_shape import kv_bytes_per_token
 
 from .config import EngineConfig
-from .exclusive import Exclusive
+from .engine_driver import EngineDriver, Peers
 from .garbage import no_full_collection
-from .guarded_core import GuardedCore
-from .input_processor import InputProcessor
-from .inputs import Prompt, Prompts, check_request_id
+from .input_processor import EncodedPrompt, InputProcessor
+from .inputs import Prompt, Prompts, check_priority
 from .output_processor import OutputProcessor, RequestState
 from .output_queue import OutputQueue
 from .outputs import RequestOutput
 from .stats import engine_stats
+from .step_log import StepLog
 from .warm_up import compute_unnoticed
 from .watching import StepWatcher
 
@@ -45,6 +44,8 @@ class BaseEngine:
         loaded: the model, its tokenizer and its name.
         max_model_len: most tokens of a request, as the scheduler has it.
         core: what the milestone has assembled.
+        log: what listens to it.
+        peers: the same engine in other processes, if there are any.
         aging_seconds: waiting so long makes a request more urgent by 1, where the scheduler orders
             by priority; None: it does not.
         block_size: tokens of a KV block, where KV memory has blocks.
@@ -59,8 +60,10 @@ class BaseEngine:
         config: EngineConfig,
         loaded: LoadedModel,
         max_model_len: int,
-        core: GuardedCore,
+        core: EngineCore,
+        log: StepLog,
         *,
+        peers: Peers | None = None,
         aging_seconds: float | None = None,
         block_size: int | None = None,
     ) -> None:
@@ -69,9 +72,11 @@ class BaseEngine:
         self.max_model_len = max_model_len
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
         self.eos_token_ids = stop_token_ids(self.model)
-        # No part knows the engine: its memory is free when nobody has it any more.
+        # No part knows the engine: its memory is free when nothing refers to it any more.
         self.core = core
-        self.output_processor = processor = OutputProcessor(self.tokenizer, core.note_end)
+        self.step_log = log
+        self.output_processor = processor = OutputProcessor(self.tokenizer)
+        self.driver = EngineDriver(core, log, processor, peers)
         self._step_queue = queue = OutputQueue()
         """Outputs of requests that `add_request` brought."""
         self.input_processor = InputProcessor(
@@ -87,8 +92,6 @@ class BaseEngine:
         self._block_size = block_size
         self._readers: list[OutputQueue] = []
         """Those of calls of `generate` and `stream` that are under way."""
-        self._intake = Exclusive()
-        self._exclusive = Exclusive(partial(_restart, core, processor))
 
     @property
     def scheduler(self) -> BaseScheduler:
@@ -103,12 +106,19 @@ class BaseEngine:
     @property
     def tracer(self) -> StepWatcher | None:
         """The first of those who watch the steps."""
-        return self.core.watchers[0] if self.core.watchers else None
+        watchers = self.step_log.watchers
+        return watchers[0] if watchers else None
 
     @property
     def requests(self) -> dict[str, Request]:
-        """Unfinished requests by id, without further completions."""
-        return {name: state.request for name, state in self.output_processor.states.items()}
+        """Unfinished requests by id: of several completions, the first that goes on."""
+        requests: dict[str, Request] = {}
+        for state in self.output_processor.states.values():
+            for completion in state.completions:
+                if completion.finish_reason is None:
+                    request = self.driver.requests[completion.completion_id]
+                    requests.setdefault(state.request_id, request)
+        return requests
 
     # -- offline use -------------------------------------------------------------------------
 
@@ -166,26 +176,27 @@ class BaseEngine:
         Args:
             states: theirs are appended here.
         """
-        make_all = partial(self.input_processor.make_all, prompts, sampling_params, chat)
-        outputs = self._run(self._intake.run(make_all), queue, states)
+        encoded = self.input_processor.encode_all(prompts, sampling_params, chat)
+        outputs = self._run(encoded, queue, states)
         queue.reader = weakref.ref(outputs)
         next(outputs)  # a generator that was never entered has nothing to close
         return cast(Iterator[RequestOutput], outputs)
 
     def _run(
-        self, prompts: list[list[Request]], queue: OutputQueue, states: list[RequestState]
+        self, prompts: list[EncodedPrompt], queue: OutputQueue, states: list[RequestState]
     ) -> Generator[RequestOutput | None, None, None]:
         try:
-            states += self._exclusive.run(partial(self._add, prompts, queue))
+            states += self.driver.run(self._add_all, prompts, queue)
             yield None
             while queue.unfinished:
-                self._exclusive.run(self._step)
+                self._abort_abandoned()
+                self.driver.step()
                 yield from queue.take()
             yield from queue.take()  # of a step that another caller made
         finally:  # Ctrl-C, an error, a closed iterator: leave nothing behind
             queue.is_closed = True
-            if not self._exclusive.is_inside():  # thrown away in mid-step, the next one sees to it
-                self._exclusive.run(self._drop_unread)
+            if not self.driver.is_inside():  # thrown away in mid-step, the next one sees to it
+                self._abort_abandoned()
 
     # -- online use --------------------------------------------------------------------------
 
@@ -208,10 +219,9 @@ class BaseEngine:
             InputError: bad input; no other request is affected.
         """
         params = SamplingParams() if sampling_params is None else sampling_params
-        make = partial(self.input_processor.make, prompt, params, request_id, priority, chat)
-        requests = self._intake.run(make)
-        self._exclusive.run(partial(self._add, [requests], self._step_queue))
-        return requests[0].request_id
+        check_priority(priority)
+        encoded = self.input_processor.encode(prompt, params, chat)
+        return self.driver.run(self._add_one, encoded, request_id, priority)
 
     def step(self) -> list[RequestOutput]:
         """Compute one step.
@@ -225,7 +235,8 @@ class BaseEngine:
                 `error` (their outputs come with the next step); the others go on.
         """
         if self.output_processor.states or self.core.in_flight:
-            self._exclusive.run(self._step)
+            self._abort_abandoned()
+            self.driver.step()
         return self._step_queue.take()
 
     def take_outputs(self) -> list[RequestOutput]:
@@ -234,7 +245,7 @@ class BaseEngine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request in whatever state it is; None if it is not (or no longer) known."""
-        return self._exclusive.run(partial(self._abort, request_id))
+        return self.driver.run(self._abort, request_id)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has more to give: requests to compute, or outputs kept for it."""
@@ -244,40 +255,42 @@ class BaseEngine:
         """Whether an id belongs to a request, or completion, that is unfinished or undelivered."""
         return self.input_processor.is_taken(request_id)
 
-    # -- one thread at a time ----------------------------------------------------------------
+    # -- changes, one thread at a time -------------------------------------------------------
 
-    def _add(self, prompts: list[list[Request]], queue: OutputQueue) -> list[RequestState]:
-        self._drop_unread()
-        names = [completions[0].request_id for completions in prompts]
-        for name in names:  # another thread may have been faster with the same id
-            check_request_id(name, self.is_taken)
-        if queue.reader is not None:
-            self._readers.append(queue)
-        for completions in prompts:
-            self.output_processor.add(completions, queue)
-            self.core.add_request(*completions)
-        return [self.output_processor.states[name] for name in names]
+    def _add_one(self, prompt: EncodedPrompt, request_id: str | None, priority: int) -> str:
+        requests = self.input_processor.make(*prompt, request_id, priority)
+        return self._queue(requests, self._step_queue).request_id
 
-    def _step(self) -> None:
-        self._drop_unread()
-        for request in self.output_processor.process(self.core.step()):
-            self.core.finish_request(request, "stop")
-        self.core.close_steps()
+    def _add_all(self, prompts: list[EncodedPrompt], queue: OutputQueue) -> list[RequestState]:
+        made = self.input_processor.make_all(prompts)
+        self._readers.append(queue)
+        return [self._queue(requests, queue) for requests in made]
+
+    def _queue(self, requests: list[Request], queue: OutputQueue) -> RequestState:
+        """Queue the completions of a prompt; their outputs go to `queue`."""
+        self.driver.add(requests)
+        completion_ids = [each.request_id for each in requests]
+        first = requests[0]
+        return self.output_processor.add(
+            completion_ids, first.prompt_token_ids, first.sampling_params, queue
+        )
 
     def _abort(self, request_id: str) -> RequestOutput | None:
         state = self.output_processor.states.get(request_id)
         if state is None:
             return None
-        for completion in reversed(state.completions):  # forks before what they fork from
-            if not completion.request.is_finished:
-                self.core.finish_request(completion.request, "abort")
-        output = self.output_processor.abort(state)
-        self.core.close_steps()
+        # Forks come before what they fork from.
+        self.driver.finish([each.completion_id for each in reversed(state.completions)], "abort")
+        output = state.snapshot()
         state.queue.discard(request_id)  # up to here, `step` would deliver it
         return output
 
-    def _drop_unread(self) -> None:
-        """End the requests that nobody waits for any more."""
+    def _abort_abandoned(self) -> None:
+        """End the requests whose reader has come to its end before them."""
+        if any(queue.is_abandoned() for queue in self._readers):
+            self.driver.run(self._abort_unread)
+
+    def _abort_unread(self) -> None:
         for queue in [queue for queue in self._readers if queue.is_abandoned()]:
             for request_id in list(queue.unfinished):
                 self._abort(request_id)
@@ -294,17 +307,10 @@ class BaseEngine:
         if num_requests := len(self.output_processor.states):
             raise RuntimeError(f"warm_up is for the start; there are {num_requests} requests")
         sizes = [min(size, self.config.max_num_seqs) for size in self.warm_up_sizes]
-        compute_unnoticed(self.core, self.input_processor, self.generate, sizes, self._block_size)
+        compute_unnoticed(
+            self.step_log, self.input_processor, self.generate, sizes, self._block_size
+        )
 
     def stats(self) -> dict[str, Any]:
         """Counts since the engine was built, and the state of queues and KV memory now."""
-        return engine_stats(self.core, kv_bytes_per_token(self.model))
-
-
-def _restart(core: GuardedCore, output_processor: OutputProcessor) -> None:
-    """After whatever was raised: go on with the requests as they are."""
-    states = list(output_processor.states.values())
-    core.restart([each.request for state in states for each in state.completions])
-    for request in output_processor.catch_up():
-        core.finish_request(request, "stop")
-    core.close_steps()
+        return engine_stats(self.step_log, kv_bytes_per_token(self.model))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.request import Request
@@ -17,7 +19,6 @@ from .inputs import (
     Prompts,
     as_list,
     check_params,
-    check_priority,
     check_prompt,
     check_request_id,
     encode_prompt,
@@ -27,14 +28,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+class EncodedPrompt(NamedTuple):
+    """A prompt as the model takes it, and how to go on from it."""
+
+    token_ids: list[int]
+    params: SamplingParams
+
+
 class InputProcessor:
-    """Makes requests of prompts. One thread at a time: each request gets a number of its own.
+    """Makes requests of prompts: `encode`, in whatever thread, then `make`, in a change of the
+    engine, since each request gets a number of its own.
 
     Args:
         seed: seeds the requests that bring no seed of their own.
         is_taken: whether an id belongs to a request that is unfinished or undelivered.
         validate: the scheduler's word on whether a request could ever be computed.
-        aging_seconds: whoever waits so long is more urgent by 1; None: nobody ages.
+        aging_seconds: waiting so long makes a request more urgent by 1; None: it does not.
     """
 
     def __init__(
@@ -56,19 +65,22 @@ class InputProcessor:
         self.is_taken = is_taken
         self.validate = validate
         self.aging_seconds = aging_seconds
+        self._encoding = threading.RLock()  # a tokenizer is not made for several threads
         self._began = perf_counter()
         self.num_arrivals = 0
 
-    def make_all(
+    # -- what may take its time: no step waits for it ----------------------------------------
+
+    def encode_all(
         self,
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         chat: bool,
-    ) -> list[list[Request]]:
-        """The requests of each of several prompts, none of them queued.
+    ) -> list[EncodedPrompt]:
+        """The token ids of several prompts, with the parameters of each.
 
         Raises:
-            InputError: one of them is bad; then there is none.
+            InputError: one of them is bad.
         """
         many = as_list(prompts)
         if sampling_params is None:
@@ -77,39 +89,53 @@ class InputProcessor:
             sampling_params = [sampling_params] * len(many)
         if len(sampling_params) != len(many):
             raise InputError(f"{len(many)} prompts, but {len(sampling_params)} sampling_params")
+        return [
+            self.encode(prompt, params, chat)
+            for prompt, params in zip(many, sampling_params, strict=True)
+        ]
+
+    def encode(self, prompt: Prompt, params: SamplingParams, chat: bool) -> EncodedPrompt:
+        """The token ids of a prompt. They and the parameters have been checked for the model.
+
+        Raises:
+            InputError: bad input; the message states the number and the limit.
+        """
+        try:
+            with self._encoding:
+                token_ids = encode_prompt(self.tokenizer, prompt, chat)
+        finally:  # Ctrl-C in the very moment in which `with` ends would leave the lock held
+            with contextlib.suppress(RuntimeError):
+                self._encoding.release()
+        check_prompt(token_ids, self.vocab_size, self.max_model_len)
+        check_params(params, self.vocab_size, self.tokenizer, self.eos_token_ids)
+        return EncodedPrompt(token_ids, params)
+
+    # -- within a change of the engine -------------------------------------------------------
+
+    def make_all(self, prompts: Sequence[EncodedPrompt]) -> list[list[Request]]:
+        """The requests of each of several prompts, none of them queued.
+
+        Raises:
+            InputError: as `make`, of one of them; then there is none.
+        """
         num_arrivals = self.num_arrivals
         try:
-            return [
-                self.make(prompt, params, None, 0, chat)
-                for prompt, params in zip(many, sampling_params, strict=True)
-            ]
+            return [self.make(token_ids, params) for token_ids, params in prompts]
         except BaseException:
             self.num_arrivals = num_arrivals  # later requests get the seeds they would have had
             raise
 
     def make(
         self,
-        prompt: Prompt,
+        token_ids: list[int],
         params: SamplingParams,
-        request_id: str | None,
-        priority: int,
-        chat: bool,
+        request_id: str | None = None,
+        priority: int = 0,
     ) -> list[Request]:
-        """A checked request for each completion of a prompt. Not queued.
+        """A numbered and seeded request for each completion of a prompt. Not queued.
 
-        Raises:
-            InputError: bad input; the message states the number and the limit.
-        """
-        token_ids = encode_prompt(self.tokenizer, prompt, chat)
-        check_prompt(token_ids, self.vocab_size, self.max_model_len)
-        check_params(params, self.vocab_size, self.tokenizer, self.eos_token_ids)
-        check_priority(priority)
-        return self.number(token_ids, params, request_id, priority)
-
-    def number(
-        self, token_ids: list[int], params: SamplingParams, request_id: str | None, priority: int
-    ) -> list[Request]:
-        """As `make`, of token ids and parameters that have been checked for this model.
+        Args:
+            token_ids: they and the parameters have been checked for this model.
 
         Raises:
             InputError: the id is taken, or no step could ever compute the request.

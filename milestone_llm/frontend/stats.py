@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from .guarded_core import GuardedCore
+from .step_log import StepLog
 
 
-def engine_stats(core: GuardedCore, bytes_per_token: int | None) -> dict[str, Any]:
+def engine_stats(log: StepLog, bytes_per_token: int | None) -> dict[str, Any]:
     """One dictionary of all that an engine counts.
 
     Args:
         bytes_per_token: of keys and values, in all layers.
     """
-    counts, scheduler = core.counts, core.scheduler
+    counts, scheduler = log.counts, log.scheduler
     useful = counts["prefill_tokens"] + counts["decode_tokens"]
     computed = useful + counts["padding_tokens"]
     kv = scheduler.kv_usage()

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from milestone_llm.core.sampling_params import SamplingParams
 
-from .guarded_core import GuardedCore
 from .input_processor import InputProcessor
+from .step_log import StepLog
 
 
 def compute_unnoticed(
-    core: GuardedCore,
+    log: StepLog,
     input_processor: InputProcessor,
     generate: Callable[[list[list[int]], SamplingParams], object],
     sizes: Sequence[int],
@@ -28,23 +28,23 @@ def compute_unnoticed(
     if block_size is not None:
         # A request stores three tokens. So few that none is preempted, nor evicts what the first
         # has left in the cache.
-        most = core.scheduler.kv_usage().total // -(-3 // block_size) - 1
+        most = log.scheduler.kv_usage().total // -(-3 // block_size) - 1
         sizes = sorted({max(1, min(size, most)) for size in sizes})
-    with _unnoticed(core, input_processor):
+    with _unnoticed(log, input_processor):
         for size in sizes:
             generate([prompt] * size, params)
 
 
 @contextlib.contextmanager
-def _unnoticed(core: GuardedCore, input_processor: InputProcessor) -> Iterator[None]:
+def _unnoticed(log: StepLog, input_processor: InputProcessor) -> Iterator[None]:
     """Within, requests come and end without a change to counts, traces and later seeds."""
-    counts, watchers = dict(core.counts), core.watchers
+    counts, watchers = dict(log.counts), log.watchers
     num_arrivals = input_processor.num_arrivals
-    core.watchers = []
+    log.watchers = []
     try:
         yield
     finally:
-        core.watchers = watchers
-        core.counts.update(counts)
-        core.scheduler.watermark = 0
+        log.watchers = watchers
+        log.counts.update(counts)
+        log.scheduler.watermark = 0
         input_processor.num_arrivals = num_arrivals  # seeds depend on it

@@ -2,7 +2,7 @@
 
 The engine's process sends tokens. Here they become text, and stop strings are found in it, by the
 frontend's `OutputProcessor`; the engine is told of a completion that one has ended. Everything runs
-in HTTP's thread, but for `AsyncEngine.deliver`.
+in HTTP's thread, except `AsyncEngine.deliver`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Sequence
 
 from milestone_llm.core.outputs import EngineCoreOutput
-from milestone_llm.core.request import Request
 from milestone_llm.frontend.output_processor import OutputProcessor, RequestState
 from milestone_llm.frontend.output_queue import OutputQueue
 from milestone_llm.frontend.outputs import RequestOutput
@@ -126,9 +125,9 @@ class AsyncEngine:
         self.max_choices = max_choices
         self.event_loop: asyncio.AbstractEventLoop
         self.closed_because: str | None = None
-        """Why nobody is let in any more; None while all may come."""
+        """Why no request is let in any more; None while all may come."""
         self._open: dict[ApiRequest, None] = {}
-        self._known: dict[str, tuple[ApiRequest, Request]] = {}
+        self._owners: dict[str, ApiRequest] = {}
         """By the id of a completion."""
         self._output_processor = OutputProcessor(copy.deepcopy(client.info.tokenizer))
         self._messages: deque[EngineCoreOutputs] = deque()
@@ -143,7 +142,7 @@ class AsyncEngine:
         """Refuse what there is no room for, before its body is read or its text tokenized.
 
         Raises:
-            ApiError: 503 when nobody is let in, 429 when too many are inside.
+            ApiError: 503 when no request is let in, 429 when too many are inside.
         """
         if self.closed_because is not None:
             headers = {"Retry-After": "1"}
@@ -177,12 +176,16 @@ class AsyncEngine:
 
     def add(self, owner: ApiRequest, requests: Sequence[EngineRequest]) -> list[RequestState]:
         """Pass the requests of an API request to the engine, and follow them."""
+        states = []
         for each in requests:
-            known = each.as_known_here()
-            self._output_processor.add(known, owner.queue)
-            self._known |= {one.request_id: (owner, one) for one in known}
+            self._owners.update(dict.fromkeys(each.completion_ids, owner))
+            states.append(
+                self._output_processor.add(
+                    each.completion_ids, each.prompt_token_ids, each.params, owner.queue
+                )
+            )
         self.client.add_requests(list(requests))
-        return [self._output_processor.states[each.request_id] for each in requests]
+        return states
 
     def close_request(self, request: ApiRequest) -> None:
         """An API request is over; the engine drops what it has not finished of it."""
@@ -191,11 +194,14 @@ class AsyncEngine:
         del self._open[request]
         self._count(-request.num_choices, -1)
         for state in request.states:
+            unfinished = [each for each in state.completions if each.finish_reason is None]
+            self._output_processor.process(
+                EngineCoreOutput(each.completion_id, finish_reason="abort") for each in unfinished
+            )
             for completion in state.completions:
-                del self._known[completion.request.request_id]
-            if not state.is_done:
-                self._output_processor.abort(state)
-                self.client.abort(state.request.request_id)
+                del self._owners[completion.completion_id]
+            if unfinished:
+                self.client.abort(state.request_id)
 
     # -- tokens ------------------------------------------------------------------------------
 
@@ -224,33 +230,25 @@ class AsyncEngine:
         messages = [self._messages.popleft() for _ in range(num_messages)]
         self._has_taken.set()
         for message in messages:
-            self._note_facts(message)
+            for request_id, refusal in message.refusals.items():
+                if request_id in self._owners:
+                    self._owners[request_id].fail(ApiError(refusal.status, refusal.text))
             for output in message.outputs():
-                owner, request = self._known.get(output.request_id, (None, None))
-                if owner is None or request is None:  # it has been closed
+                owner = self._owners.get(output.request_id)
+                if owner is None:  # it has been closed
                     continue
                 outputs.append(output)
                 waited_since.setdefault(owner, message.time)
-                if output.finish_reason is not None:
-                    request.finish(output.finish_reason)
                 if output.finish_reason == "error":
                     owner.fail(ApiError(500, "the step that computed this request failed"))
-        for request in self._output_processor.process(outputs):
-            request.finish("stop")
-            self.client.end_completion(request.request_id)
+        ended = self._output_processor.process(outputs)
+        for output in outputs:
+            if output.finish_reason is not None:  # the engine knows
+                ended.pop(output.request_id, None)
+        for completion_id in ended:
+            self.client.end_completion(completion_id)
         for owner, step_time in waited_since.items():
             owner.note_tokens(step_time)
-
-    def _note_facts(self, message: EngineCoreOutputs) -> None:
-        for request_id, begun in message.begun.items():
-            if request_id in self._known:
-                _, request = self._known[request_id]
-                request.num_cached_tokens = begun.num_cached_tokens
-                request.prompt_logprobs = begun.prompt_logprobs or [None]
-        for request_id, refusal in message.refusals.items():
-            if request_id in self._known:
-                owner, _ = self._known[request_id]
-                owner.fail(ApiError(refusal.status, refusal.text))
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -259,12 +257,12 @@ class AsyncEngine:
         self.closed_because = self.closed_because or reason
 
     def fail_all(self, message: str) -> None:
-        """Answer everybody who waits with an error."""
+        """Answer all who wait with an error."""
         for request in self._open:
             request.fail(ApiError(503, message))
 
     async def wait_until_empty(self, seconds: float) -> None:
-        """Wait until everybody has been answered, but not longer than this."""
+        """Wait until all have been answered, but not longer than this."""
         end = time.perf_counter() + seconds
         while self._open and time.perf_counter() < end:
             await asyncio.sleep(0.02)

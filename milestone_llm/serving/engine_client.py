@@ -12,10 +12,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from milestone_llm.core.outputs import EngineCoreOutput, Logprob
-from milestone_llm.core.request import Request
+from milestone_llm.core.outputs import EngineCoreOutput, RequestFacts
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.frontend.input_processor import build_requests
 from milestone_llm.trace.records import StepRecord
 
 from .engine_metrics import EngineMetrics
@@ -61,21 +59,11 @@ class EngineRequest:
     sender: int = 0
     """Which of HTTP's processes asks."""
 
-    def as_known_here(self) -> list[Request]:
-        """The completions for an `OutputProcessor` that is not the engine's: numbers and seeds are
-        not known, and where they stand is what the engine has told."""
+    @property
+    def completion_ids(self) -> list[str]:
+        """Of each completion; the first is the request's own."""
         further = [f"{self.request_id}/{index}" for index in range(1, self.params.n)]
-        ids, prompt = [self.request_id, *further], self.prompt_token_ids
-        return build_requests(ids, prompt, self.params, 0, self.priority, 0, frozenset())
-
-
-class Begun(NamedTuple):
-    """What is known of a prompt once the first token is there."""
-
-    num_cached_tokens: int
-    """Of them, those found in the prefix cache."""
-    prompt_logprobs: list[dict[int, Logprob] | None] | None
-    """If they were asked for."""
+        return [self.request_id, *further]
 
 
 class Refusal(NamedTuple):
@@ -101,8 +89,8 @@ class EngineCoreOutputs:
     """Theirs."""
     others: list[EngineCoreOutput] = field(default_factory=list)
     """Of completions that have ended, or have got anything but one token."""
-    begun: dict[str, Begun] = field(default_factory=dict)
-    """By request, with its first token."""
+    facts: dict[str, RequestFacts] = field(default_factory=dict)
+    """Of those whose token is the first."""
     refusals: dict[str, Refusal] = field(default_factory=dict)
     """By request."""
 
@@ -112,6 +100,8 @@ class EngineCoreOutputs:
         if len(tokens) == 1 and output.finish_reason is None and not output.new_logprobs:
             self.request_ids.append(output.request_id)
             self.token_ids.append(tokens[0])
+            if output.facts is not None:
+                self.facts[output.request_id] = output.facts
         else:
             self.others.append(output)
 
@@ -119,13 +109,13 @@ class EngineCoreOutputs:
         """Take in what later steps have brought."""
         for output in later.outputs():
             self.add(output)
-        self.begun |= later.begun
         self.refusals |= later.refusals
 
     def outputs(self) -> Iterator[EngineCoreOutput]:
         """What each completion has got."""
         for request_id, token_id in zip(self.request_ids, self.token_ids, strict=True):
-            yield EngineCoreOutput(request_id, [token_id])
+            facts = self.facts.get(request_id) if self.facts else None
+            yield EngineCoreOutput(request_id, [token_id], facts=facts)
         yield from self.others
 
 
@@ -173,7 +163,7 @@ class EngineClient(Protocol):
         """Ask for the figures of each engine; the answer comes between two steps."""
 
     def watch(self, sink: StepSink | None) -> None:
-        """Give each step's record to `sink`, in the thread of `run`; None: to nobody any more."""
+        """Give each step's record to `sink`, in the thread of `run`; None: no more."""
 
     def stop(self) -> None:
         """Let `run` return after the step under way."""

@@ -108,7 +108,7 @@ class OrderingClient:
         return answer
 
     def watch(self, sink: StepSink | None) -> None:
-        """Give each step's record to `sink`, in the thread of `run`; None: to nobody any more."""
+        """Give each step's record to `sink`, in the thread of `run`; None: no more."""
         self._sink = sink
         self.orders.put(Orders(watching={self._sender: sink is not None}))
 
@@ -123,7 +123,7 @@ class OrderingClient:
         with self._asking:
             askers, self._askers = self._askers, []
         for answer in askers:
-            if answer.set_running_or_notify_cancel():  # else nobody waits for it any more
+            if answer.set_running_or_notify_cancel():  # else it was given up
                 answer.set_result(reports)
 
     def take_step(self, record: StepRecord) -> None:

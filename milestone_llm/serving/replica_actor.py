@@ -72,7 +72,7 @@ class Replica:
     async def generate(
         self, request: EngineRequest, age: float, routing: Routing
     ) -> AsyncIterator[EngineCoreOutputs]:
-        """What comes of a request. If nobody sees its tokens, or looks for stop strings in them,
+        """What comes of a request. If its tokens are neither shown nor searched for stop strings
         before it has ended: all at once, so that nothing is lost with a replica.
 
         Args:
@@ -82,7 +82,7 @@ class Replica:
         self._event_loop = asyncio.get_running_loop()
         request = replace(request, arrival_time=time.perf_counter() - age)
         queue = asyncio.Queue[EngineCoreOutputs]()
-        unfinished = {each.request_id for each in request.as_known_here()}
+        unfinished = set(request.completion_ids)
         mine = dict.fromkeys(unfinished, queue)
         is_whole = not (request.is_streamed or request.params.stop)
         self._queues |= mine
@@ -117,8 +117,6 @@ class Replica:
 
         for output in message.outputs():
             part_of(output.request_id).add(output)
-        for name, begun in message.begun.items():
-            part_of(name).begun[name] = begun
         for name, refusal in message.refusals.items():
             part_of(name).refusals[name] = refusal
         for queue, part in parts.items():

@@ -63,7 +63,7 @@ class ResponseBodies:
         self._head = {"id": request_id, "object": kind, "created": created, "model": model}
         self._event_head = {**self._head, "object": kind + ".chunk" * is_chat}
         self._event_start = b"data: " + _ascii(self._event_head)[:-1] + b',"choices":['
-        self._places = {state.request.request_id: at for at, state in enumerate(request.states)}
+        self._places = {state.request_id: at for at, state in enumerate(request.states)}
         self._shown = [_Shown() for _ in range(request.num_choices)]
         self._num_completion_tokens = 0
         self.drops_output = False
@@ -74,7 +74,7 @@ class ResponseBodies:
     @property
     def has_logprobs(self) -> bool:
         """Whether log-probabilities are asked for."""
-        return self._request.states[0].request.sampling_params.logprobs is not None
+        return self._request.states[0].params.logprobs is not None
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Iterator[bytes]:
         """The answer that is no stream, in pieces of one choice at most."""
@@ -137,9 +137,9 @@ class ResponseBodies:
         return {**choice, "delta" if is_event else "message": message}
 
     def _usage(self) -> Json:
-        requests = [state.request for state in self._request.states]
-        num_prompt_tokens = sum(request.num_prompt_tokens for request in requests)
-        num_cached_tokens = sum(request.num_cached_tokens for request in requests)
+        states = self._request.states
+        num_prompt_tokens = sum(len(state.prompt_token_ids) for state in states)
+        num_cached_tokens = sum(state.metrics.num_cached_tokens for state in states)
         return {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": self._num_completion_tokens,
@@ -187,7 +187,7 @@ class ResponseBodies:
 
     def _chat_token(self, token_id: int, logprobs: dict[int, Logprob] | None) -> Json:
         assert logprobs is not None, "a chat has no prompt logprobs"
-        num_top = self._request.states[0].request.sampling_params.logprobs or 0
+        num_top = self._request.states[0].params.logprobs or 0
         top = [self._named(each, logprobs) for each, _ in _by_rank(logprobs)[:num_top]]
         return {**self._named(token_id, logprobs), "top_logprobs": top}
 

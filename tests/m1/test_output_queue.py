@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import m1_single
-from engine_helpers import as_text, greedy, make_engine, make_request, word_tokenizer
+from engine_helpers import as_text, greedy, make_engine, word_tokenizer
 from m1_single import RequestOutput, SamplingParams
 from milestone_llm.core.outputs import EngineCoreOutput
 from milestone_llm.core.request import Request
@@ -31,9 +31,9 @@ def restless() -> Iterator[None]:
 
 def output_of(name: str, num_tokens: int = 0) -> RequestOutput:
     processor, queue = OutputProcessor(None), OutputQueue()
-    processor.add([make_request(name, max_tokens=9)], queue)
+    processor.add([name], [0] * 4, SamplingParams(max_tokens=9), queue)
     processor.process([EngineCoreOutput(name, [5] * num_tokens)])
-    return queue.take()[0]
+    return processor.states[name].snapshot()
 
 
 # --- one reader's queue -------------------------------------------------------------------------
@@ -98,19 +98,16 @@ class Following:
 
     def __init__(self) -> None:
         self.ends: list[tuple[str, str]] = []
-        self.processor = OutputProcessor(
-            word_tokenizer(), lambda name, reason: self.ends.append((name, reason))
-        )
+        self.processor = OutputProcessor(word_tokenizer())
 
-    def add(self, name: str, queue: OutputQueue, **params: Any) -> Request:
+    def add(self, name: str, queue: OutputQueue, **params: Any) -> None:
         """Follow a request of a prompt that does not matter."""
-        request = Request(name, [3], SamplingParams(max_tokens=9, **params))
-        self.processor.add([request], queue)
-        return request
+        self.processor.add([name], [3], SamplingParams(max_tokens=9, **params), queue)
 
-    def process(self, name: str, *token_ids: int, reason: str | None = None) -> list[Request]:
-        """Tokens of one request; whoever a stop string has ended."""
-        return self.processor.process([EngineCoreOutput(name, list(token_ids), [], reason)])
+    def process(self, name: str, *token_ids: int, reason: str | None = None) -> None:
+        """Tokens of one request."""
+        ended = self.processor.process([EngineCoreOutput(name, list(token_ids), [], reason)])
+        self.ends += ended.items()
 
 
 def test_each_reader_gets_its_own_and_leaves_those_of_others():
@@ -131,28 +128,35 @@ def test_each_reader_gets_its_own_and_leaves_those_of_others():
 
 def test_a_stop_string_ends_a_request_in_the_middle_of_its_new_tokens():
     following, queue = Following(), OutputQueue()
-    request = following.add("a", queue, stop=["w6"])
-    assert following.process("a", 5) == []
-    assert following.process("a", 6, 7, 8) == [request], "the core does not know"
+    following.add("a", queue, stop=["w6"])
+    following.process("a", 5)
+    assert following.ends == []
+    following.process("a", 6, 7, 8)  # the core does not know that it has ended
     (output,) = queue.take()
     assert (output.token_ids, output.text.strip()) == ([5, 6], "w5")
     assert (output.finish_reason, following.ends) == ("stop", [("a", "stop")])
-    assert following.process("a", 9) == [], "it is gone"
+    following.process("a", 9)  # it is gone
+    assert len(following.ends) == 1
     assert queue.take() == []
 
 
-def test_what_the_core_gave_and_nobody_processed_is_caught_up_once():
-    """As after an interruption between the core and the processor."""
+def test_after_an_interruption_the_processor_says_what_it_has_and_takes_the_rest():
     following, queue = Following(), OutputQueue()
-    request = following.add("a", queue)
+    following.add("a", queue)
     following.process("a", 5)
-    request.token_ids += [5, 6, 7]
-    request.finish("length")
+    (state,) = following.processor.states.values()
+    (completion,) = state.completions
+    completion.token_times.append(0.0)  # of a token that was being taken in
+    assert completion._detokenizer is not None
+    completion._detokenizer.append(6, False)
     for _ in range(2):
-        assert following.processor.catch_up() == []
+        assert following.processor.repair() == {"a": 1}
+    following.process("a", 6, 7, reason="length")
     (output,) = queue.take()
     assert (output.token_ids, output.text) == ([5, 6, 7], as_text([5, 6, 7]))
-    assert (output.finish_reason, following.ends) == ("length", [("a", "length")])
+    assert len(output.metrics.token_times) == 3
+    assert following.ends == [("a", "length")]
+    assert following.processor.repair() == {}
 
 
 def test_text_that_nobody_sees_grow_is_made_at_the_end_at_once(monkeypatch):
@@ -200,49 +204,34 @@ def test_threads_that_add_at_once_get_different_ids_and_places(monkeypatch):
 # --- stop strings, of which the core does not know ----------------------------------------------
 
 
-def stopping_request(name: str) -> Request:
-    """It wants to end with the word of token 7."""
-    return Request(name, [3, 4], SamplingParams(max_tokens=9, ignore_eos=True, stop="w7"))
+STOPPING = SamplingParams(max_tokens=9, ignore_eos=True, stop="w7")
+"""Whoever has them wants to end with the word of token 7."""
 
 
-def test_a_request_that_a_stop_string_ends_is_told_once_however_far_the_core_has_come():
+@pytest.mark.parametrize("reason", [None, "length"])
+def test_a_stop_string_is_the_reason_however_far_the_core_has_come(reason):
     """Two steps may be settled before their outputs are processed."""
-    for is_over_in_core in (False, True):
-        ends: list[tuple[str, str]] = []
-        processor = OutputProcessor(word_tokenizer(), lambda *end, ends=ends: ends.append(end))
-        queue = OutputQueue()
-        request = stopping_request("a")
-        processor.add([request], queue)
-        request.token_ids += [5, 7, 8]
-        if is_over_in_core:
-            request.finish("length")
-        outputs = [EngineCoreOutput("a", [5, 7]), EngineCoreOutput("a", [8], [], None)]
-        outputs[-1].finish_reason = request.finish_reason
-        assert processor.process(outputs) == ([] if is_over_in_core else [request])
-        (output,) = queue.take()
-        assert (output.token_ids, output.text.strip(), output.finish_reason) == (
-            [5, 7],
-            "w5",
-            "stop",
-        )
-        assert ends == [("a", "stop")]
-        assert processor.states == {}
+    processor, queue = OutputProcessor(word_tokenizer()), OutputQueue()
+    processor.add(["a"], [3, 4], STOPPING, queue)
+    outputs = [EngineCoreOutput("a", [5, 7]), EngineCoreOutput("a", [8], [], reason)]
+    assert processor.process(outputs) == {"a": "stop"}
+    (output,) = queue.take()
+    assert (output.token_ids, output.text.strip()) == ([5, 7], "w5")
+    assert output.finish_reason == "stop"
+    assert processor.states == {}
 
 
 def test_a_stop_string_found_before_an_interruption_ends_the_request_after_it():
-    ends: list[tuple[str, str]] = []
-    processor = OutputProcessor(word_tokenizer(), lambda *end: ends.append(end))
-    request, queue = stopping_request("a"), OutputQueue()
-    processor.add([request], queue)
-    request.token_ids += [5, 7]
+    processor, queue = OutputProcessor(word_tokenizer()), OutputQueue()
+    processor.add(["a"], [3, 4], STOPPING, queue)
     (completion,) = processor.states["a"].completions
     finish, completion.finish = completion.finish, interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         processor.process([EngineCoreOutput("a", [5, 7])])
     completion.finish = finish  # type: ignore[method-assign]
-    assert processor.catch_up() == [request]
+    assert processor.repair() == {"a": 2}
+    assert processor.process([EngineCoreOutput("a")]) == {"a": "stop"}
     assert [output.token_ids for output in queue.take()] == [[5, 7]]
-    assert ends == [("a", "stop")]
 
 
 def interrupted(reason: str) -> None:

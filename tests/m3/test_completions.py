@@ -42,9 +42,7 @@ def test_completion_i_is_a_single_request_with_seed_plus_i(seed):
 def test_seeds_wrap_around_and_stay_in_64_bits():
     engine = paged_engine()
     engine.add_request(PROMPT, sampled(-2, n=4), "a")
-    seeds = [
-        completion.request.seed for completion in engine.output_processor.states["a"].completions
-    ]
+    seeds = [request.seed for request in engine.driver.requests.values()]
     assert seeds == [2**64 - 2, 2**64 - 1, 0, 1]
 
 

@@ -216,8 +216,7 @@ def test_every_request_is_in_exactly_one_queue(preemption):
         record = engine.tracer.records[-1]
         queues = record.waiting + record.running + record.swapped
         assert len(queues) == len(set(queues))
-        states = engine.output_processor.states.values()
-        live = [completion.request for state in states for completion in state.completions]
+        live = engine.driver.requests.values()
         forks = engine.scheduler.completions.forks
         not_yet_forked = [fork for own in forks.values() for fork in own]
         expected = {c.request_id for c in live if not c.is_finished and c not in not_yet_forked}
@@ -242,11 +241,11 @@ def test_a_core_keeps_nothing_of_who_has_ended_though_nobody_makes_outputs(packa
     """So it is on ranks that follow another, for days."""
     engine = make_engine(package)
     add(engine, ("a", 5, 3), ("b", 9, 40))
-    core = engine.core
+    core, log = engine.core, engine.step_log
     for _ in range(8):
         core.step()
-        core.close_steps()
-    assert set(core._once_computed) == {"b"}
+        log.close_steps()
+    assert set(log._once_computed) == {"b"}
     core.finish_request(engine.requests["b"], "abort")
-    core.close_steps()
-    assert not core._once_computed
+    log.close_steps()
+    assert not log._once_computed

@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from milestone_llm.core.outputs import EngineCoreOutput
+from milestone_llm.core.engine_core import EngineCore
+from milestone_llm.core.outputs import EngineCoreOutput, RequestFacts
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.input_processor import InputProcessor
+from milestone_llm.frontend.step_log import StepLog
 from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineDeadError, EngineRequest
 from milestone_llm.serving.engine_loop import MAX_FAILURES, EngineLoop
 
 
-class FakeCore:
+class FakeCore(EngineCore):
     """Has requests and computes nothing. Each call of a method takes the next of its errors."""
-
-    scheduler = SimpleNamespace(kv_usage=lambda: SimpleNamespace(total=0), waiting=[])
 
     def __init__(self, **errors: list[Exception | None]) -> None:
         self.errors = errors
-        names = ("steps", "rows", "prefill_tokens", "decode_tokens", "padding_tokens")
-        self.counts = dict.fromkeys((*names, "recomputed_tokens", "finished"), 0)
         self.requests: list[str] = []
         self.calls: list[str] = []
         self.when_stepped: Any = lambda: []
+        scheduler: Any = SimpleNamespace(
+            kv_usage=lambda: SimpleNamespace(total=0),
+            waiting=[],
+            has_unfinished_requests=lambda: bool(self.requests),
+        )
+        super().__init__(scheduler, runner=None)  # type: ignore[arg-type]
 
     def _fail(self, method: str) -> None:
         errors = self.errors.get(method)
         if errors and (error := errors.pop(0)) is not None:
             raise error
 
-    def add_request(self, request: Request) -> None:
+    def add_request(self, *requests: Request) -> None:
+        (request,) = requests
         self.calls.append(f"add {request.request_id}")
         self._fail("add_request")
         self.requests.append(request.request_id)
@@ -50,14 +56,9 @@ class FakeCore:
         self._fail("step")
         return outputs or []
 
-    def restart(self, requests: Any) -> None:
+    def restart(self, requests: Iterable[Request]) -> None:
+        self.requests = [each.request_id for each in requests]
         self.calls.append("restart")
-
-    def note_end(self, request_id: str, reason: str) -> None:
-        pass
-
-    def close_steps(self) -> None:
-        pass
 
 
 class FakeEngine:
@@ -67,10 +68,12 @@ class FakeEngine:
     vocab_size, eos_token_ids = 64, frozenset[int]()
     model = SimpleNamespace(device=SimpleNamespace(type="meta"))
     config = SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64)
+    driver = SimpleNamespace(peers=None)
 
     def __init__(self, **errors: list[Exception | None]) -> None:
         self.core = FakeCore(**errors)
         self.scheduler = self.core.scheduler
+        self.step_log = StepLog("fake", self.scheduler)
         parts = None, self.vocab_size, self.max_model_len, self.eos_token_ids, 0
         self.input_processor = InputProcessor(*parts, lambda name: False, lambda request: None)
 
@@ -91,12 +94,34 @@ def request(name: str, **params: Any) -> EngineRequest:
     return EngineRequest(name, [3], SamplingParams(**params))
 
 
-def test_an_abort_that_fails_is_one_failure_and_is_tried_again():
-    """As that of the last client does, where the step in flight is one that fails."""
-    engine = FakeEngine(finish_request=[RuntimeError("of a step in flight")])
+def test_an_abort_that_fails_is_one_failure_and_the_request_is_gone():
+    engine = FakeEngine(finish_request=[RuntimeError("half way")])
     play(engine, lambda loop: loop.abort("a"), lambda loop: None)
-    assert engine.core.calls[2:7] == ["step", "abort a", "restart", "step", "abort a"]
+    assert engine.core.calls[2:6] == ["step", "abort a", "restart", "step"]
     assert engine.core.requests == []
+    assert "abort a" not in engine.core.calls[4:]
+
+
+def test_an_abort_is_no_failure_where_the_step_in_flight_fails():
+    """As that of the last client does: no request waits for that step any more."""
+    engine = FakeEngine()
+    finish = engine.core.finish_request
+
+    def finish_and_settle(request: Request, reason: str) -> None:
+        finish(request, reason)
+        if not engine.core.requests:
+            raise RuntimeError("of a step in flight")
+
+    engine.core.finish_request = finish_and_settle  # type: ignore[method-assign]
+
+    def abort(loop: EngineLoop) -> None:
+        for name in "ab":
+            loop.abort(name)
+        loop.add_requests([request("c")])
+
+    play(engine, abort)
+    calls = ["abort a", "abort b", "restart", "add c", "step", "abort c", "restart"]
+    assert engine.core.calls[3:] == calls
 
 
 @pytest.mark.parametrize("method", ["step", "finish_request", "add_request"])
@@ -106,10 +131,12 @@ def test_three_failures_in_a_row_are_the_end_whatever_failed(method):
         errors.insert(0, None)  # "a" is taken
     engine = FakeEngine(**{method: errors})
 
+    names = iter("cdefghijkl")
+
     def act(loop: EngineLoop) -> None:
         if method == "finish_request":
-            loop.abort("a")
-        loop.add_requests([request("c")])
+            loop.abort(engine.core.requests[0])
+        loop.add_requests([request(next(names))])
 
     with pytest.raises(EngineDeadError, match="RuntimeError\\('2'\\)"):
         play(engine, *[act] * 9)
@@ -121,7 +148,7 @@ def test_a_step_that_works_makes_failures_forgotten():
     engine = FakeEngine(step=[error, error, None, error, error, None])
 
     def count(loop: EngineLoop) -> None:
-        engine.core.counts["steps"] += 1
+        engine.step_log.counts["steps"] += 1
 
     play(engine, *[count] * 6)
     assert engine.core.calls.count("step") == 7
@@ -146,15 +173,17 @@ def test_a_step_is_one_message_of_token_ids():
     engine = FakeEngine()
 
     def tokens(loop: EngineLoop) -> list[EngineCoreOutput]:
-        return [EngineCoreOutput("a", [7]), EngineCoreOutput("b", [8])]
+        facts = RequestFacts(num_cached_tokens=3)
+        return [EngineCoreOutput("a", [7], facts=facts), EngineCoreOutput("b", [8], facts=facts)]
 
     def last(loop: EngineLoop) -> list[EngineCoreOutput]:
         return [EngineCoreOutput("a", [9]), EngineCoreOutput("b", [3, 4], [], "length")]
 
     first, second = play(engine, tokens, last)
     assert (first.request_ids, first.token_ids, first.others) == (["a", "b"], [7, 8], [])
-    assert list(first.begun) == ["a", "b"]
-    assert (second.request_ids, second.token_ids, second.begun) == (["a"], [9], {})
+    assert list(first.facts) == ["a", "b"]
+    assert [output.facts.num_cached_tokens for output in first.outputs() if output.facts] == [3, 3]
+    assert (second.request_ids, second.token_ids, second.facts) == (["a"], [9], {})
     assert [output.finish_reason for output in second.others] == ["length"]
 
 

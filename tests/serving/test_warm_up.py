@@ -15,7 +15,7 @@ from serving_helpers import random_engine_outputs
 def test_a_warm_up_changes_nothing_that_a_request_could_see(package):
     cold, warm = make_engine(package), make_engine(package, trace="memory")
     warm.warm_up()
-    assert warm.core.counts == cold.core.counts
+    assert warm.step_log.counts == cold.step_log.counts
     assert random_engine_outputs(warm) == random_engine_outputs(cold)
     assert warm.tracer.records[0].step == 0
     assert warm.stats()["kv"]["used"] == 0

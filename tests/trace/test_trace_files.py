@@ -230,7 +230,7 @@ def test_a_tracer_that_keeps_nothing_still_tells_its_sinks():
     seen: list[StepRecord] = []
     engine = make_engine(m3_paged)
     tracer = Tracer([seen.append], keeps_records=False)
-    engine.core.watchers.append(tracer)
+    engine.step_log.watchers.append(tracer)
     engine.generate([5, 6, 7], greedy(3))
     assert tracer.records == []
     assert [record.step for record in seen] == [0, 1, 2]

@@ -92,13 +92,13 @@ def run_engine(
         engine.reset_prefix_cache()
     tracer = Tracer()
     if facts is not None:
-        engine.core.watchers = [tracer]
-    before = dict(engine.core.counts)
+        engine.step_log.watchers = [tracer]
+    before = dict(engine.step_log.counts)
     start = time.perf_counter()
     outputs = serve(engine, items, on_step=lambda changed: progress(len(changed)))
     num_characters = sum(len(output.text) for output in outputs)  # text is made when it is read
     seconds = time.perf_counter() - start
-    counts = {name: engine.core.counts[name] - before[name] for name in before}
+    counts = {name: engine.step_log.counts[name] - before[name] for name in before}
     computed = counts["prefill_tokens"] + counts["decode_tokens"]
     num_tokens = sum(len(output.token_ids) for output in outputs)
     return RunResult(

@@ -1,7 +1,7 @@
 """Step records for readers that watch a running engine: a server's page, at most.
 
     live = LiveTrace(decode=engine.tokenizer.decode)
-    engine.core.watchers.append(Tracer([live], keeps_records=False))
+    engine.step_log.watchers.append(Tracer([live], keeps_records=False))
     ...
     with live.subscribe() as lines:                 # in a thread of the server, one a reader
         while (line := lines.get(timeout=1.0)) is not None or not is_gone():

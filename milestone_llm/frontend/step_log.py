@@ -1,0 +1,194 @@
+"""What an engine notes of its steps: counts, times, and records for those who watch."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from milestone_llm.core.engine_core import StepInFlight, StepListener
+from milestone_llm.core.kv import KVEvent
+from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.plan import StepPlan
+from milestone_llm.core.request import Request
+from milestone_llm.core.scheduler import BaseScheduler
+
+from .watching import SettledStep, StepWatcher
+
+
+@dataclass(eq=False)
+class StepNotes:
+    """What is noted of a step between its plan and its record."""
+
+    plan: StepPlan
+    times: list[float]
+    arrived: list[str]
+    """Requests that came before it was planned and after the step before was."""
+    events: list[KVEvent] = field(default_factory=list)
+    sampled: dict[str, list[SampledToken]] = field(default_factory=dict)
+
+
+class StepLog(StepListener):
+    """Listens to a core. After each step, `close_steps` counts and records what has been settled.
+
+    Args:
+        milestone: the package, for the records.
+        scheduler: the core's.
+        tracer: the first of those who watch; None: there is none.
+        check_invariants: check after every step that no KV memory is lost.
+    """
+
+    def __init__(
+        self,
+        milestone: str,
+        scheduler: BaseScheduler,
+        tracer: StepWatcher | None = None,
+        check_invariants: bool = False,
+    ) -> None:
+        self.milestone = milestone
+        self.scheduler = scheduler
+        self.watchers: list[StepWatcher] = [] if tracer is None else [tracer]
+        self.check_invariants = check_invariants
+        self.counts = {
+            "steps": 0,
+            "rows": 0,
+            "prefill_tokens": 0,
+            "decode_tokens": 0,
+            "padding_tokens": 0,
+            "recomputed_tokens": 0,
+            "finished": 0,
+        }
+        self._once_computed: dict[str, int] = {}  # tokens of unfinished requests, by id
+        self._gone: list[str] = []  # whose last step may not be counted yet
+        self._arrived: list[str] = []
+        self._ended: list[tuple[str, str]] = []  # (id, reason), not recorded yet
+        self._planning_began = 0.0
+        self._newest: StepNotes | None = None  # of the last step that was planned
+        self._open: deque[StepNotes] = deque()  # launched, as `EngineCore.in_flight`
+        self._settled: deque[StepNotes] = deque()  # settled or failed, not counted yet
+
+    # -- requests come and go ----------------------------------------------------------------
+
+    def added(self, requests: Sequence[Request]) -> None:
+        """The completions of a prompt have been queued."""
+        if self.watchers:
+            self._arrived.append(requests[0].request_id)
+
+    def finished(self, request: Request) -> None:
+        """A request has been ended for a reason that is not in its tokens."""
+        self._gone.append(request.request_id)
+
+    def ended(self, request_id: str, reason: str) -> None:
+        """A completion has ended, as its caller sees it: with a stop string, for instance."""
+        self.counts["finished"] += 1
+        self._gone.append(request_id)
+        if self.watchers:
+            self._ended.append((request_id, reason))
+
+    # -- how a step goes on ------------------------------------------------------------------
+
+    def planning(self) -> None:
+        """A step is about to be planned. What happens to KV memory from here on belongs to it."""
+        self._note_events()
+        self._planning_began = time.perf_counter()
+
+    def planned(self, plan: StepPlan) -> None:
+        """It has been planned."""
+        now = time.perf_counter()
+        if not plan.is_empty:
+            self._newest = StepNotes(plan, [self._planning_began, now], self._arrived)
+            self._arrived = []
+        for request in plan.admitted:
+            request.first_scheduled_time = request.first_scheduled_time or now
+
+    def launched(self, step: StepInFlight) -> None:
+        """It has begun."""
+        assert self._newest is not None
+        if self.watchers:  # block tables as they are now
+            for row in step.plan.rows:
+                row.blocks = list(row.blocks)
+        self._open.append(self._newest)
+
+    def computed(self, step: StepInFlight, sampled: dict[str, list[SampledToken]]) -> None:
+        """The tokens of the oldest step in flight are there."""
+        self._open[0].sampled = sampled
+        self._open[0].times.append(time.perf_counter())
+
+    def settled(self, step: StepInFlight) -> None:
+        """Its requests have taken them in."""
+        notes = self._open.popleft()
+        notes.times.append(time.perf_counter())
+        self._settled.append(notes)
+
+    def failed(self, plan: StepPlan) -> None:
+        """The forward of a step has raised, when it was launched or when its tokens were due."""
+        for notes in (*self._open, self._newest):
+            if notes is not None and notes.plan is plan:
+                if notes in self._open:
+                    self._open.remove(notes)
+                notes.times += [time.perf_counter()] * (4 - len(notes.times))
+                self._settled.append(notes)
+                return
+
+    def restarted(self) -> None:
+        """The steps in flight have been dropped."""
+        dropped = [name for notes in self._open for name in notes.arrived]
+        self._arrived = dropped + self._arrived
+        self._open.clear()
+
+    # -- after a step ------------------------------------------------------------------------
+
+    def close_steps(self) -> None:
+        """Count, record and check the steps that have been settled.
+
+        Called when their outputs have been processed: who ended by them belongs to their records.
+        """
+        while self._settled:
+            notes = self._settled[0]
+            self._count(notes.plan)
+            if not self._open:
+                self._note_events()  # nothing comes before the next step is planned
+            if self.watchers:
+                ended, self._ended = self._ended, []
+                step = SettledStep(
+                    number=self.counts["steps"] - 1,
+                    milestone=self.milestone,
+                    times=notes.times,
+                    plan=notes.plan,
+                    sampled=notes.sampled,
+                    finished=ended,
+                    events=notes.events,
+                    arrived=notes.arrived,
+                )
+                for watcher in list(self.watchers):
+                    watcher.record(step, self.scheduler)
+            self._settled.popleft()
+            if self.check_invariants:
+                self.scheduler.check_invariants()
+        while self._gone:
+            self._once_computed.pop(self._gone.pop(), None)
+
+    def _count(self, plan: StepPlan) -> None:
+        counts = self.counts
+        counts["steps"] += 1
+        counts["rows"] += len(plan.rows)
+        counts["padding_tokens"] += plan.num_padding_tokens
+        for row in plan.rows:
+            if row.is_padding:
+                continue
+            counts[f"{row.phase}_tokens"] += row.num_new_tokens
+            name, end = row.request.request_id, row.end
+            before = self._once_computed.get(name, 0)
+            if row.start < before:
+                counts["recomputed_tokens"] += min(end, before) - row.start
+            if row.request.is_finished:
+                self._once_computed.pop(name, None)
+            elif end > before:
+                self._once_computed[name] = end
+
+    def _note_events(self) -> None:
+        """What happened to KV memory so far belongs to the last step that was planned."""
+        events = self.scheduler.drain_events()
+        if self._newest is not None:
+            self._newest.events += events

@@ -1,0 +1,135 @@
+"""Sends what a step has brought: one message for all requests of one of HTTP's processes together.
+
+It is the sink of the engine's driver where `OutputProcessor` is that of `generate`: tokens leave as
+they are, and are counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from milestone_llm.core.outputs import EngineCoreOutput
+from milestone_llm.core.request import Request
+
+from .engine_client import Deliver, EngineCoreOutputs, EngineRequest, Refusal
+from .engine_metrics import EngineMetrics
+
+
+class SentRequest:
+    """A request whose completions have not all ended.
+
+    Args:
+        new: what was asked for.
+        completions: the core's.
+    """
+
+    def __init__(self, new: EngineRequest, completions: Sequence[Request]) -> None:
+        self.request_id = new.request_id
+        self.arrival_time = new.arrival_time
+        self.sender = new.sender
+        self.completions = completions
+        self.num_going_on = len(completions)
+
+
+class SentTokens:
+    """How far a completion has been sent."""
+
+    def __init__(self, of: SentRequest) -> None:
+        self.of = of
+        self.num_tokens = 0
+        self.last_time = 0.0
+        self.is_muted = False
+        """Whether who asked for it has ended it, and is told no more."""
+
+
+class Sender:
+    """The requests that HTTP has asked for, and the way of their tokens there."""
+
+    def __init__(self, metrics: EngineMetrics) -> None:
+        self.deliver: Deliver = lambda message: None
+        self.took_at = 0.0
+        """When the newest step had brought its tokens, in seconds of `time.perf_counter()`."""
+        self.num_taken = 0
+        """Of how many completions."""
+        self._metrics = metrics
+        self._requests: dict[str, SentRequest] = {}
+        self._completions: dict[str, SentTokens] = {}
+
+    def add(self, new: EngineRequest, completions: Sequence[Request]) -> None:
+        """Follow the completions of a prompt."""
+        request = SentRequest(new, completions)
+        self._requests[new.request_id] = request
+        self._completions.update({each.request_id: SentTokens(request) for each in completions})
+
+    def refuse(self, new: EngineRequest, refusal: Refusal) -> None:
+        """Say why nothing will come of a request."""
+        self.deliver(EngineCoreOutputs(sender=new.sender, refusals={new.request_id: refusal}))
+
+    def request_ids(self, sender: int | None = None) -> list[str]:
+        """Of all unfinished requests, or those of one of HTTP's processes."""
+        requests = self._requests.values()
+        return [each.request_id for each in requests if sender in (None, each.sender)]
+
+    def completion_ids(self, request_id: str) -> list[str]:
+        """Of a request, if it is unfinished."""
+        request = self._requests.get(request_id)
+        return [] if request is None else [each.request_id for each in request.completions]
+
+    def mute(self, completion_ids: Iterable[str]) -> None:
+        """Send no more of completions."""
+        for completion_id in completion_ids:
+            if completion_id in self._completions:
+                self._completions[completion_id].is_muted = True
+
+    def process(self, outputs: Sequence[EngineCoreOutput]) -> dict[str, str]:
+        """Send what the core has brought, and count it.
+
+        Returns:
+            Why completions have ended, by id.
+        """
+        messages: dict[int, EngineCoreOutputs] = {}
+        now, num_tokens, gaps = time.perf_counter(), 0, Counter[float]()
+        ended: dict[str, str] = {}
+        for output in outputs:
+            completion = self._completions.get(output.request_id)
+            num_new = len(output.new_token_ids)
+            if completion is None or not (num_new or output.finish_reason):
+                continue
+            request = completion.of
+            if not completion.is_muted:
+                if (message := messages.get(request.sender)) is None:
+                    message = messages[request.sender] = EngineCoreOutputs(now, request.sender)
+                message.add(output)
+            if num_new > 1:
+                gaps[0.0] += num_new - 1
+            if num_new and completion.num_tokens:
+                gaps[now - completion.last_time] += 1
+            elif num_new and output.request_id == request.request_id:
+                self._metrics.note_first_token(request.completions[0], request.arrival_time, now)
+            completion.num_tokens += num_new
+            completion.last_time = now
+            num_tokens += num_new
+            if output.finish_reason is not None:
+                ended[output.request_id] = output.finish_reason
+                self._note_end(output.request_id)
+        self._metrics.note_tokens(num_tokens, gaps)
+        for message in messages.values():
+            self.deliver(message)
+        self.took_at, self.num_taken = now, len(outputs)
+        return ended
+
+    def repair(self) -> dict[str, int]:
+        """After an exception anywhere: how many tokens of each completion have been sent, by id."""
+        for completion_id in [name for name, each in self._completions.items() if each.is_muted]:
+            self._note_end(completion_id)  # it was being ended
+        return {name: each.num_tokens for name, each in self._completions.items()}
+
+    def _note_end(self, completion_id: str) -> None:
+        """A completion has ended; with the last one, so has its request."""
+        request = self._completions.pop(completion_id).of
+        request.num_going_on -= 1
+        if not request.num_going_on:
+            del self._requests[request.request_id]
+            self._metrics.note_end(request.completions, request.arrival_time, time.perf_counter())
