@@ -84,12 +84,12 @@ def check_prompt(token_ids: list[int], vocab_size: int, max_model_len: int) -> N
     """
     if not token_ids:
         raise InputError("the prompt is empty: it has 0 tokens and needs at least 1")
-    _check_vocabulary("the prompt", token_ids, vocab_size)
     if len(token_ids) >= max_model_len:
         raise InputError(
             f"the prompt has {len(token_ids)} tokens, but max_model_len={max_model_len} leaves "
             f"room for at most {max_model_len - 1} and one token of output"
         )
+    _check_vocabulary("the prompt", token_ids, vocab_size)
 
 
 def check_params(

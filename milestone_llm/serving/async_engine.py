@@ -210,7 +210,7 @@ class AsyncEngine:
 
         While HTTP's thread is busy, messages wait for it, and it takes them all at once: then, an
         event has the tokens of several steps. When `MAX_MESSAGES` wait, so do this thread and the
-        engine behind it: what waits is never more than that.
+        engine after it: what waits is never more than that.
         """
         self._messages.append(message)
         if not self._is_to_take:  # once, or others would not have their turn in between

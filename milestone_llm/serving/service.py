@@ -35,7 +35,7 @@ REPORT_SECONDS = 1.0
 
 MAX_ITEMS = 2**18
 """Of a body: texts, lists and objects, and tokens of several prompts. To parse and check them takes
-the event loop a tenth of a second, in which nobody else is heard."""
+the event loop a tenth of a second, in which no one else is heard."""
 
 
 class Service:
@@ -115,10 +115,12 @@ class Service:
             ApiError: it is no prompt for this model, or as long as no request may be.
         """
         token_ids = await self.encode(prompt, param, adds_special)
-        if not token_ids:
-            raise ApiError(400, "the prompt is empty: it needs at least 1 token", param=param)
-        if len(token_ids) >= self.max_model_len:
-            raise self._too_long(f"{len(token_ids)} tokens", param)
+        try:
+            check_prompt(token_ids, self.engine.client.info.vocab_size, self.max_model_len)
+        except InputError as error:
+            is_too_long = len(token_ids) >= self.max_model_len
+            code = "context_length_exceeded" if is_too_long else None
+            raise ApiError(400, str(error), param=param, code=code) from None
         return token_ids
 
     def _check_length(self, prompt: str | list[Message], param: str) -> None:
@@ -179,7 +181,7 @@ class Service:
         """Pass an API request to the engine: a request for each prompt.
 
         Raises:
-            ApiError: one of them is not for this model.
+            ApiError: the parameters are not for this model.
         """
         names = [request_id] + [f"{request_id}-{index}" for index in range(1, len(prompts))]
         info = self.engine.client.info
@@ -190,9 +192,8 @@ class Service:
         ]
         try:
             check_priority(priority)
-            for each in requests:
-                check_prompt(each.prompt_token_ids, info.vocab_size, info.max_model_len)
-                check_params(each.params, info.vocab_size, info.tokenizer, info.eos_token_ids)
+            for each in params:
+                check_params(each, info.vocab_size, info.tokenizer, info.eos_token_ids)
         except InputError as error:
             raise ApiError(400, str(error)) from None
         request.start(requests, is_stream, body.deadline)
