@@ -155,7 +155,7 @@ def send_tokens(engine: BaseEngine) -> None:
         now = time.perf_counter()
         due = max(due + 1e-6 * (request.sampling_params.seed or 0), now - 0.1)
         time.sleep(max(0.0, due - now))
-        loop._sender.process([EngineCoreOutput(name, [7]) for name in requests])
+        loop._sending.process([EngineCoreOutput(name, [7]) for name in requests])
 
     EngineLoop._step = step  # type: ignore[method-assign]
 

@@ -12,9 +12,10 @@ from typing import TypeAlias, cast
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.inputs import (
+    check_length,
     check_params,
     check_priority,
-    check_prompt,
+    check_vocabulary,
     encode_prompt,
 )
 
@@ -116,10 +117,9 @@ class Service:
         """
         token_ids = await self.encode(prompt, param, adds_special)
         try:
-            check_prompt(token_ids, self.engine.client.info.vocab_size, self.max_model_len)
+            check_length(token_ids, self.max_model_len)
         except InputError as error:
-            is_too_long = len(token_ids) >= self.max_model_len
-            code = "context_length_exceeded" if is_too_long else None
+            code = "context_length_exceeded" if token_ids else None
             raise ApiError(400, str(error), param=param, code=code) from None
         return token_ids
 
@@ -181,7 +181,7 @@ class Service:
         """Pass an API request to the engine: a request for each prompt.
 
         Raises:
-            ApiError: the parameters are not for this model.
+            ApiError: one of them is not for this model.
         """
         names = [request_id] + [f"{request_id}-{index}" for index in range(1, len(prompts))]
         info = self.engine.client.info
@@ -192,6 +192,8 @@ class Service:
         ]
         try:
             check_priority(priority)
+            for prompt in prompts:
+                check_vocabulary("the prompt", prompt, info.vocab_size)
             for each in params:
                 check_params(each, info.vocab_size, info.tokenizer, info.eos_token_ids)
         except InputError as error:

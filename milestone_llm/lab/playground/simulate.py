@@ -15,15 +15,16 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.outputs import SampledToken
-from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.core.scheduler import BaseScheduler
 from milestone_llm.frontend.input_processor import InputProcessor
-from milestone_llm.frontend.step_log import StepLog
+from milestone_llm.frontend.inputs import check_priority
 from milestone_llm.frontend.own_code import place_of
+from milestone_llm.frontend.step_log import StepLog
 from milestone_llm.frontend.watching import QueueState, SettledStep
 from milestone_llm.lab.trace.kv_figures import KVFigures
 from milestone_llm.lab.trace.positions import useful_share
@@ -198,7 +199,9 @@ def _requests_for(
     for index, spec in enumerate(specs):
         try:
             item = spec.item(index)
-            completions = processor.make(item.prompt, item.params, None, item.priority, chat=False)
+            check_priority(item.priority)
+            token_ids, params = processor.encode(item.prompt, item.params, chat=False)
+            completions = processor.make(token_ids, params, None, item.priority)
         except InputError as error:
             raise InputError(f"r{index}: {error}") from None
         requests.append((spec.arrival, completions))
