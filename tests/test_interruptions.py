@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -259,3 +263,39 @@ def test_what_went_wrong_first_is_raised_where_the_restart_fails_as_well():
     del engine.output_processor.repair
     submit(engine)
     assert outcome(run_to_end(engine).values()) == EXPECTED
+
+
+NUM_SIGNALS = 2_000 if os.environ.get("STORM") else 60
+
+
+@pytest.mark.parametrize("package", [PACKAGES[0], PACKAGES[-1]], ids=lambda each: each.__name__)
+def test_a_real_ctrl_c_at_any_time_loses_nothing(package):
+    """SIGINT from a timer, at whatever byte code the main thread is then."""
+    engine, rng = engine_of(package), random.Random(7)
+    engine.core.can_run_ahead = (lambda plan: True) if package.__name__ >= "m5" else None
+    params = [params_of(index) for index in range(len(PROMPTS))]
+    start = time.perf_counter()
+    engine.generate(PROMPTS, params)
+    seconds, num_raised = time.perf_counter() - start, 0
+    for number in range(NUM_SIGNALS):
+        engine.add_request(PROMPTS[0], params[0], request_id=f"other {number}")
+        timer = threading.Timer(rng.random() * seconds, signal.raise_signal, [signal.SIGINT])
+        try:
+            timer.start()
+            engine.generate(PROMPTS, params)
+            timer.join()
+        except KeyboardInterrupt:
+            num_raised += 1
+        timer.join()
+        assert engine.requests.keys() <= {f"other {number}"}
+        is_free = []  # another thread can have the engine
+        other = threading.Thread(target=lambda: is_free.append(engine.abort("unknown")))  # noqa: B023
+        other.start()
+        other.join(timeout=60)
+        assert is_free == [None]
+        came = outcome(run_to_end(engine).values())
+        assert came == {f"other {number}": EXPECTED["q0"]}
+        assert_empty(engine)
+    assert num_raised > NUM_SIGNALS // 2
+    outputs = engine.generate(PROMPTS, params)
+    assert [(each.token_ids, each.finish_reason) for each in outputs] == list(EXPECTED.values())

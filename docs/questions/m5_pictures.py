@@ -13,7 +13,6 @@ import m5_kernels
 from docs.questions.flash_decode_by_hand import split
 from docs.questions.small_pictures import EDGE, OWN, PLAIN, READ, arrow, box, finish
 from m1_single import SamplingParams
-from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.lab.plots.picture import set_titles, write_picture
 
 ROWS, CONTEXT, KV_BYTES = 64, 600, 28 * 2 * 8 * 128 * 2
@@ -113,8 +112,8 @@ def calls_of(package: Any) -> list[list[tuple[str, int]]]:
     calls: list[list[tuple[str, int]]] = []
     counts = {"plan": 0, "launch": 0, "settle": 0}
 
-    def noting(name: str) -> Any:
-        function = getattr(EngineCore, name)
+    def noting(name: str, owner: Any, method: str) -> Any:
+        function = getattr(owner, method)
 
         def call(*args: Any) -> Any:
             result = function(*args)
@@ -123,9 +122,14 @@ def calls_of(package: Any) -> list[list[tuple[str, int]]]:
                 counts[name] += 1
             return result
 
-        return patch.object(EngineCore, name, call)
+        return patch.object(owner, method, call)
 
-    with noting("plan"), noting("launch"), noting("settle"):
+    core = engine.core
+    with (
+        noting("plan", core.scheduler, "schedule"),
+        noting("launch", core, "launch"),
+        noting("settle", core, "settle"),
+    ):
         while engine.has_unfinished_requests():
             calls.append([])
             engine.step()

@@ -150,11 +150,12 @@ def send_tokens(engine: BaseEngine) -> None:
 
     def step(loop: EngineLoop) -> None:
         nonlocal due
-        request = next(reversed(loop._requests.values()))
+        requests = loop._driver.requests
+        request = next(reversed(requests.values()))
         now = time.perf_counter()
         due = max(due + 1e-6 * (request.sampling_params.seed or 0), now - 0.1)
         time.sleep(max(0.0, due - now))
-        loop._take([EngineCoreOutput(name, [7]) for name in loop._requests])
+        loop._sending.process([EngineCoreOutput(name, [7]) for name in requests])
 
     EngineLoop._step = step  # type: ignore[method-assign]
 

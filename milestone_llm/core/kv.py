@@ -24,7 +24,7 @@ class KVUsage:
 
     @property
     def free(self) -> int:
-        """Units that nobody owns."""
+        """Units that no request owns."""
         return self.total - self.used
 
 

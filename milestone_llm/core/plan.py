@@ -25,7 +25,7 @@ class ScheduledRequest:
     num_sampled_tokens: int = 1
     """The most tokens that a request gets of the row, if it samples."""
     sampling_requests: list[Request] = field(init=False)
-    """Who gets a token: the row's request, if the row reaches its last known token; else nobody."""
+    """Who gets a token: the row's request, if the row reaches its last known token; else none."""
 
     def __post_init__(self) -> None:
         is_last = not self.is_padding and self.end == self.request.num_tokens

@@ -45,7 +45,7 @@ class OutputSink(Protocol):
 
         Returns:
             How many output tokens of each completion have been taken in, by id. A completion that
-            is not there, nobody wants any more.
+            is not there is not wanted any more.
         """
 
 

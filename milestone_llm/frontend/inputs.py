@@ -80,11 +80,20 @@ def check_prompt(token_ids: list[int], vocab_size: int, max_model_len: int) -> N
     """Refuse token ids that no model step could take.
 
     Raises:
-        InputError: no token, a token outside the vocabulary, or no room for one output token.
+        InputError: no token, no room for one output token, or a token outside the vocabulary.
+    """
+    check_length(token_ids, max_model_len)
+    check_vocabulary("the prompt", token_ids, vocab_size)
+
+
+def check_length(token_ids: list[int], max_model_len: int) -> None:
+    """Refuse a prompt of too few tokens or too many.
+
+    Raises:
+        InputError: it has none, or leaves no room for one output token.
     """
     if not token_ids:
         raise InputError("the prompt is empty: it has 0 tokens and needs at least 1")
-    _check_vocabulary("the prompt", token_ids, vocab_size)
     if len(token_ids) >= max_model_len:
         raise InputError(
             f"the prompt has {len(token_ids)} tokens, but max_model_len={max_model_len} leaves "
@@ -103,7 +112,7 @@ def check_params(
     """
     if not isinstance(params, SamplingParams):
         raise InputError(f"sampling parameters must be SamplingParams, got {params!r}")
-    _check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
+    check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(params, name) or 0) > vocab_size:
             raise InputError(
@@ -146,7 +155,12 @@ def check_request_id(request_id: Any, is_taken: Callable[[str], bool]) -> None:
         )
 
 
-def _check_vocabulary(what: str, token_ids: list[int], vocab_size: int) -> None:
+def check_vocabulary(what: str, token_ids: list[int], vocab_size: int) -> None:
+    """Refuse token ids that the model does not have.
+
+    Raises:
+        InputError: the first of them.
+    """
     for token in token_ids:
         if not 0 <= token < vocab_size:
             raise InputError(

@@ -20,8 +20,8 @@ def compute_unnoticed(
 ) -> None:
     """Generate two tokens for so many short prompts at a time, one size after the other."""
     prompt = [0] * min(2, input_processor.max_model_len - 1)
-    # With prompt_logprobs it asks nothing of a prefix cache, which counts its queries, and nobody
-    # else has its salt.
+    # With prompt_logprobs it asks nothing of a prefix cache, which counts its queries, and no other
+    # request has its salt.
     params = SamplingParams(
         max_tokens=2, ignore_eos=True, prompt_logprobs=0, cache_salt="of a warm-up"
     )

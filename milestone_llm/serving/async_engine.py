@@ -128,7 +128,7 @@ class AsyncEngine:
         """Why no request is let in any more; None while all may come."""
         self._open: dict[ApiRequest, None] = {}
         self._owners: dict[str, ApiRequest] = {}
-        """By the id of a completion."""
+        """By the id of a completion of which the engine may have more to say."""
         self._output_processor = OutputProcessor(copy.deepcopy(client.info.tokenizer))
         self._messages: deque[EngineCoreOutputs] = deque()
         """From the engine, and not looked at."""
@@ -199,7 +199,7 @@ class AsyncEngine:
                 EngineCoreOutput(each.completion_id, finish_reason="abort") for each in unfinished
             )
             for completion in state.completions:
-                del self._owners[completion.completion_id]
+                self._owners.pop(completion.completion_id, None)
             if unfinished:
                 self.client.abort(state.request_id)
 
@@ -210,7 +210,7 @@ class AsyncEngine:
 
         While HTTP's thread is busy, messages wait for it, and it takes them all at once: then, an
         event has the tokens of several steps. When `MAX_MESSAGES` wait, so do this thread and the
-        engine behind it: what waits is never more than that.
+        engine after it: what waits is never more than that.
         """
         self._messages.append(message)
         if not self._is_to_take:  # once, or others would not have their turn in between
@@ -246,6 +246,7 @@ class AsyncEngine:
             if output.finish_reason is not None:  # the engine knows
                 ended.pop(output.request_id, None)
         for completion_id in ended:
+            del self._owners[completion_id]  # what is on its way is dropped
             self.client.end_completion(completion_id)
         for owner, step_time in waited_since.items():
             owner.note_tokens(step_time)

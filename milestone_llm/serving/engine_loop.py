@@ -66,8 +66,10 @@ class EngineLoop(OrderingClient):
         """Which of HTTP's processes get the records of steps."""
         self._engine, self._log = engine, engine.step_log
         self._metrics = EngineMetrics()
-        self._sender = Sender(self._metrics)
-        self._driver = EngineDriver(engine.core, engine.step_log, self._sender, engine.driver.peers)
+        self._sending = Sender(self._metrics)
+        self._driver = EngineDriver(
+            engine.core, engine.step_log, self._sending, engine.driver.peers
+        )
         self._on_report: Callable[[list[EngineReport]], None]
         self._on_step: StepSink
         self._num_failures = 0
@@ -88,7 +90,7 @@ class EngineLoop(OrderingClient):
         Raises:
             EngineDeadError: the device failed, or `MAX_FAILURES` steps in a row did.
         """
-        self._sender.deliver = deliver
+        self._sending.deliver = deliver
         self._on_report = on_report or self.take_report
         self._on_step = on_step or self.take_step
         is_last = False
@@ -98,7 +100,7 @@ class EngineLoop(OrderingClient):
             is_last = orders.is_last
             if not is_last and self._driver.requests:
                 self._try(self._step)
-        for request_id in self._sender.request_ids():
+        for request_id in self._sending.request_ids():
             self._try(self._abort, request_id)
 
     def _carry_out(self, orders: Orders) -> None:
@@ -112,19 +114,24 @@ class EngineLoop(OrderingClient):
             self._watch(sender, is_watching)
         for sender in orders.gone:  # one of HTTP's processes has ended, and so have its clients
             self._watch(sender, False)
-            for request_id in self._sender.request_ids(sender):
+            for request_id in self._sending.request_ids(sender):
                 self._try(self._abort, request_id)
         if orders.wants_report:
             self._try(self._report)
 
-    def _try(self, work: Callable[Arguments, None], *args: Arguments.args) -> None:
+    def _try(
+        self,
+        work: Callable[Arguments, None],
+        *args: Arguments.args,
+        **fields: Arguments.kwargs,
+    ) -> None:
         """Let the engine do something. Whatever it is, three failures in a row are the end.
 
         Raises:
             EngineDeadError: they were.
         """
         try:
-            work(*args)
+            work(*args, **fields)
         except Exception as error:
             self._num_failures += 1
             log.exception("The engine failed; the requests of the step have ended")
@@ -152,10 +159,10 @@ class EngineLoop(OrderingClient):
         try:
             self._driver.run(self._queue, new)
         except InputError as error:
-            self._sender.refuse(new, Refusal(str(error), 400))
+            self._sending.refuse(new, Refusal(str(error), 400))
         except Exception as error:
             text = f"the engine failed: {type(error).__name__}"
-            self._sender.refuse(new, Refusal(text, 500))
+            self._sending.refuse(new, Refusal(text, 500))
             raise
 
     def _queue(self, new: EngineRequest) -> None:
@@ -163,15 +170,15 @@ class EngineLoop(OrderingClient):
             new.prompt_token_ids, new.params, new.request_id, new.priority
         )
         self._driver.add(completions)
-        self._sender.add(new, completions)
+        self._sending.add(new, completions)
 
     def _abort(self, request_id: str) -> None:
         # Forks come before what they fork from.
-        self._finish(self._sender.completion_ids(request_id)[::-1], "abort")
+        self._finish(self._sending.completion_ids(request_id)[::-1], "abort")
 
     def _finish(self, completion_ids: list[str], reason: str) -> None:
         """End completions for those who asked for them, and know it."""
-        self._sender.mute(completion_ids)
+        self._sending.mute(completion_ids)
         self._driver.run(self._driver.finish, completion_ids, reason)
 
     def _step(self) -> None:
@@ -179,7 +186,7 @@ class EngineLoop(OrderingClient):
         start = time.perf_counter()
         self._driver.step()
         if self._log.counts["steps"] > counts["steps"]:
-            seconds = self._sender.took_at - start
+            seconds = self._sending.took_at - start
             self._num_failures = 0
             self._metrics.note_step(seconds, counts, self._log.counts)
-            self._threads.note_step(seconds, self._sender.num_taken)
+            self._threads.note_step(seconds, self._sending.num_taken)

@@ -12,9 +12,10 @@ from typing import TypeAlias, cast
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.inputs import (
+    check_length,
     check_params,
     check_priority,
-    check_prompt,
+    check_vocabulary,
     encode_prompt,
 )
 
@@ -35,7 +36,7 @@ REPORT_SECONDS = 1.0
 
 MAX_ITEMS = 2**18
 """Of a body: texts, lists and objects, and tokens of several prompts. To parse and check them takes
-the event loop a tenth of a second, in which nobody else is heard."""
+the event loop a tenth of a second, in which no one else is heard."""
 
 
 class Service:
@@ -115,10 +116,11 @@ class Service:
             ApiError: it is no prompt for this model, or as long as no request may be.
         """
         token_ids = await self.encode(prompt, param, adds_special)
-        if not token_ids:
-            raise ApiError(400, "the prompt is empty: it needs at least 1 token", param=param)
-        if len(token_ids) >= self.max_model_len:
-            raise self._too_long(f"{len(token_ids)} tokens", param)
+        try:
+            check_length(token_ids, self.max_model_len)
+        except InputError as error:
+            code = "context_length_exceeded" if token_ids else None
+            raise ApiError(400, str(error), param=param, code=code) from None
         return token_ids
 
     def _check_length(self, prompt: str | list[Message], param: str) -> None:
@@ -190,9 +192,10 @@ class Service:
         ]
         try:
             check_priority(priority)
-            for each in requests:
-                check_prompt(each.prompt_token_ids, info.vocab_size, info.max_model_len)
-                check_params(each.params, info.vocab_size, info.tokenizer, info.eos_token_ids)
+            for prompt in prompts:
+                check_vocabulary("the prompt", prompt, info.vocab_size)
+            for each in params:
+                check_params(each, info.vocab_size, info.tokenizer, info.eos_token_ids)
         except InputError as error:
             raise ApiError(400, str(error)) from None
         request.start(requests, is_stream, body.deadline)

@@ -8,7 +8,7 @@ import m1_single
 import m2_batching
 import m3_paged
 from engine_helpers import PACKAGES, assert_empty, greedy, make_engine
-from m5_kernels.extras.tensor_parallel.ranked_core import NewRequest
+from m5_kernels.extras.tensor_parallel.rank_peers import NewRequest
 from milestone_llm.core.errors import InputError
 
 FLOOD = 40  # seconds, one urgent request in each

@@ -16,7 +16,7 @@ from typing import Any
 from m4_prefix_chunked.speculation import GuessingRow
 from m5_kernels.extras.guesses.proposer import DeviceProposer
 from m5_kernels.runner import FusedRunner
-from milestone_llm.core.engine_core import EngineCore
+from milestone_llm.core.engine_core import EngineCore, StepListener
 from milestone_llm.core.outputs import EngineCoreOutput, SampledToken
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.core.request import Request, RequestStatus
@@ -86,6 +86,17 @@ class Script:
         return script
 
 
+class PlanListener(StepListener):
+    """Lets a service check each plan."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    def planned(self, plan: StepPlan) -> None:
+        if not plan.is_empty:
+            self.service.check_plan(plan)
+
+
 class Service(EngineCore):
     """The core, with every plan checked and some tokens spoilt, serving a script."""
 
@@ -95,7 +106,7 @@ class Service(EngineCore):
             scheduler.speculation.proposer = DeviceProposer()
         runner = ReadBackRunner(scheduler.config.block_size)
         can_run_ahead = FusedRunner.can_run_ahead if is_pipelined else None
-        super().__init__(scheduler, runner, can_run_ahead)
+        super().__init__(scheduler, runner, can_run_ahead, PlanListener(self))
         self.script = script
         self.leaders: dict[str, Request] = {}
         self.wrong: set[str] = set()
@@ -124,12 +135,6 @@ class Service(EngineCore):
             assert step < 3_000, "no progress"
         assert not self.in_flight
         self.check_nothing_is_left()
-
-    def plan(self) -> StepPlan:
-        plan = super().plan()
-        if not plan.is_empty:
-            self.check_plan(plan)
-        return plan
 
     def check_plan(self, plan: StepPlan) -> None:
         for row in plan.rows:
@@ -167,10 +172,8 @@ class Service(EngineCore):
 
     def interrupt(self) -> None:
         """Ctrl-C: what is in flight is lost, the tokens that are known are not."""
-        self.in_flight.clear()
         requests = [each for leader in self.leaders.values() for each in completions(leader)]
-        self.scheduler.restart(each for each in requests if not each.is_finished)
-        self.runner.reset()
+        self.restart(each for each in requests if not each.is_finished)
         self.scheduler.check_invariants()
         assert self.scheduler.kv.pool.num_used == 0
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from m3_paged import SamplingParams
-from milestone_llm.core.outputs import EngineCoreOutput, Logprob
+from milestone_llm.core.outputs import EngineCoreOutput, Logprob, RequestFacts
 from milestone_llm.serving.async_engine import AsyncEngine
-from milestone_llm.serving.engine_client import Begun, EngineCoreOutputs, EngineRequest
+from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineRequest
 from milestone_llm.serving.metrics import Metrics
 from milestone_llm.serving.response_bodies import ResponseBodies
 from milestone_llm.serving.responses import ApiResponse
@@ -60,9 +60,10 @@ def answered(params, is_stream, tokenizing):
         request.start([EngineRequest("r", [65, 66], params)], is_stream, None)
         entry = {67: Logprob(-0.5, 1), 68: Logprob(-1.5, 2)}
         logprobs = [entry] if params.logprobs else []
-        message = EngineCoreOutputs(begun={"r": Begun(0, [None, {66: Logprob(-0.5, 1)}])})
-        for name in ("r", "r/1", "r/2"):
-            message.add(EngineCoreOutput(name, [67], logprobs, "length"))
+        message = EngineCoreOutputs()
+        of_prompt = RequestFacts(prompt_logprobs=[None, {66: Logprob(-0.5, 1)}])
+        for name, facts in (("r", of_prompt), ("r/1", None), ("r/2", None)):
+            message.add(EngineCoreOutput(name, [67], logprobs, "length", facts))
         engine.deliver(message)
         bodies = ResponseBodies(request, "r", "m", False, ["AB"] * 3, decode, str.encode)
         await ApiResponse(request, bodies, is_stream, tokenizing)({"type": "http"}, receive, send)

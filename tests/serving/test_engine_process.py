@@ -121,9 +121,9 @@ def test_prompt_logprobs_travel_once(oracle):
     messages = pickle.loads(pickle.dumps(messages))
     tokens = [[len(each.new_token_ids) for each in message.outputs()] for message in messages]
     assert tokens == [[1], [1], [1], [1]]
-    first, *later = [message.begun for message in messages]
-    assert len(first["r"].prompt_logprobs) == 3
-    assert later == [{}] * 3
+    facts = [output.facts for message in messages for output in message.outputs()]
+    assert len(facts[0].prompt_logprobs) == 3
+    assert [each and each.prompt_logprobs for each in facts[1:]] == [None] * 3
 
 
 def test_all_that_the_engine_says_is_said_in_its_own_thread(oracle):

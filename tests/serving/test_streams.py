@@ -108,21 +108,24 @@ def test_others_have_their_turn_when_tokens_come_faster_than_they_are_taken(monk
     """Or nobody would be served, nor the server be ended."""
 
     async def play(engine, request):
-        note_facts, num_taken = engine._note_facts, 0
+        processor, num_taken = engine._output_processor, 0
+        process = processor.process
 
-        def note_and_deliver(message):
+        def process_and_deliver(outputs):
             nonlocal num_taken
-            num_taken += 1
-            note_facts(message)
-            if num_taken < 100:
-                deliver(engine, 3)
+            for _ in outputs:
+                num_taken += 1
+                if num_taken < 100:
+                    deliver(engine, 3)
+            return process(outputs)
 
-        monkeypatch.setattr(engine, "_note_facts", note_and_deliver)
+        monkeypatch.setattr(processor, "process", process_and_deliver)
         for _ in range(2):
             deliver(engine, 3)
         await asyncio.sleep(0)
+        num_at_once = num_taken
         request.close()
-        return num_taken
+        return num_at_once
 
     assert with_one_request(play) == 2
 

@@ -15,14 +15,16 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.core.scheduler import BaseScheduler
-from milestone_llm.frontend.guarded_core import GuardedCore
 from milestone_llm.frontend.input_processor import InputProcessor
+from milestone_llm.frontend.inputs import check_priority
 from milestone_llm.frontend.own_code import place_of
+from milestone_llm.frontend.step_log import StepLog
 from milestone_llm.frontend.watching import QueueState, SettledStep
 from milestone_llm.lab.trace.kv_figures import KVFigures
 from milestone_llm.lab.trace.positions import useful_share
@@ -136,8 +138,8 @@ def _run(
     machine, size = MACHINES[setting.machine], getattr(config, "block_size", 1)
     clock = SimulatedClock(machine, size, Tracer(), now=coming[0][0])
     outcome.records, outcome.budget = clock.tracer.records, config.max_num_batched_tokens
-    parts = (outcome.milestone, scheduler, RuleRunner(), clock)
-    core, num_rows = GuardedCore(*parts, check_invariants=mine is not None), 0
+    log = StepLog(outcome.milestone, scheduler, clock, check_invariants=mine is not None)
+    core, num_rows = EngineCore(scheduler, RuleRunner(), listener=log), 0
     while coming or scheduler.has_unfinished_requests():
         if not scheduler.has_unfinished_requests():
             clock.now = max(clock.now, coming[0][0])  # nothing happens until then
@@ -146,8 +148,8 @@ def _run(
         outcome.step = len(outcome.records)
         for output in core.step():
             if output.finish_reason is not None:
-                core.note_end(output.request_id, output.finish_reason)
-        core.close_steps()
+                log.ended(output.request_id, output.finish_reason)
+        log.close_steps()
         num_rows += len(outcome.records[-1].batch)
         if len(outcome.records) >= MAX_STEPS or num_rows > MAX_ROWS:
             most = f"{MAX_STEPS:,} steps and {MAX_ROWS:,} rows"
@@ -197,7 +199,9 @@ def _requests_for(
     for index, spec in enumerate(specs):
         try:
             item = spec.item(index)
-            completions = processor.make(item.prompt, item.params, None, item.priority, chat=False)
+            check_priority(item.priority)
+            token_ids, params = processor.encode(item.prompt, item.params, chat=False)
+            completions = processor.make(token_ids, params, None, item.priority)
         except InputError as error:
             raise InputError(f"r{index}: {error}") from None
         requests.append((spec.arrival, completions))
