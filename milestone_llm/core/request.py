@@ -109,14 +109,15 @@ class Request:
 
     def output_since(self, num_tokens: int) -> EngineCoreOutput:
         """What the request has got after its first `num_tokens` output tokens."""
-        is_edge = self.index == 0 and (num_tokens == 0 or self.finish_reason is not None)
-        return EngineCoreOutput(
+        output = EngineCoreOutput(
             self.request_id,
             self.token_ids[self.num_prompt_tokens + num_tokens :],
             self.logprobs[num_tokens:],
             self.finish_reason,
-            self._facts(num_tokens == 0) if is_edge else None,
         )
+        if (num_tokens == 0 or self.finish_reason is not None) and self.index == 0:
+            output.facts = self._facts(num_tokens == 0)
+        return output
 
     def _facts(self, is_first: bool) -> RequestFacts:
         is_asked = self.sampling_params.prompt_logprobs is not None

@@ -124,7 +124,7 @@ class BaseScheduler(ABC):
         num_before = len(request.token_ids) - request.num_prompt_tokens
         for token in sampled:
             request.append_token(token)
-            if request.is_finished:
+            if request.finish_reason is not None:
                 self._leave(request, status)
                 break
         return request.output_since(num_before)  # no tokens where there was none to choose

@@ -214,7 +214,7 @@ class OutputProcessor:
             state, completion = self._completions.get(output.request_id, (None, None))
             if state is None or completion is None:  # it has ended meanwhile
                 continue
-            if output.facts is not None and completion.index == 0:
+            if output.facts is not None:  # it is the first of the completions
                 state.note(output.facts)
             if completion.finish_reason is None:
                 completion.take(output, now)

@@ -182,7 +182,7 @@ class StepLog(StepListener):
             before = self._once_computed.get(name, 0)
             if row.start < before:
                 counts["recomputed_tokens"] += min(end, before) - row.start
-            if row.request.is_finished:
+            if row.request.finish_reason is not None:
                 self._once_computed.pop(name, None)
             elif end > before:
                 self._once_computed[name] = end
