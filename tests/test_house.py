@@ -70,6 +70,7 @@ LIBRARIES_OF_THE_CORE = {
     "abc",
     "bisect",
     "collections",
+    "contextlib",
     "dataclasses",
     "enum",
     "math",
