@@ -1,0 +1,702 @@
+"""A device that stands in for a GPU: M5's host code takes its GPU path, and a CPU computes.
+
+Inside `cuda_on_cpu()` there is one device, "cuda:0". Its tensors say that they are on it. Their
+numbers lie in tensors of the CPU, and nothing is computed until somebody waits:
+
+    engine  -- aten operation, Triton launch, copy -->  queue of a stream
+    engine  -- event.synchronize(), .tolist(), ... -->  the queue is worked off, up to there
+    capture -- the same calls                      -->  a list, replayed on the very same memory
+
+What it reports, by a `MisuseError`:
+
+- the host writes pinned memory while a copy from it is under way, or reads pinned memory that the
+  device has yet to write, or gives it back while a kernel (which torch does not know of) uses it;
+- somebody waits, or copies from memory that is not pinned, while a graph is captured;
+- a graph is replayed whose memory has been given back since it was captured;
+- a Triton kernel reads or writes outside the tensors that it was launched with.
+
+Memory handed out holds NaN, or a large integer. That of a graph does so again at each replay.
+
+What it cannot show:
+
+- time, and whatever depends on it: it is always the last moment at which work may be done. Work of
+  one stream is never done in another order, and two kernels never run at once;
+- memory that is used again: what was given back stays as it was for work that is under way. Only a
+  graph is asked about its memory. So a tensor used on a stream other than its own is not seen to be
+  overwritten, nor one graph's memory by another graph of its pool. There is always enough memory;
+- early starts (programmatic dependent launch) and Gluon's kernels: it says that it is no Hopper.
+  Nor what a compiler does: kernels run under Triton's interpreter, and compiling is only noted;
+- rounding: products are the CPU's. And tiles, where a GPU of another size would have others;
+- gradients, changing a tensor's `.data`, and what M5 does not call: a name is then missing;
+- several GPUs: the symmetric memory of ranks, NCCL;
+- threads: all calls come from the thread that entered `cuda_on_cpu()`;
+- which part of pinned memory is in use: all of an allocation is, or nothing.
+
+Names of devices have a number: torch asks the driver what "cuda" alone is. `TRITON_INTERPRET=1`
+must be set before anything imports triton. How it is done: a tensor here is a wrapper with a
+`__torch_dispatch__` around one of the CPU, which is there at once, and views are made at once.
+An operation is queued with the CPU's tensors; what shape its result has is asked on "meta".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import triton
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from triton.runtime import interpreter
+
+import m5_kernels.engine  # noqa: F401 - all that asks for the device when it is imported
+
+CUDA = torch.device("cuda", 0)
+GARBAGE = 2**30 + 12345
+"""What integers hold that nobody has written, or as much of it as they have bits for."""
+GIB = 2**30
+aten = torch.ops.aten
+COMPOSITE = "CompositeImplicitAutograd"
+MOVES = (aten._to_copy.default, aten.copy_.default)
+EMPTY = (aten.empty, aten.new_empty, aten.empty_like, aten.empty_strided, aten.new_empty_strided)
+INDEXED = (aten.index, aten.index_put, aten.index_put_)
+make_tensor, interpret = torch.tensor, interpreter.InterpretedFunction.run
+
+
+class MisuseError(RuntimeError):
+    """The host did what a GPU does not allow, or would not have noticed."""
+
+
+class Memory:
+    """An allocation, shared by a tensor and all views of it; gone when the last of them is."""
+
+    def __init__(self, machine: Machine, is_pinned: bool) -> None:
+        self.machine, self.is_pinned = machine, is_pinned
+        self.under_way: Counter[str] = Counter()
+        """Of pinned memory, what is to "read" and to "write" it, and how much of that are a
+        "kernel": those are counted as writing."""
+
+    def __del__(self) -> None:
+        if self.under_way["kernel"]:
+            self.machine.mistakes.append("pinned memory was given back while a kernel uses it")
+
+    def check_host(self, writes: bool) -> None:
+        """The host is about to read, or to write."""
+        if self.under_way["write"]:
+            raise MisuseError(
+                "pinned memory is used that the device has yet to write: nobody waited"
+            )
+        if self.under_way["read"] and writes:
+            raise MisuseError("pinned memory is written while a copy from it is under way")
+
+
+class Tensor(torch.Tensor):
+    """On the device, or in pinned memory. `cpu_tensor` has its numbers, or will have them."""
+
+    cpu_tensor: torch.Tensor
+    memory: Memory
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, cpu_tensor: torch.Tensor, memory: Memory) -> Tensor:
+        made: Any = torch.Tensor._make_wrapper_subclass(
+            cls,
+            cpu_tensor.shape,
+            strides=cpu_tensor.stride(),
+            storage_offset=cpu_tensor.storage_offset(),
+            dtype=cpu_tensor.dtype,
+            device=cpu_tensor.device if memory.is_pinned else CUDA,
+        )
+        made.cpu_tensor, made.memory = cpu_tensor, memory
+        return made
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        machine = next(x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)).machine
+        return machine.call(function, args, kwargs or {})
+
+    @property
+    def machine(self) -> Machine:
+        """Whose it is."""
+        return self.memory.machine
+
+    # Of these, a build of torch without CUDA would look for the driver before anything else.
+
+    def __getitem__(self, index: Any) -> Any:
+        """A view, or what `torch.index` copies."""
+        parts = index if isinstance(index, tuple) else (index,)
+        if not any(isinstance(part, (torch.Tensor, list)) for part in parts):
+            return Tensor(self.cpu_tensor[index], self.memory)
+        return aten.index(self, indices(parts))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """A copy into a view, or `index_put_`."""
+        parts = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(part, (torch.Tensor, list)) for part in parts):
+            if not isinstance(value, torch.Tensor):
+                value = self.new_full((), value)
+            aten.index_put_(self, indices(parts), value)
+        elif isinstance(value, torch.Tensor):
+            self[index].copy_(value)
+        else:
+            self[index].fill_(value)
+
+    def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
+        """Itself, or a copy."""
+        is_ready = self.is_contiguous(memory_format=memory_format)
+        return self if is_ready else self.clone(memory_format=memory_format)
+
+    def copy_(self, source: Any, non_blocking: bool = False) -> Any:
+        """Over the bus, or on the device."""
+        return aten.copy_(self, source, non_blocking)
+
+    def __invert__(self) -> Any:
+        """Its opposite."""
+        return aten.bitwise_not(self)
+
+    def data_ptr(self) -> int:
+        """Where its numbers are."""
+        return self.cpu_tensor.data_ptr()
+
+    def tolist(self) -> Any:
+        """The numbers."""
+        return (self.cpu() if self.is_cuda else host_part(self)).tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Those of pinned memory, to read: whoever writes there is not seen."""
+        return host_part(self).numpy()
+
+    def is_pinned(self, device: Any = None) -> bool:
+        """Whether it is in pinned memory."""
+        return self.memory.is_pinned
+
+    def __repr__(self, **_: Any) -> str:
+        return f"<{self.dtype} {tuple(self.shape)} of the stand-in, {self.device}>"
+
+
+class Work(NamedTuple):
+    """Something for the device to do."""
+
+    name: str
+    do: Callable[[], object]
+    pinned: tuple[tuple[Counter[str], str], ...] = ()
+    """What is `under_way` of pinned memory while this is."""
+    is_launch: bool = True
+
+
+class Stream:
+    """A queue of work, which is done when somebody waits for it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.todo: deque[Work] = deque()
+        self.num_put = self.num_done = 0
+        self.graph: Graph | None = None
+        """That is being captured."""
+
+    def put(self, work: Work, used: Iterable[Memory] = ()) -> None:
+        """Queue work, or record it."""
+        if self.graph is not None:
+            self.graph.works.append(work)
+            self.graph.used |= dict.fromkeys(map(weakref.ref, used))
+            return
+        self.todo.append(work)
+        self.num_put += 1
+        self.machine.launches[work.name] += work.is_launch
+        for under_way, kind in work.pinned:
+            under_way[kind] += 1
+
+    def run(self, number: int) -> None:
+        """Do all work up to this."""
+        while self.num_done < number:
+            self.num_done += 1
+            work = self.todo.popleft()
+            with torch.inference_mode():
+                work.do()
+            for under_way, kind in work.pinned:
+                under_way[kind] -= 1
+
+    def synchronize(self) -> None:
+        """Wait for all that was queued."""
+        self.machine.check_waiting()
+        self.run(self.num_put)
+        self.machine.report()
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Mark this moment."""
+        event = event or Event(self.machine)
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        """Later work here comes after what was queued before the event."""
+        if self.graph is not None:
+            raise MisuseError("a stream that captures waits for another")
+        stream, number = event.mark or (self, 0)
+        self.put(Work("wait", lambda: stream.run(number), is_launch=False))
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Later work here comes after what is queued there."""
+        self.wait_event(stream.record_event())
+
+    def query(self) -> bool:
+        """Whether all work is done."""
+        return not self.todo
+
+
+class Event:
+    """A moment of a stream."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.mark: tuple[Stream, int] | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        """It is now."""
+        stream = stream or self.machine.stream
+        self.mark = stream, stream.num_put
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Later work of the stream comes after it."""
+        (stream or self.machine.stream).wait_event(self)
+
+    def query(self) -> bool:
+        """Whether it is over."""
+        return self.mark is None or self.mark[0].num_done >= self.mark[1]
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+        self.machine.check_waiting()
+        if self.mark is not None:
+            self.mark[0].run(self.mark[1])
+        self.machine.report()
+
+
+class Graph:
+    """Work that was recorded, with the memory that it uses."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.works: list[Work] = []
+        self.used: dict[weakref.ref[Memory], None] = {}
+        """Memory that tensors had before the capture."""
+        self.own: dict[weakref.ref[Memory], torch.Tensor] = {}
+        """Memory that was handed out during the capture."""
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        """From here on, work of the current stream is recorded."""
+        if any(stream.graph for stream in self.machine.streams):
+            raise MisuseError("two graphs are captured at once")
+        self.machine.stream.graph = self
+
+    def capture_end(self) -> None:
+        """Up to here."""
+        if self.machine.stream.graph is not self:
+            raise MisuseError("the current stream does not capture this graph")
+        self.machine.stream.graph = None
+        self.used = {memory: None for memory in self.used if memory not in self.own}
+
+    def pool(self) -> object:
+        """Its memory, which others may use after it."""
+        return self
+
+    def replay(self) -> None:
+        """Do it all again."""
+        if any(memory() is None for memory in self.used):
+            raise MisuseError(
+                "a graph is replayed whose memory was given back after it was captured"
+            )
+        stream, own = self.machine.stream, list(self.own.values())
+        stream.put(Work("poison", lambda: [*map(poison, own)], is_launch=False))
+        for work in self.works:
+            stream.put(work)
+        self.machine.num_replays += 1
+
+    def reset(self) -> None:
+        """Forget it."""
+        self.__init__(self.machine)  # type: ignore[misc]
+
+
+class Machine:
+    """The device: its streams, and what was asked of it."""
+
+    def __init__(self) -> None:
+        self.streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self.stream = self.new_stream()
+        self.launches: Counter[str] = Counter()
+        """By name: kernels and copies, those of replayed graphs included."""
+        self.compiled: Counter[str] = Counter()
+        """Launches that were to be compiled and not done, by kernel."""
+        self.num_replays = 0
+        self.bounds: list[tuple[int, int]] | None = None
+        """Addresses that the kernel which runs now may use."""
+        self.mistakes: list[str] = []
+
+    # -- what torch.cuda does ------------------------------------------------------------------
+
+    def new_stream(self, device: Any = None, **_: Any) -> Stream:
+        """A stream of its own."""
+        stream = Stream(self)
+        self.streams.add(stream)
+        return stream
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: Stream | None) -> Iterator[None]:
+        """Within, work goes to this stream."""
+        before, self.stream = self.stream, stream or self.stream
+        try:
+            yield
+        finally:
+            self.stream = before
+
+    def synchronize(self, device: Any = None) -> None:
+        """Wait for everything."""
+        self.check_waiting()
+        for stream in list(self.streams):
+            stream.synchronize()
+
+    def check_waiting(self) -> None:
+        """Nobody may wait while a graph is captured."""
+        if any(stream.graph for stream in self.streams):
+            raise MisuseError("somebody waits while a graph is captured")
+
+    def report(self) -> None:
+        """Raise what was noted where nothing can be raised."""
+        if self.mistakes:
+            raise MisuseError(self.mistakes.pop())
+
+    # -- memory --------------------------------------------------------------------------------
+
+    def hand_out(self, like: torch.Tensor, is_pinned: bool = False) -> Tensor:
+        """Memory for a tensor of this shape (which may be on "meta"), full of garbage."""
+        cpu_tensor = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
+        made = Tensor(poison(cpu_tensor), Memory(self, is_pinned))
+        if self.stream.graph is not None and not is_pinned:
+            self.stream.graph.own[weakref.ref(made.memory)] = cpu_tensor
+        return made
+
+    def tensor(self, data: Any, dtype: Any = None, device: Any = None, **options: Any) -> Any:
+        """`torch.tensor`."""
+        made = make_tensor(data, dtype=dtype, device="cpu" if is_on_cuda(device) else device)
+        if options.get("pin_memory"):
+            return Tensor(made, Memory(self, is_pinned=True))
+        return self.copy(MOVES[0], (made,), {"device": CUDA}) if is_on_cuda(device) else made
+
+    # -- work ----------------------------------------------------------------------------------
+
+    def call(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """An aten operation on the device, or on pinned memory, or of which that is the result."""
+        given = tensors_in((args, kwargs))
+        is_on_device = any(tensor.is_cuda for tensor in given)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), COMPOSITE):
+            with Factories(self):  # of other operations, which inference mode has not taken apart
+                return function.decompose(*args, **kwargs)
+        if function in MOVES:
+            return self.copy(function, args, kwargs)
+        aliases = [result.alias_info for result in function._schema.returns]
+        if given and any(alias is not None and not alias.is_write for alias in aliases):
+            memory = next(tensor.memory for tensor in given if isinstance(tensor, Tensor))
+            views = function(*on_cpu(args), **on_cpu(kwargs))
+            return tree_map(lambda view: Tensor(view, memory), views)
+        if is_on_cuda(kwargs.get("device", CUDA if is_on_device else None)):
+            return self.launch(function, args, kwargs)
+        for tensor in given:
+            host_part(tensor, writes=function._schema.is_mutable)
+        is_pinned = kwargs.pop("pin_memory", False)
+        made = function(*on_cpu(args), **on_cpu(kwargs))
+        if function._schema.is_mutable:
+            return kwargs.get("out", args[0])
+        if not is_pinned:
+            return made
+        if function.overloadpacket in EMPTY:
+            poison(made)
+        return Tensor(made, Memory(self, is_pinned=True))
+
+    def launch(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Queue an operation of the device."""
+        packet = function.overloadpacket
+        is_index = packet in INDEXED
+        args, kwargs = tree_map(lambda x: self.argument(x, is_index), (args, kwargs))
+        used = [x.memory for x in tensors_in((args, kwargs)) if isinstance(x, Tensor)]
+        cpu_args, cpu_kwargs = on_cpu(args), on_cpu(kwargs)
+        if "device" in kwargs:
+            cpu_kwargs |= {"device": torch.device("cpu"), "pin_memory": False}
+        has_mask = is_index and any(x is not None and x.dtype == torch.bool for x in args[1])
+        is_sized_by_numbers = has_mask or (
+            torch.Tag.dynamic_output_shape in function.tags and not is_index
+        )
+        if is_sized_by_numbers or torch.Tag.data_dependent_output in function.tags:
+            self.stream.synchronize()
+        if is_sized_by_numbers and packet is not aten.index_put_:
+            made = function(*cpu_args, **cpu_kwargs)
+            target = self.hand_out(made)
+            target.cpu_tensor.copy_(made)
+            return target
+        if torch.Tag.data_dependent_output in function.tags:
+            return function(*cpu_args, **cpu_kwargs)
+
+        name = function._schema.name.replace("::", ".")
+        if function._schema.is_mutable:
+            self.stream.put(Work(name, lambda: function(*cpu_args, **cpu_kwargs)), used)
+            return kwargs.get("out", args[0])
+        shapes = function(*on_meta(cpu_args), **on_meta(cpu_kwargs))
+        made = tree_map(self.hand_out, shapes)
+        if packet in EMPTY:
+            return made
+        targets = [target.cpu_tensor for target in tree_leaves(made)]
+
+        def do() -> None:
+            results = tree_leaves(function(*cpu_args, **cpu_kwargs))
+            for target, result in zip(targets, results, strict=True):
+                target.copy_(result)
+
+        self.stream.put(Work(name, do), used)
+        return made
+
+    def argument(self, given: Any, is_index: bool) -> Any:
+        """An argument as the device gets it: numbers of the host as they are now."""
+        if not isinstance(given, torch.Tensor) or given.is_cuda:
+            return given
+        if given.dim() and not is_index:
+            raise RuntimeError("Expected all tensors to be on the same device, not cuda:0 and cpu")
+        if given.dim():
+            return self.copy(MOVES[0], (given,), {"device": CUDA})
+        return host_part(given).clone()
+
+    def copy(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """`copy_` and `_to_copy`, on the device, on the host, or over the bus."""
+        is_free = bool(kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
+        if function is aten.copy_.default:
+            target, source = args[:2]
+        else:
+            source, dtype = args[0], kwargs.get("dtype")
+            shape = on_cpu(source).to(device="meta", dtype=dtype)
+            is_kept = is_on_cuda(kwargs.get("device", source.device))
+            target = self.hand_out(shape) if is_kept else torch.empty_like(shape, device="cpu")
+        to, source_on_cpu = on_cpu(target), on_cpu(source)
+        used = [x.memory for x in (target, source) if isinstance(x, Tensor)]
+
+        def put(name: str, of: torch.Tensor, *pinned: tuple[Counter[str], str]) -> None:
+            self.stream.put(Work(name, lambda: to.copy_(of), pinned), used)
+
+        if source.is_cuda and target.is_cuda:
+            put("aten.copy_", source_on_cpu)
+        elif source.is_cuda and is_free:
+            if not is_pinned(target):
+                raise MisuseError("a copy to memory that is not pinned, and nobody waits for it")
+            put("copy to the host", source_on_cpu, (target.memory.under_way, "write"))
+        elif source.is_cuda:
+            host_part(target, writes=True)
+            put("copy to the host, waited for", source_on_cpu)
+            self.stream.synchronize()
+        elif target.is_cuda and is_free and is_pinned(source):
+            put("copy from the host", source_on_cpu, (source.memory.under_way, "read"))
+        elif target.is_cuda and (is_free or not source.dim()):  # such a number is an argument
+            put("copy from the host", host_part(source).clone())
+        elif target.is_cuda:
+            put("copy from the host, waited for", host_part(source))
+            self.stream.synchronize()
+        else:
+            host_part(target, writes=True).copy_(host_part(source))
+        return target
+
+    def launch_triton(
+        self, kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any
+    ) -> None:
+        """A launch of a kernel written in Triton; or it is only to be compiled."""
+        name, used = kernel.fn.__name__, [x for x in tensors_in((args, kwargs)) if is_ours(x)]
+        if warmup:
+            self.compiled[name] += 1
+            return
+        if not used:
+            interpret(kernel, *args, grid=grid, warmup=False, **kwargs)
+            return
+        cpu_args, cpu_kwargs = on_cpu(args), on_cpu(kwargs)
+
+        def do() -> None:
+            self.bounds = [bounds(tensor) for tensor in tensors_in((cpu_args, cpu_kwargs))]
+            try:
+                interpret(kernel, *cpu_args, grid=grid, warmup=False, **cpu_kwargs)
+            finally:
+                self.bounds = None
+
+        pinned = [x.memory.under_way for x in used if is_pinned(x)]
+        kinds = tuple((under_way, kind) for under_way in pinned for kind in ("write", "kernel"))
+        self.stream.put(Work(name, do, kinds), [x.memory for x in used])
+
+    def check_access(self, pointers: Any, mask: Any, kind: str) -> None:
+        """A kernel is about to read or write there."""
+        if self.bounds is None:
+            return
+        places = pointers.data[np.broadcast_to(mask.data.astype(bool), pointers.data.shape)]
+        is_inside = np.zeros(places.shape, dtype=bool)
+        for first, end in self.bounds:
+            is_inside |= (places >= first) & (places < end)
+        if not is_inside.all():
+            raise MisuseError(f"a kernel {kind} outside the tensors that it was launched with")
+
+
+class Factories(TorchDispatchMode):
+    """Makes the machine's tensors of what is asked for on "cuda", or in pinned memory."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self.machine = machine
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if is_on_cuda(kwargs.get("device")) or kwargs.get("pin_memory"):
+            return self.machine.call(function, args, kwargs)
+        return function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def cuda_on_cpu() -> Iterator[Machine]:
+    """Within, there is a CUDA device. All that was queued has been done in the end."""
+    assert os.environ.get("TRITON_INTERPRET") == "1"
+    machine = Machine()
+    properties = SimpleNamespace(
+        name="stand-in", major=8, minor=0, multi_processor_count=4, warp_size=32,
+        total_memory=8 * GIB, shared_memory_per_block=48 * 1024,
+        shared_memory_per_block_optin=160 * 1024, shared_memory_per_multiprocessor=160 * 1024,
+        regs_per_multiprocessor=65536,
+    )  # fmt: skip
+    of_torch = {
+        "Stream": machine.new_stream,
+        "Event": lambda *_, **__: Event(machine),
+        "CUDAGraph": lambda *_, **__: Graph(machine),
+        "stream": machine.on_stream,
+        "current_stream": lambda device=None: machine.stream,
+        "synchronize": machine.synchronize,
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_name": lambda device=None: properties.name,
+        "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: (properties.major, properties.minor),
+        "mem_get_info": lambda device=None: (8 * GIB, 8 * GIB),
+        **dict.fromkeys(("device", "device_of"), lambda device: contextlib.nullcontext()),
+        **dict.fromkeys(("_lazy_init", "empty_cache"), lambda: None),
+        **dict.fromkeys(("set_device", "reset_peak_memory_stats"), lambda device=None: None),
+        **dict.fromkeys(
+            ("memory_allocated", "max_memory_allocated", "memory_reserved"), lambda device=None: 0
+        ),
+    }
+    builder = interpreter.InterpreterBuilder
+    accesses = {"create_masked_load": ("reads", 1), "create_masked_store": ("writes", 2)}
+    accesses |= {"create_atomic_rmw": ("adds", 3)}
+
+    def checked(access: Callable[..., Any], kind: str, place: int) -> Callable[..., Any]:
+        def check(self: Any, *args: Any) -> Any:
+            first = args[1] if kind == "adds" else args[0]
+            machine.check_access(first, args[place], kind)
+            return access(self, *args)
+
+        return check
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad(), Factories(machine):
+        for name, replacement in of_torch.items():
+            patch.setattr(torch.cuda, name, replacement)
+        patch.setattr(torch, "tensor", machine.tensor)
+        patch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)
+        # What M5 has put there (`compiling`), for the functions that are here in its place.
+        launch_or_compile = vars(triton.JITFunction)["__getitem__"]
+        patch.setattr(interpreter.InterpretedFunction, "__getitem__", launch_or_compile)
+        patch.setattr(
+            interpreter.InterpretedFunction,
+            "run",
+            lambda kernel, *args, **kwargs: machine.launch_triton(kernel, *args, **kwargs),
+        )
+        for name, (kind, place) in accesses.items():
+            patch.setattr(builder, name, checked(getattr(builder, name), kind, place))
+        yield machine
+        machine.synchronize()
+
+
+# --- tensors ------------------------------------------------------------------------------------
+
+
+def is_on_cuda(device: Any) -> bool:
+    """Whether that names the device."""
+    return device is not None and torch.device(device).type == "cuda"
+
+
+def is_ours(value: Any) -> bool:
+    """Whether it is on the device or pinned."""
+    return isinstance(value, Tensor)
+
+
+def is_pinned(tensor: torch.Tensor) -> bool:
+    """Whether it is in pinned memory."""
+    return isinstance(tensor, Tensor) and tensor.memory.is_pinned
+
+
+def tensors_in(tree: Any) -> list[Any]:
+    """All tensors among arguments."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def on_cpu(tree: Any) -> Any:
+    """The same arguments with the tensors that hold the numbers."""
+    return tree_map(lambda x: x.cpu_tensor if isinstance(x, Tensor) else x, tree)
+
+
+def host_part(tensor: torch.Tensor, writes: bool = False) -> torch.Tensor:
+    """A tensor of the host, which is about to use it."""
+    if isinstance(tensor, Tensor):
+        tensor.memory.check_host(writes)
+        return tensor.cpu_tensor
+    return tensor
+
+
+def on_meta(tree: Any) -> Any:
+    """The same arguments without numbers."""
+
+    def shape(value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return torch.device("meta")
+        if isinstance(value, torch.Tensor) and value.dim():
+            size, dtype = (value.shape, value.stride()), value.dtype
+            return torch.empty_strided(*size, dtype=dtype, device="meta")
+        return value
+
+    return tree_map(shape, tree)
+
+
+def poison(tensor: torch.Tensor) -> torch.Tensor:
+    """Fill it with what no computation survives."""
+    if tensor.dtype.is_floating_point:
+        return tensor.fill_(torch.nan)
+    if tensor.dtype == torch.bool:
+        return tensor.fill_(True)
+    return tensor.fill_(GARBAGE & torch.iinfo(tensor.dtype).max)
+
+
+def bounds(tensor: torch.Tensor) -> tuple[int, int]:
+    """Addresses of its allocation."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def indices(parts: Sequence[Any]) -> list[torch.Tensor | None]:
+    """An index as aten takes it: None is all of a dimension."""
+    taken: list[torch.Tensor | None] = []
+    for part in parts:
+        if isinstance(part, slice) and part == slice(None):
+            taken.append(None)
+        elif isinstance(part, (list, torch.Tensor)):
+            taken.append(torch.tensor(part) if isinstance(part, list) else part)
+        else:
+            raise NotImplementedError(f"{part!r} beside a tensor in an index")
+    return taken
