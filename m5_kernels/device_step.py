@@ -75,7 +75,9 @@ class DeviceStep:
 
     def hidden(self, shape: StepShape) -> tuple[torch.Tensor, StepMetadata]:
         """Hidden states of all new tokens, `[num_tokens, hidden_size]`."""
-        metadata = self.metadata.part(*shape)
+        metadata = self.metadata.part(
+            shape.num_tokens, shape.num_seqs, shape.num_decodes, shape.num_chunks
+        )
         rows, new_tokens, _ = self.state.step(shape.num_seqs)
         expand_step(self.state.rows, rows, new_tokens, metadata)
         if shape.num_chunks:

@@ -196,7 +196,7 @@ class GuessStep:
     def compute(self, shape: StepShape, needs: Needs) -> torch.Tensor:
         """A token for each place, int32 `[num_places]`; see `accept`. Can be part of a graph."""
         step, num_places = self.plain, shape.num_seqs
-        state, metadata = step.state, step.metadata.part(*shape)
+        state, metadata = step.state, step.metadata.part(num_places, num_places, num_places)
         rows, new_tokens, samples = state.step(num_places)
         offsets = self.offsets[:num_places]
         propose(state.rows, self.num_guesses, rows, self.num_wanted[:num_places])
