@@ -103,19 +103,17 @@ def test_so_do_steps_with_guesses():
         assert machine.num_replays > 5
 
 
-def test_after_a_failure_the_others_go_on(expected):
+def test_after_a_failure_the_device_is_as_new(expected):
     with cuda_on_cpu() as machine:
         engine = engine_on(machine)
-        for prompt, each in zip(PROMPTS, params(), strict=True):
-            engine.add_request(prompt, each)
+        engine.add_request(PROMPTS[0], params()[0])
         engine.step()
         launch, engine.runner.launch = engine.runner.launch, lambda plan: 1 / 0
         with pytest.raises(ZeroDivisionError):
             engine.step()
         engine.runner.launch = launch
-        while engine.has_unfinished_requests():
-            engine.step()
-        assert tokens_of(engine) == expected
+        output = engine.generate(PROMPTS[1], params()[1])[0]
+        assert output.token_ids == expected[1]
         assert machine.num_replays
 
 
