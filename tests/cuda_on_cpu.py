@@ -132,23 +132,32 @@ class Tensor(torch.Tensor):
     # Of these, a build of torch without CUDA would look for the driver before anything else.
 
     def __getitem__(self, index: Any) -> Any:
-        """A view, or what `torch.index` copies."""
+        """A view, of which other tensors may then choose."""
         parts = index if isinstance(index, tuple) else (index,)
-        if not any(isinstance(part, (torch.Tensor, list)) for part in parts):
+        choices = [torch.tensor(part) if isinstance(part, list) else part for part in parts]
+        if not any(isinstance(part, torch.Tensor) for part in choices):
             return Tensor(self.cpu_tensor[index], self.memory)
-        return aten.index(self, indices(parts))
+        return aten.index(*self._view_and_choices(choices))
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """A copy into a view, or `index_put_`."""
+        """A copy into what `__getitem__` gives."""
         parts = index if isinstance(index, tuple) else (index,)
-        if any(isinstance(part, (torch.Tensor, list)) for part in parts):
+        choices = [torch.tensor(part) if isinstance(part, list) else part for part in parts]
+        if any(isinstance(part, torch.Tensor) for part in choices):
             if not isinstance(value, torch.Tensor):
                 value = self.new_full((), value)
-            aten.index_put_(self, indices(parts), value)
+            aten.index_put_(*self._view_and_choices(choices), value)
         elif isinstance(value, torch.Tensor):
             self[index].copy_(value)
         else:
             self[index].fill_(value)
+
+    def _view_and_choices(self, parts: Sequence[Any]) -> tuple[Any, list[torch.Tensor | None]]:
+        """An index in two steps: numbers and slices, then tensors. None is all of a dimension."""
+        every = slice(None)
+        view = self[tuple(every if isinstance(part, torch.Tensor) else part for part in parts)]
+        left = [part for part in parts if not isinstance(part, int)]
+        return view, [part if isinstance(part, torch.Tensor) else None for part in left]
 
     def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
         """Itself, or a copy."""
@@ -158,6 +167,18 @@ class Tensor(torch.Tensor):
     def copy_(self, source: Any, non_blocking: bool = False) -> Any:
         """Over the bus, or on the device."""
         return aten.copy_(self, source, non_blocking)
+
+    def new_tensor(self, data: Any, **options: Any) -> Any:
+        """`torch.tensor`, there and of its dtype."""
+        return torch.tensor(data, **{"dtype": self.dtype, "device": self.device, **options})
+
+    def __int__(self) -> int:
+        """The only number."""
+        return int(self.item())
+
+    def __float__(self) -> float:
+        """The only number."""
+        return float(self.item())
 
     def __invert__(self) -> Any:
         """Its opposite."""
@@ -170,14 +191,6 @@ class Tensor(torch.Tensor):
     def tolist(self) -> Any:
         """The numbers."""
         return (self.cpu() if self.is_cuda else host_part(self)).tolist()
-
-    def numpy(self, *, force: bool = False) -> Any:
-        """Those of pinned memory, to read: whoever writes there is not seen."""
-        return host_part(self).numpy()
-
-    def is_pinned(self, device: Any = None) -> bool:
-        """Whether it is in pinned memory."""
-        return self.memory.is_pinned
 
     def __repr__(self, **_: Any) -> str:
         return f"<{self.dtype} {tuple(self.shape)} of the stand-in, {self.device}>"
@@ -202,6 +215,7 @@ class Stream:
         self.num_put = self.num_done = 0
         self.graph: Graph | None = None
         """That is being captured."""
+        machine.streams.add(self)
 
     def put(self, work: Work, used: Iterable[Memory] = ()) -> None:
         """Queue work, or record it."""
@@ -321,17 +335,13 @@ class Graph:
             stream.put(work)
         self.machine.num_replays += 1
 
-    def reset(self) -> None:
-        """Forget it."""
-        self.__init__(self.machine)  # type: ignore[misc]
-
 
 class Machine:
     """The device: its streams, and what was asked of it."""
 
     def __init__(self) -> None:
         self.streams: weakref.WeakSet[Stream] = weakref.WeakSet()
-        self.stream = self.new_stream()
+        self.stream = Stream(self)
         self.launches: Counter[str] = Counter()
         """By name: kernels and copies, those of replayed graphs included."""
         self.compiled: Counter[str] = Counter()
@@ -343,11 +353,10 @@ class Machine:
 
     # -- what torch.cuda does ------------------------------------------------------------------
 
-    def new_stream(self, device: Any = None, **_: Any) -> Stream:
-        """A stream of its own."""
-        stream = Stream(self)
-        self.streams.add(stream)
-        return stream
+    def own(self, kind: type[Any]) -> type[Any]:
+        """The class, made as torch's is."""
+        own = {"__init__": lambda made, *_, **__: kind.__init__(made, self)}
+        return type(kind.__name__, (kind,), own)
 
     @contextlib.contextmanager
     def on_stream(self, stream: Stream | None) -> Iterator[None]:
@@ -376,11 +385,11 @@ class Machine:
 
     # -- memory --------------------------------------------------------------------------------
 
-    def hand_out(self, like: torch.Tensor, is_pinned: bool = False) -> Tensor:
+    def hand_out(self, like: torch.Tensor) -> Tensor:
         """Memory for a tensor of this shape (which may be on "meta"), full of garbage."""
         cpu_tensor = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
-        made = Tensor(poison(cpu_tensor), Memory(self, is_pinned))
-        if self.stream.graph is not None and not is_pinned:
+        made = Tensor(poison(cpu_tensor), Memory(self, is_pinned=False))
+        if self.stream.graph is not None:
             self.stream.graph.own[weakref.ref(made.memory)] = cpu_tensor
         return made
 
@@ -513,7 +522,8 @@ class Machine:
         self, kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any
     ) -> None:
         """A launch of a kernel written in Triton; or it is only to be compiled."""
-        name, used = kernel.fn.__name__, [x for x in tensors_in((args, kwargs)) if is_ours(x)]
+        name = kernel.fn.__name__
+        used = [x for x in tensors_in((args, kwargs)) if isinstance(x, Tensor)]
         if warmup:
             self.compiled[name] += 1
             return
@@ -573,9 +583,9 @@ def cuda_on_cpu() -> Iterator[Machine]:
         regs_per_multiprocessor=65536,
     )  # fmt: skip
     of_torch = {
-        "Stream": machine.new_stream,
-        "Event": lambda *_, **__: Event(machine),
-        "CUDAGraph": lambda *_, **__: Graph(machine),
+        "Stream": machine.own(Stream),
+        "Event": machine.own(Event),
+        "CUDAGraph": machine.own(Graph),
         "stream": machine.on_stream,
         "current_stream": lambda device=None: machine.stream,
         "synchronize": machine.synchronize,
@@ -594,13 +604,17 @@ def cuda_on_cpu() -> Iterator[Machine]:
         ),
     }
     builder = interpreter.InterpreterBuilder
-    accesses = {"create_masked_load": ("reads", 1), "create_masked_store": ("writes", 2)}
-    accesses |= {"create_atomic_rmw": ("adds", 3)}
+    accesses = {
+        "create_masked_load": ("reads", 0, 1),  # and which arguments are pointers and mask
+        "create_masked_store": ("writes", 0, 2),
+        "create_atomic_rmw": ("adds", 1, 3),
+    }
 
-    def checked(access: Callable[..., Any], kind: str, place: int) -> Callable[..., Any]:
+    def checked(name: str, kind: str, pointers: int, mask: int) -> Callable[..., Any]:
+        access = getattr(builder, name)
+
         def check(self: Any, *args: Any) -> Any:
-            first = args[1] if kind == "adds" else args[0]
-            machine.check_access(first, args[place], kind)
+            machine.check_access(args[pointers], args[mask], kind)
             return access(self, *args)
 
         return check
@@ -618,8 +632,8 @@ def cuda_on_cpu() -> Iterator[Machine]:
             "run",
             lambda kernel, *args, **kwargs: machine.launch_triton(kernel, *args, **kwargs),
         )
-        for name, (kind, place) in accesses.items():
-            patch.setattr(builder, name, checked(getattr(builder, name), kind, place))
+        for name, access in accesses.items():
+            patch.setattr(builder, name, checked(name, *access))
         yield machine
         machine.synchronize()
 
@@ -630,11 +644,6 @@ def cuda_on_cpu() -> Iterator[Machine]:
 def is_on_cuda(device: Any) -> bool:
     """Whether that names the device."""
     return device is not None and torch.device(device).type == "cuda"
-
-
-def is_ours(value: Any) -> bool:
-    """Whether it is on the device or pinned."""
-    return isinstance(value, Tensor)
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
@@ -687,16 +696,3 @@ def bounds(tensor: torch.Tensor) -> tuple[int, int]:
     """Addresses of its allocation."""
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-
-
-def indices(parts: Sequence[Any]) -> list[torch.Tensor | None]:
-    """An index as aten takes it: None is all of a dimension."""
-    taken: list[torch.Tensor | None] = []
-    for part in parts:
-        if isinstance(part, slice) and part == slice(None):
-            taken.append(None)
-        elif isinstance(part, (list, torch.Tensor)):
-            taken.append(torch.tensor(part) if isinstance(part, list) else part)
-        else:
-            raise NotImplementedError(f"{part!r} beside a tensor in an index")
-    return taken

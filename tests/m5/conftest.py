@@ -26,7 +26,6 @@ KERNEL_TESTS = [
     "extras/guesses/test_attention.py",
     "extras/guesses/test_guesses.py",
     "extras/int8/test_int8_linear.py",
-    "test_gpu_path_on_cpu.py",
 ]
 """Folders and files whose tests take a `device`."""
 collect_ignore = [] if HAS_GPU or IS_INTERPRETED else KERNEL_TESTS

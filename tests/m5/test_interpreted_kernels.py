@@ -16,21 +16,36 @@ import torch
 from m5_kernels.kernels.backend import HAS_TRITON
 
 ROOT = Path(__file__).parents[2]
+GPU_PATH = "tests/m5/kernels/test_gpu_path.py"
 EXERCISES = ("test_m5_paged_decode.py", "test_build_triton.py")
 
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU instead"),
+    pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
+]
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU instead")
-@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+
 def test_interpreted_kernels_equal_their_twins(kernel_tests: list[str]) -> None:
     kernel = (ROOT / "exercises" / "m5_paged_decode.py").read_text(encoding="utf-8")
     is_begun = "raise NotImplementedError" not in kernel
+    output = interpreted(
+        *([] if is_begun else ["-k", "not yours"]),
+        *kernel_tests,
+        f"--ignore={GPU_PATH}",
+        *(f"tests/exercises/{name}" for name in EXERCISES),
+    )
+    assert f"right sequences: yours {'' if is_begun else '-, before'}" in output
+
+
+def test_the_engine_takes_its_gpu_path() -> None:
+    """On a device that stands in for a GPU; apart from the kernels, to be run beside them."""
+    interpreted(GPU_PATH)
+
+
+def interpreted(*arguments: str) -> str:
+    """What pytest prints about tests that pass under the interpreter."""
     run = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
-            *([] if is_begun else ["-k", "not yours"]),
-            *kernel_tests,
-            *(f"tests/exercises/{name}" for name in EXERCISES),
-        ],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
         env={"KERNEL_SEED": "0", **os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -40,4 +55,4 @@ def test_interpreted_kernels_equal_their_twins(kernel_tests: list[str]) -> None:
     )
     assert run.returncode == 0, run.stdout[-6000:]
     assert " passed" in run.stdout
-    assert f"right sequences: yours {'' if is_begun else '-, before'}" in run.stdout
+    return run.stdout
