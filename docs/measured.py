@@ -14,6 +14,8 @@ from typing import Any
 COLUMNS = {  # those without figures are left out
     "tok/s": "{tok_s:,.1f}",
     "slowest and fastest round": "{tok_s_min:,.1f}, {tok_s_max:,.1f}",
+    "seconds": "{seconds:,.1f}",
+    "mean latency, ms": "{latency_mean:,.0f}",
     "TTFT p50, ms": "{ttft_p50:,.0f}",
     "TPOT p50, ms": "{tpot_p50:,.1f}",
     "steps": "{num_steps:,.0f}",

@@ -31,11 +31,13 @@ if TYPE_CHECKING:
 
 TABLES: Tables = {
     "The same work in four engines, times in ms{of_rounds}": {
+        "seconds": "{seconds:,.1f}",
         "tok/s": "{tok_s:,.1f}",
         "min..max": "{tok_s_min:,.1f}..{tok_s_max:,.1f}",
         "steps": "{num_steps:,.0f}",
         "most\nrows": "{most_rows:.0f}",
         "positions": "{positions:,.0f}",
+        "mean\nlatency": "{latency_mean:,.0f}",
         "TTFT\np50": "{ttft_p50:,.0f}",
         "TPOT\np50": "{tpot_p50:,.0f}",
     }

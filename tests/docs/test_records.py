@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import m1_single.bench
 from forked import run_python
-from milestone_llm.lab.bench.record import FIELDS, made_by
+from milestone_llm.lab.bench.record import FIELDS, front_matter, made_by
 
 ROOT = Path(__file__).parents[2]
 RECORDS = sorted((ROOT / "docs" / "measurements").iterdir())
@@ -40,6 +41,20 @@ def test_a_record_says_how_when_where_and_of_what_code(record):
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", named["date"])
     assert "CPU" in named["machine"]
     assert not re.search(r"(^|[\s'\"=])/", " ".join(named.values())), "a path of one machine"
+
+
+@pytest.mark.parametrize(
+    "record", [path for path in RECORDS if path.suffix == ".md"], ids=lambda path: path.name
+)
+def test_the_head_of_a_record_is_yaml(record):
+    head = record.read_text(encoding="utf-8").split("\n---\n")[0].removeprefix("---\n")
+    assert set(yaml.safe_load(head)) >= set(FIELDS)
+
+
+def test_a_written_head_is_yaml_too():
+    fields = {name: f"{name}: 2" for name in FIELDS}
+    head = front_matter(fields).split("\n---\n")[0].removeprefix("---\n")
+    assert yaml.safe_load(head) == fields
 
 
 def test_what_is_not_known_is_called_so(monkeypatch):

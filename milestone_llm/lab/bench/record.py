@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -30,8 +31,11 @@ def made_by(command: Sequence[str]) -> dict[str, str]:
 
 
 def front_matter(data: Mapping[str, Any]) -> str:
-    """The fields, as the head of a Markdown record."""
-    return "\n".join(["---", *(f"{name}: {data[name]}" for name in FIELDS), "---", "", ""])
+    """The fields, as the head of a Markdown record, in YAML."""
+    lines = [
+        f"{name}: {json.dumps(data[name]) if ': ' in data[name] else data[name]}" for name in FIELDS
+    ]
+    return "\n".join(["---", *lines, "---", "", ""])
 
 
 def commit() -> str:
