@@ -131,17 +131,3 @@ def test_what_the_table_of_names_calls_ours_is_called_so_in_the_code():
         names = re.findall(r"`([A-Za-z_][\w.]*)`", row.split("|")[1])
         unknown = [name for name in names if not words.issuperset(name.split("."))]
         assert not unknown, f"no code has {', '.join(unknown)}"
-
-
-def test_what_is_said_of_others_names_the_commit_or_the_release_that_was_read():
-    texts = [
-        (ROOT / "docs/reference" / name).read_text(encoding="utf-8")
-        for name in ("other_engines.md", "names.md")
-    ]
-    read = texts[0][texts[0].index("What we read:") :].partition("\n\n")[0]
-    projects = re.findall(r"\]\(https://github\.com/([^)]*)\)([^[]*)", read)
-    assert len(projects) == 4
-    for project, words in projects:
-        assert re.search(r"\b[0-9a-f]{7}\b|\b\d+\.\d+\.\d+\b", words), project
-    commits = {re.search(r"main\s+branch at ([0-9a-f]{7})", text)[1] for text in texts}
-    assert len(commits) == 1, "both pages speak of the same nano-vllm"
