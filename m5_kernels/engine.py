@@ -10,6 +10,7 @@ row computes is dropped. One that reaches its length is known beforehand and get
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from m3_paged.kv_memory import fit_kv_memory, with_swap_space
 from m4_prefix_chunked.engine import USEFUL_KV
 from m4_prefix_chunked.scheduler import Scheduler
 from milestone_llm.core.engine_core import EngineCore
+from milestone_llm.core.errors import InputError
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.engine_driver import Alone, Peers
@@ -57,7 +59,9 @@ class LLMEngine(BaseEngine):
     """Triton kernels, CUDA graphs and pipelined steps under M4's schedule.
 
     Arguments and errors as in `m1_single`. A fused decoder takes over the weights of a model that
-    the engine loads itself; a ready model passed in keeps its own, and the decoder a copy. With
+    the engine loads itself; a ready model passed in keeps its own, and the decoder a copy. One that
+    does what its config does not say (hooks, modules of its own) is run by Hugging Face's modules,
+    with a warning; where its weights are cut or rounded, it is refused. With
     `tensor_parallel_size` each of several processes has an engine with its part of the weights; all
     of them make the same calls, or those other than rank 0 call `Ranks.follow`.
     """
@@ -109,10 +113,18 @@ class LLMEngine(BaseEngine):
             starts = Starts(here)
         decoder: FusedDecoder | None = None
         if not is_whole or is_fusible(whole.config):
-            decoder = load_decoder(
-                model, whole, wanted_len, here,
-                products=products, matrices=matrices, gpus=gpus, starts=starts,
-            )  # fmt: skip
+            try:
+                decoder = load_decoder(
+                    model, whole, wanted_len, here,
+                    products=products, matrices=matrices, gpus=gpus, starts=starts,
+                )  # fmt: skip
+            except InputError as error:
+                if not is_whole or whole is not model:
+                    raise
+                logging.getLogger(__name__).warning(
+                    "Hugging Face's modules compute this model, more slowly: %s", error
+                )
+        if decoder is not None:
             check_rows(config.max_num_seqs, wanted_len, config.block_size, here)
         runner_class = GuessingRunner if config.speculation else FusedRunner
 

@@ -1,4 +1,8 @@
-"""For families without a fused decoder: Hugging Face's modules with our attention kernels."""
+"""Hugging Face's modules with our attention kernels.
+
+For families without a fused decoder, and for a ready model that does more than its config and its
+weights say.
+"""
 
 from __future__ import annotations
 

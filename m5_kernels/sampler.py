@@ -44,11 +44,12 @@ class Needs(NamedTuple):
 
 
 def needs_host_sampler(row: ScheduledRequest) -> bool:
-    """Whether the device cannot do it: several requests begin with the row (n > 1), or `min_tokens`
-    bans more stop tokens than it knows."""
+    """Whether the device cannot do it: several requests begin with the row (n > 1), or it samples
+    while `min_tokens` bans more stop tokens than the device knows."""
     request = row.request
     return len(row.sampling_requests) > 1 or (
-        len(request.stop_token_ids) > MAX_DEVICE_STOP_IDS
+        row.samples
+        and len(request.stop_token_ids) > MAX_DEVICE_STOP_IDS
         and request.num_output_tokens < request.sampling_params.min_tokens
     )
 

@@ -156,6 +156,7 @@ def random_steps(rank: int, size: int, num_steps: int, seed: int) -> Any:
 
     rng = random.Random(seed)
     fields = {"kv_cache_tokens": 160, "policy": "priority", "speculation": "ngram"}
+    fields["aging_seconds"] = 1e9  # ranks have clocks of their own; nobody waits for so long
     engine = _engine(circling("llama", {}), size, **fields)
     digest, outputs, num_added = hashlib.sha256(), {}, 0
     beginnings = [[rng.randrange(199) for _ in range(24)] for _ in range(3)]
@@ -239,7 +240,7 @@ def folder_part(rank: int, size: int, model: str) -> Any:
 
 def only_rank_0_is_asked(rank: int, size: int) -> Any:
     """Rank 0 runs a program with two engines and an abort; the others follow."""
-    from m5_kernels import LLMEngine
+    from m5_kernels import LLMEngine, SamplingParams
     from m5_kernels.extras.tensor_parallel.ranks import Ranks
 
     if rank:
@@ -247,8 +248,9 @@ def only_rank_0_is_asked(rank: int, size: int) -> Any:
         return "followed to the end"
     first, second = _engine("tiny-llama", size), _engine("tiny-qwen3", size)
     first.warm_up()
-    doomed = first.add_request([3] * 40)
-    first.step()
+    many_stops = SamplingParams(min_tokens=1, stop_token_ids=list(range(20, 60)))
+    doomed = first.add_request([3] * 90, many_stops)
+    first.step()  # nobody samples
     first.abort(doomed)
     found = [_tokens(first), _tokens(second), _tokens(first, seed=2)]
     del first  # the others let go of theirs, too

@@ -1,7 +1,7 @@
 """What the fused decoder must know of a model, read from its Hugging Face config.
 
 Anything that the decoder does not compute is refused here by name; the engine then runs Hugging
-Face's modules under its own attention (`hf_runner`).
+Face's modules under its own attention (`hf_runner`). What no config says, `load` finds out.
 """
 
 from __future__ import annotations

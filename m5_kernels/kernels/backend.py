@@ -13,6 +13,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -43,9 +44,22 @@ except ImportError:  # pragma: no cover - exercised in a subprocess by the tests
 INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
+_wants_twins = ContextVar("wants_twins", default=False)
+
+
 def runs_triton(tensor: torch.Tensor) -> bool:
     """True if kernels run on this tensor, False if the torch twins do."""
-    return HAS_TRITON and (tensor.is_cuda or INTERPRETED)
+    return HAS_TRITON and (tensor.is_cuda or INTERPRETED) and not _wants_twins.get()
+
+
+@contextlib.contextmanager
+def twins() -> Iterator[None]:
+    """Within, this thread runs the torch twins: for work done once, on which no compiler waits."""
+    token = _wants_twins.set(True)
+    try:
+        yield
+    finally:
+        _wants_twins.reset(token)
 
 
 @contextlib.contextmanager

@@ -31,9 +31,10 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     """Most tokens that one step computes, padding included."""
     dtype: str | None = None
-    """"float32", "bfloat16" or "float16". None: float32 on a CPU, bfloat16 on CUDA."""
+    """"float32", "bfloat16" or "float16". None: float32 on a CPU, bfloat16 on CUDA. A ready model
+    is never cast: its own, or None."""
     device: str | None = None
-    """"cpu", "cuda", "cuda:1"... None: CUDA where there is one."""
+    """"cpu", "cuda", "cuda:1"... None: CUDA where there is one. A ready model is never moved."""
     seed: int = 0
     """Seeds the requests that bring no seed of their own."""
     trace: str | None = None

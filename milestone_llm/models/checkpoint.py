@@ -99,22 +99,23 @@ def load_model(
             of `TINY_FAMILIES`), or a ready model, which is set to eval mode without gradients.
         tokenizer: a ready one, or a folder or id to take it from; None takes the model's own.
         dtype: "float32", "bfloat16", "float16" or a `torch.dtype`. None: float32 on a CPU
-            and for tiny models, else bfloat16; a ready model keeps its own.
-        device: None: CUDA where there is one; a ready model stays where it is.
+            and for tiny models, else bfloat16. A ready model keeps its own, which must be this one.
+        device: "cpu", "cuda", "cuda:1". None: CUDA where there is one. A ready model stays where it
+            is, which must be here.
         weights: False for callers that read a named model's weights themselves, in parts: the model
             has config and modules then, and parameters without elements. A tiny one is always
             whole.
 
     Raises:
-        InputError: the model cannot be had, or the dtype or device is not known; the message says
-            what to do.
+        InputError: the model cannot be had, the dtype or device is not known, or a ready model has
+            another; the message says what to do.
     """
     target_dtype = _resolve_dtype(dtype)
     if isinstance(model, PreTrainedModel):
         ready = model
         own_tokenizer = None
         name = Path(model.name_or_path).name or type(model).__name__
-        target_device = None if device is None else _resolve_device(device)
+        _check_ready(model, target_dtype, None if device is None else _resolve_device(device))
     else:
         target_device = _resolve_device(device)
         if target_dtype is None:
@@ -125,10 +126,9 @@ def load_model(
         ready = _build_named(source, target_dtype, target_device, weights)
         if tokenizer is None:
             own_tokenizer = _load_tokenizer(source)
-    if target_device is not None:
         ready = ready.to(target_device)
-    if target_dtype is not None and ready.dtype != target_dtype:
-        _cast(ready, target_dtype)
+        if ready.dtype != target_dtype:
+            _cast(ready, target_dtype)
     ready = ready.eval().requires_grad_(False)
     if isinstance(tokenizer, (str, Path)):
         own_tokenizer = _load_tokenizer(locate(tokenizer)[0])
@@ -174,9 +174,38 @@ def _resolve_device(device: str | torch.device | None) -> torch.device:
         resolved = torch.device(device)
     except (RuntimeError, TypeError, ValueError):
         raise InputError(f'device must be like "cpu", "cuda" or "cuda:1", got {device!r}') from None
+    if resolved.type not in ("cpu", "cuda"):
+        raise InputError(f'device must be like "cpu", "cuda" or "cuda:1", got {device!r}')
     if resolved.type == "cuda" and (resolved.index or 0) >= num_cuda:
         raise InputError(f"device is {device!s}, but torch sees {num_cuda} CUDA devices")
     return resolved
+
+
+def _check_ready(
+    model: PreTrainedModel, dtype: torch.dtype | None, device: torch.device | None
+) -> None:
+    """Refuse to change a ready model: it is its owner's, and other engines may run on it.
+
+    Raises:
+        InputError: it has another dtype or is on another device, or its weights are not there.
+    """
+    if model.device.type == "meta":
+        raise InputError(
+            'the model is on the device "meta", where weights have no values: load it with them'
+        )
+    if dtype not in (None, model.dtype):
+        raise InputError(
+            f"dtype={dtype} is given with a ready model of {model.dtype}, which stays as it is: "
+            f"load it with from_pretrained(..., dtype={dtype}), or leave dtype out"
+        )
+    if device is not None and not (
+        device.type == model.device.type
+        and (device.type == "cpu" or device.index in (None, model.device.index))
+    ):
+        raise InputError(
+            f"device={str(device)!r} is given with a ready model on {str(model.device)!r}, which "
+            f"stays there: move it yourself, model.to({str(device)!r}), or leave device out"
+        )
 
 
 def _cast(model: PreTrainedModel, dtype: torch.dtype) -> None:

@@ -55,6 +55,16 @@ def check_flat(model: PreTrainedModel) -> None:
             _check_equal(logits, reference, "in a flat batch, with the attention replaced")
 
 
+def known_logits(model: PreTrainedModel) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Two prompts of a few tokens, and a model's logits `[num_tokens, vocab_size]` of each.
+
+    Raises:
+        InputError: it has none.
+    """
+    with _refusals_name(model):
+        return [(prompt, _alone(model, prompt)) for prompt in _prompts(model)]
+
+
 def check_padded(model: PreTrainedModel) -> None:
     """Refuse a model that padding on the left and `past_key_values` (M1) would change.
 
@@ -193,9 +203,13 @@ def _check_equal(logits: torch.Tensor, expected: torch.Tensor, where: str) -> No
             f"logits that are no numbers {where}, and alone they are: its weights are {dtype}, "
             "another dtype may do"
         )
-    difference = ((logits - expected).where(ordinary, 0.0)).norm(dim=-1)
-    error = difference / expected.where(ordinary, 0.0).norm(dim=-1).clamp(min=1e-30)
-    if error.median() > tolerance:
-        raise UnsupportedError(
-            f"other logits {where} than alone (relative error {error.median():.2g})"
-        )
+    error = relative_error(logits.where(ordinary, 0.0), expected.where(ordinary, 0.0))
+    if error > tolerance:
+        raise UnsupportedError(f"other logits {where} than alone (relative error {error:.2g})")
+
+
+def relative_error(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    """How far logits `[num_tokens, vocab_size]` are from the expected ones, relative to their
+    length: that of the median token."""
+    difference = (logits.double() - expected.double()).norm(dim=-1)
+    return float((difference / expected.double().norm(dim=-1).clamp(min=1e-30)).median())

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.utils import parameters_to_vector
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+import m5_kernels
 from milestone_llm.core.errors import InputError
 from milestone_llm.models import gguf_cache
 from milestone_llm.models.checkpoint import (
@@ -173,7 +174,7 @@ def test_unknown_dtype_or_device_is_refused(monkeypatch):
         load_model("tiny-llama", device="cuda:1")
 
 
-def test_ready_model_keeps_its_dtype_unless_told(tokenizer):
+def test_ready_model_keeps_its_dtype(tokenizer):
     ready = build_tiny_model("llama").to(torch.bfloat16).train().requires_grad_(True)
     loaded = load_model(ready, tokenizer=tokenizer)
     assert loaded.model is ready
@@ -182,7 +183,21 @@ def test_ready_model_keeps_its_dtype_unless_told(tokenizer):
     assert ready.dtype == torch.bfloat16
     assert not ready.training
     assert not any(parameter.requires_grad for parameter in ready.parameters())
-    assert load_model(ready, dtype="float32").model.dtype == torch.float32
+    assert load_model(ready, dtype="bfloat16", device="cpu").model is ready
+
+
+def test_a_ready_model_is_refused_rather_than_cast_or_moved(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    ready = build_tiny_model("llama").train()
+    others = [("dtype", "bfloat16"), ("device", "cuda"), ("device", "meta"), ("device", "mps")]
+    for name, other in others:
+        for quantization in (None, "int8"):
+            with pytest.raises(InputError, match=other):
+                m5_kernels.LLMEngine(ready, quantization=quantization, **{name: other})
+    assert (ready.dtype, ready.device.type, ready.training) == (torch.float32, "cpu", True)
+    with pytest.raises(InputError, match="meta"):
+        m5_kernels.LLMEngine(ready.to("meta"), quantization="int8")
 
 
 # --- folders and hub ids -------------------------------------------------------------------

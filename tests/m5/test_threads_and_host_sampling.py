@@ -82,3 +82,13 @@ def test_requests_that_come_while_another_thread_steps_get_their_tokens(special,
         thread.join()
         assert found == expected
         assert_empty(engine)
+
+
+def test_a_chunk_does_not_end_the_lead_for_what_only_its_last_token_needs():
+    engine = make_engine(m5_kernels, max_num_batched_tokens=8, max_model_len=64)
+    engine.add_request([5] * 20, params_of("many stops", 0))
+    num_ahead = []
+    for _ in range(3):  # chunks of 8, 8 and 4 tokens; the last one samples
+        engine.step()
+        num_ahead.append(len(engine.core.in_flight))
+    assert num_ahead == [1, 1, 0]

@@ -62,14 +62,15 @@ class RankPeers:
 
     def __init__(self, ranks: Ranks, number: int) -> None:
         self.ranks, self.number = ranks, number
-        self._changes: list[NewRequest | FinishedRequest] = []
+        self._changes: list[Sequence[Request] | FinishedRequest] = []
+        """Since the call before: completions of a prompt that were queued, and ends."""
         self._followed: dict[str, Request] = {}
         """Requests that came from rank 0, by completion."""
 
     def added(self, requests: Sequence[Request]) -> None:
         """The completions of a prompt have been queued here; elsewhere they are with the next
         step."""
-        self._changes.append(NewRequest.of(requests))
+        self._changes.append(requests)
 
     def finished(self, request: Request, reason: str) -> None:
         """A completion has been ended here; elsewhere it is with the next step."""
@@ -81,8 +82,9 @@ class RankPeers:
         Raises:
             RuntimeError: this rank was asked for something else.
         """
-        own = self._changes
-        theirs = self.ranks.exchange(call, self.number, own)
+        theirs = self.ranks.exchange(call, self.number, self._described_changes())
+        self._take_priorities(theirs, core)
+        own = self._described_changes()
         if own and own != theirs:
             pairs = itertools.zip_longest(own, theirs)
             mine, of_rank_0 = next(pair for pair in pairs if pair[0] != pair[1])
@@ -99,6 +101,34 @@ class RankPeers:
     def parted(self) -> None:
         """This rank begins anew. The ranks no longer know the same, so the others end."""
         self.ranks.part()
+
+    def _described_changes(self) -> list[NewRequest | FinishedRequest]:
+        return [
+            change if isinstance(change, FinishedRequest) else NewRequest.of(change)
+            for change in self._changes
+        ]
+
+    def _take_priorities(
+        self, theirs: Sequence[NewRequest | FinishedRequest], core: EngineCore
+    ) -> None:
+        """Give this rank's requests rank 0's priorities: each has aged by its own rank's clock."""
+        priorities = {
+            request_id: change.priority
+            for change in theirs
+            if isinstance(change, NewRequest)
+            for request_id in change.request_ids
+        }
+        waiting = core.scheduler.waiting
+        for change in self._changes:
+            if isinstance(change, FinishedRequest):
+                continue
+            for request in change:
+                is_queued = request in waiting  # which is ordered by them
+                if is_queued:
+                    waiting.remove(request)
+                request.priority = priorities.get(request.request_id, request.priority)
+                if is_queued:
+                    waiting.add(request)
 
     def _follow(self, change: NewRequest | FinishedRequest, core: EngineCore) -> None:
         if isinstance(change, NewRequest):
