@@ -6,6 +6,7 @@ there as a whole: it is loaded without weights, which are then read from its fil
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def load_decoder(
     model: PreTrainedModel,
     max_model_len: int,
     device: torch.device,
+    weights: Iterable[tuple[str, Any]] | None = None,
     **parts: Any,
 ) -> FusedDecoder:
     """The decoder of `model`, with its weights.
@@ -34,6 +36,7 @@ def load_decoder(
     Args:
         source: what `model` was loaded from, or itself. Only what is not the caller's is emptied.
         model: with weights, or without any.
+        weights: taken instead of those of `source`, as `FusedDecoder.load` takes them.
         parts: objects, as `FusedDecoder` takes them.
 
     Raises:
@@ -45,7 +48,9 @@ def load_decoder(
     decoder = FusedDecoder(
         config, rope_table(model.config, max_model_len), model.dtype, device, **parts
     )
-    if has_weights(model):
+    if weights is not None:
+        decoder.load(weights)
+    elif has_weights(model):
         decoder.load(read_model(model, consume=model is not source))
     else:
         _read_files(decoder, str(source))

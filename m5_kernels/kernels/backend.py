@@ -48,6 +48,11 @@ def runs_triton(tensor: torch.Tensor) -> bool:
     return HAS_TRITON and (tensor.is_cuda or INTERPRETED)
 
 
+def runs_no_kernels(device: torch.device) -> bool:
+    """True if no kernel can run there."""
+    return device.type == "cpu" and not INTERPRETED
+
+
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
     """Within, this thread's kernels are compiled where they would be launched: side by side, each

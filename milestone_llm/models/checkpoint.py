@@ -244,6 +244,16 @@ def locate(model: str | Path) -> tuple[str, str]:
     return text, text
 
 
+def find_gguf(model: object) -> tuple[Path, Path] | None:
+    """The GGUF file that a model comes from, and the folder that it is converted to; None: none."""
+    if model == DEFAULT_MODEL and not Path(DEFAULT_MODEL).is_dir():
+        file, key = packaged_gguf()
+        return file, converted_folder(file, key)
+    if isinstance(model, (str, Path)) and Path(model).suffix == ".gguf":
+        return Path(model).expanduser(), Path(locate(model)[0])
+    return None
+
+
 def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a folder or id; None for a folder that has none."""
     folder = Path(source).expanduser()
