@@ -1,7 +1,7 @@
 """Weights of eight bits on a CPU: integers in their order, and torch's product for few rows.
 
-The numbers are those of `extras.int8`: scale times integer, a scale a row. torch's product takes bf16
-inputs and scales, so beside bf16 a scale is the next larger one that bf16 has. It is a private
+The numbers are those of `extras.int8`: scale times integer, a scale a row. torch's product takes
+bf16 inputs and scales, so beside bf16 a scale is the next larger one that bf16 has. It is a private
 function; where it is missing, and where there are so many rows that unpacking is little work beside
 multiplying, the integers are made into numbers and multiplied as ever.
 """
@@ -42,7 +42,7 @@ class CPUInt8Weight:
         return cls(integers, torch.ones(out_size, device=device))
 
     def round_from(self, weight: torch.Tensor, columns: slice = slice(None)) -> None:
-        """Fill with `columns` of a matrix, each weight rounded to the nearest of its row's steps."""
+        """Fill with `columns` of a matrix, each rounded to the nearest of its row's steps."""
         parts = (each.split(ROWS_AT_ONCE) for each in (weight, self.integers, self.scale))
         for rows, integers, scale in zip(*parts, strict=True):
             exact = rows.float()

@@ -32,7 +32,7 @@ class OneCPU(OneGPU):
 class RopeAndWrite:
     """Takes the place of `rope_kv_write`: queries and keys of a token are rotated together.
 
-    A rotated element is `x * cos + (the element it is paired with) * sin`, with the sign of the sine
+    A rotated element is `x * cos + (the element it is paired with) * sin`, with the sine's sign
     changed in the first half of a head.
     """
 

@@ -209,7 +209,7 @@ def test_a_quantised_model_is_refused() -> None:
 
 
 def test_other_values_are_refused_with_the_choices() -> None:
-    with pytest.raises(ValueError, match="quantization must be .*, got 'int4'"):
+    with pytest.raises(ValueError, match=r"quantization must be .*, got 'int4'"):
         m5_kernels.LLMEngine("tiny-llama", quantization="int4")
     with pytest.raises(ValueError, match="has no field 'quantization'"):
         m4_prefix_chunked.LLMEngine("tiny-llama", quantization="int8")
