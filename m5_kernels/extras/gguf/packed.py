@@ -81,9 +81,8 @@ class PackedMatrix:
         of_parts, self.parts = [part.whole for part in self.parts], []
         if len({len(part.words) for part in of_parts}) > 1:
             raise InputError(
-                'quantization="gguf" needs as many bits in query, key and value, and in gate and "
-                "up; '
-                "this file has four for one of them and eight for another"
+                'quantization="gguf" needs as many bits in query, key and value, and in gate '
+                "and up; this file has four for one of them and eight for another"
             )
         return Words(
             torch.cat([part.words for part in of_parts], dim=-1),
