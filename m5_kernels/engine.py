@@ -138,6 +138,8 @@ class LLMEngine(BaseEngine):
                 rope_and_write=rope_and_write, weights=weights,
             )  # fmt: skip
             check_rows(config.max_num_seqs, wanted_len, config.block_size, here)
+            if isinstance(matrices, GGUFMatrices):
+                matrices.pack()
         runner_class = GuessingRunner if config.speculation else FusedRunner
 
         def runner_over(

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from milestone_llm.command import threads
-from milestone_llm.command.threads import FAR_SLOWER, IN_A_ROW, ThreadWatch
+from milestone_llm.models.threads import FAR_SLOWER, IN_A_ROW, ThreadWatch
 
 measured = threads.product_times
 QUIET, BUSY = (10.0, 12.0), (50.0, 10.0)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import milestone_llm  # noqa: F401 - before torch: threads that wait are to sleep
 import torch
 
 from milestone_llm.command.cli import console, positive
@@ -171,9 +172,7 @@ class LlamaCpp:
             int(
                 torch.frombuffer(
                     (ctypes.c_float * self.vocab_size).from_address(
-                        ctypes.addressof(
-                            self.lib.llama_get_logits_ith(context, place).contents
-                        )
+                        ctypes.addressof(self.lib.llama_get_logits_ith(context, place).contents)
                     ),
                     dtype=torch.float32,
                 ).argmax()
@@ -209,7 +208,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     rate = num_tokens / (time.perf_counter() - start)
                     rates[name].setdefault(kind, []).append(rate)
     rows = [
-        [name, *(f"{statistics.median(r):,.1f} ({min(r):,.0f}..{max(r):,.0f})" for r in own.values())]
+        [
+            name,
+            *(f"{statistics.median(r):,.1f} ({min(r):,.0f}..{max(r):,.0f})" for r in own.values()),
+        ]
         for name, own in rates.items()
     ]
     console.print(table("", ["", *args.work], rows))
