@@ -30,10 +30,10 @@ from itertools import takewhile
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # on a busy machine, threads that wait sleep
 
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-from transformers import (  # noqa: E402
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
     AutoTokenizer,

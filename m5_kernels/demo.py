@@ -4,8 +4,8 @@ Three requests with M4 and with M5: the same steps and the same tokens. How M5's
 call by call in `python -m m5_kernels.walkthrough`.
 
 Kernels run on a GPU, or under Triton's interpreter (slow: TRITON_INTERPRET=1 with --model
-tiny-llama). On a CPU torch's own take their place, and a GGUF file's weights stay in the few bits in
-which they are stored; the demo says which and why.
+tiny-llama). On a CPU torch's own take their place, and a GGUF file's weights stay in the few bits
+in which they are stored; the demo says which and why.
 """
 
 from __future__ import annotations

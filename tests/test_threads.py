@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from milestone_llm.command import threads
+from milestone_llm.models import threads
 from milestone_llm.models.threads import FAR_SLOWER, IN_A_ROW, ThreadWatch
 
 measured = threads.product_times

@@ -1,9 +1,9 @@
 """What runs a small model fastest on a CPU? `python -m docs.benchmarks.cpu`
 
-Hugging Face, llama.cpp and the five milestones run SmolLM2-135M from the same GGUF file: one request,
-eight at a time, and prompts alone. All take their turns in each round, so what else the machine does
-hits them alike. Only llama.cpp and `quantization="gguf"` compute with the file's own bits; others
-have its numbers in float32, bfloat16 or in eight bits.
+Hugging Face, llama.cpp and the five milestones run SmolLM2-135M from the same GGUF file: one
+request, eight at a time, and prompts alone. All take their turns in each round, so what else the
+machine does hits them alike. Only llama.cpp and `quantization="gguf"` compute with the file's own
+bits; others have its numbers in float32, bfloat16 or in eight bits.
 
 llama.cpp takes part if `llama-cpp-python` is installed: `pip install llama-cpp-python` builds it.
 """
@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import milestone_llm  # noqa: F401 - before torch: threads that wait are to sleep
 import torch
 
 from milestone_llm.command.cli import console, positive

@@ -26,7 +26,6 @@ from rich.console import Console
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.garbage import nothing_collected
 
-
 console = Console(highlight=False, emoji=False)
 """Results go here: standard output."""
 log_console = Console(stderr=True, highlight=False, emoji=False)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from m5_kernels.demo import main
 from milestone_llm.trace.jsonl import read_run

@@ -14,7 +14,6 @@ from typing import Any
 from rich.console import Console
 
 from milestone_llm.command.cli import OPTIONS, console, log_console, warn
-from milestone_llm.models.threads import ThreadWatch
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.inputs import encode_prompt
 from milestone_llm.frontend.outputs import RequestOutput
@@ -26,6 +25,7 @@ from milestone_llm.lab.bench.workloads import (
     token_count,
 )
 from milestone_llm.models.checkpoint import LoadedModel, load_model, max_position
+from milestone_llm.models.threads import ThreadWatch
 from milestone_llm.trace.console import ConsoleSink
 from milestone_llm.trace.records import StepRecord
 
