@@ -20,6 +20,7 @@ requests to SmolLM2-135M-Instruct, or to another model, given by its Hugging Fac
 """
 
 import hashlib
+import os
 import sys
 import time
 from collections import OrderedDict, deque
@@ -27,10 +28,17 @@ from dataclasses import dataclass, field
 from importlib.metadata import files
 from itertools import takewhile
 
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # on a busy machine, threads that wait sleep
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 
 
 # --- What is asked for, and what a step computes of it --------------------------------------------

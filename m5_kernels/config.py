@@ -43,8 +43,9 @@ class EngineConfig(base.EngineConfig):
     `torchrun --standalone --nproc-per-node N`."""
     quantization: str | None = None
     """"int8": matrices of weights are rounded to integers of eight bits when they are loaded, with
-    a scale a row: half the memory of bfloat16. For the families of the fused decoder. None: they
-    stay as they are."""
+    a scale a row: half the memory of bfloat16. "gguf": on a CPU, a GGUF file's matrices stay in the
+    four or eight bits that they have there. Both for the families of the fused decoder. None: they
+    become numbers of the model's dtype."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,8 +54,10 @@ class EngineConfig(base.EngineConfig):
             raise InputError(
                 f"tensor_parallel_size must be at least 1, got {self.tensor_parallel_size}"
             )
-        if self.quantization not in (None, "int8"):
-            raise InputError(f'quantization must be "int8" or None, got {self.quantization!r}')
+        if self.quantization not in (None, "int8", "gguf"):
+            raise InputError(
+                f'quantization must be "int8", "gguf" or None, got {self.quantization!r}'
+            )
 
     def for_scheduler(self) -> m4_prefix_chunked.config.EngineConfig:
         """M4's scheduler plans the steps, and knows M4's fields."""

@@ -3,8 +3,9 @@
 Three requests with M4 and with M5: the same steps and the same tokens. How M5's steps overlap shows
 call by call in `python -m m5_kernels.walkthrough`.
 
-Kernels run on a GPU, under Triton's interpreter (slow: TRITON_INTERPRET=1 with --model tiny-llama),
-or as their torch twins on any CPU; the demo says which and why.
+Kernels run on a GPU, or under Triton's interpreter (slow: TRITON_INTERPRET=1 with --model
+tiny-llama). On a CPU torch's own take their place, and a GGUF file's weights stay in the few bits
+in which they are stored; the demo says which and why.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import m4_prefix_chunked
@@ -31,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--enforce-eager", action="store_true", help="no CUDA graphs, no pipelined steps")
     add("--no-m4", action="store_true", help="leave M4 out")
+    add("--quantization", choices=["int8", "gguf"], help="M5's weights in eight bits, or as stored")
     add("--tensor-parallel-size", type=positive, default=1, metavar="N", help=SIZE_HELP)
     return parser
 
@@ -39,34 +40,33 @@ def demo(args: argparse.Namespace) -> None:
     """Serve the requests with M4 and with M5."""
     from milestone_llm.lab.demo import show
     from milestone_llm.lab.demo.work import load_work
+    from milestone_llm.models.checkpoint import find_gguf
 
     work = load_work(args)
     args.max_model_len = work.longest
     runs = [] if args.no_m4 else [work.run("M4", m4_prefix_chunked, trace=None, scheduler=None)]
-    runs.append(work.run("M5", m5_kernels))
+    named = {} if args.quantization is None else {"model": args.model}  # read from its files
+    runs.append(work.run("M5", m5_kernels, **named))
     engine = runs[-1].engine
     console.print(f"M5: {what_runs(engine)}.")
     show.steps(runs[-1])
     show.answers(runs[-1])
     show.requests(runs)
     show.summary(runs)
-    replayed = runs
-    if engine.model.device.type == "cpu":
-        console.print(
-            "\nOn a CPU M5 is slower than M4: its kernels want a GPU, and here their torch twins "
-            "run, which are written to be read. For speed, python -m m5_kernels.bench on a GPU."
-        )
-        label = "M5, slow on a CPU: torch twins of its kernels"
-        replayed = [*runs[:-1], replace(runs[-1], label=label)]
+    if args.quantization is None and engine.model.device.type == "cpu" and find_gguf(args.model):
+        options = {"model": args.model, "quantization": "gguf", "trace": None, "scheduler": None}
+        runs.append(work.run("M5 in 4 bits", m5_kernels, **options))
+        show.in_fewer_bits(runs)
+        runs.pop()
     show.timeline(runs, args.out / PICTURE)
-    show.page(replayed, args.explore)
+    show.page(runs, args.explore)
 
 
 def what_runs(engine: Any) -> str:
     """Which form of the kernels this engine uses, and why."""
     import torch
 
-    from .kernels.backend import HAS_TRITON, INTERPRETED
+    from .kernels.backend import INTERPRETED
 
     device, form = engine.model.device, ""
     if engine.decoder is None:
@@ -77,8 +77,10 @@ def what_runs(engine: Any) -> str:
         return f"{form}Triton kernels on {torch.cuda.get_device_name(device)}, {graphs} CUDA graphs"
     if INTERPRETED:
         return f"{form}Triton kernels under the interpreter, since TRITON_INTERPRET=1 is set"
-    why = "there is no GPU" if HAS_TRITON else "triton is not installed"
-    return f"{form}torch twins of the kernels on {device.type}, since {why}"
+    if engine.decoder is None:
+        return f"{form}torch twins of its kernels, since there is no GPU"
+    bits = {"gguf": ", weights in the file's own bits", "int8": ", weights in eight bits"}
+    return f"merged products and torch's kernels{bits.get(engine.config.quantization, '')}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

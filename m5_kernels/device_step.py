@@ -8,7 +8,6 @@ Nothing here waits for the device or asks it anything, so all of it can be part 
 from __future__ import annotations
 
 import copy
-import dataclasses
 
 import torch
 
@@ -16,7 +15,7 @@ from m3_paged.block_cache import BlockCache
 
 from .config import EngineConfig
 from .decoder.attention import Attention, ChunkAttention
-from .decoder.decoder import FusedDecoder
+from .decoder.decoder import Attends, FusedDecoder
 from .device_state import DeviceState
 from .kernels.early_start import next_starts
 from .kernels.expand_step import append_sampled, expand_step
@@ -32,6 +31,7 @@ class DeviceStep:
     Args:
         state: has room for as many rows as may run.
         chunks: the kernel for chunks, if it is to be another than the lesson's.
+        attention: for all tokens, if it is to be another.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class DeviceStep:
         config: EngineConfig,
         max_model_len: int,
         chunks: ChunkAttention | None = None,
+        attention: Attends | None = None,
     ) -> None:
         device, shape = decoder.embedding.device, decoder.config
         self.decoder = decoder
@@ -59,7 +60,7 @@ class DeviceStep:
                 state.num_seqs, shape.num_q_heads, shape.num_kv_heads, shape.head_dim,
                 decoder.embedding.dtype, device,
             )  # fmt: skip
-        self.attention = Attention(workspace, chunks)
+        self.attention = attention or Attention(workspace, chunks)
 
     def of_layers(self, layers: list[int]) -> DeviceStep:
         """The same with these layers alone."""
@@ -80,9 +81,7 @@ class DeviceStep:
         )
         rows, new_tokens, _ = self.state.step(shape.num_seqs)
         expand_step(self.state.rows, rows, new_tokens, metadata)
-        if shape.num_chunks:
-            plan = self.attention.chunks.prepare(metadata)
-            metadata = dataclasses.replace(metadata, chunk_plan=plan)
+        metadata = self.attention.prepare(metadata)
         hidden = self.decoder.forward(metadata.input_ids, metadata, self.kv_caches, self.attention)
         return hidden, metadata
 

@@ -34,12 +34,18 @@ from milestone_llm.trace.tracer import Tracer
 
 from .config import EngineConfig
 from .decoder.config import is_fusible
-from .decoder.decoder import FusedDecoder
+from .decoder.decoder import Attends, FusedDecoder
 from .decoder.load import load_decoder
 from .decoder.one_gpu import OneGPU
 from .decoder.products import Products
 from .decoder.weights import Matrices
 from .device_state import check_rows
+from .extras.cpu.attention import CPUAttention
+from .extras.cpu.int8 import CPUInt8Product, CPUInt8Weight
+from .extras.cpu.layers import OneCPU, RopeAndWrite
+from .extras.cpu.products import PlainProduct
+from .extras.gguf.file import open_gguf
+from .extras.gguf.matrices import GGUFMatrices, PackedProduct
 from .extras.guesses.proposer import DeviceProposer
 from .extras.guesses.runner import GuessingRunner
 from .extras.hopper.chunks import attention_of_chunks
@@ -51,7 +57,9 @@ from .extras.tensor_parallel.parallel import TensorParallel
 from .extras.tensor_parallel.rank_peers import RankPeers
 from .extras.tensor_parallel.ranks import Ranks
 from .hf_runner import HFRunner
+from .kernels.backend import runs_no_kernels
 from .kernels.early_start import Starts
+from .kernels.rope_kv_write import rope_kv_write
 from .runner import FusedRunner
 
 
@@ -87,7 +95,11 @@ class LLMEngine(BaseEngine):
 
         # A model that is cut, or rounded, is never there as a whole.
         is_whole = ranks is None and config.quantization is None
-        loaded = load_model(model, tokenizer, config.dtype, device, weights=is_whole)
+        dtype = config.dtype
+        is_tiny = str(model).startswith("tiny-")  # there to compare tokens, not speed
+        if dtype is None and config.quantization is not None and not is_tiny:
+            dtype = None if isinstance(model, PreTrainedModel) else "bfloat16"  # on CPUs as well
+        loaded = load_model(model, tokenizer, dtype, device, weights=is_whole)
         whole = loaded.model
         if is_whole:
             check_flat(whole)
@@ -101,10 +113,21 @@ class LLMEngine(BaseEngine):
         # gets what its weights leave.
         products, matrices = Products(products_of_few_rows(here)), Matrices()
         starts: Starts = EarlyStarts(here)
-        gpus = OneGPU()
+        gpus, rope_and_write, weights = OneGPU(), rope_kv_write, None
+        attention: Attends | None = None
+        if ranks is None and runs_no_kernels(here):
+            products, gpus = Products([PlainProduct()]), OneCPU()
+            rope_and_write, attention = RopeAndWrite(), CPUAttention()
         if config.quantization is not None:
             check_quantization(whole.config, config.quantization)
-            products, matrices, starts = Products(int8_products(here)), Int8Matrices(), Starts(here)
+            starts = Starts(here)
+        if config.quantization == "int8" and attention is not None:
+            products, matrices = Products([CPUInt8Product()]), Int8Matrices(CPUInt8Weight)
+        elif config.quantization == "int8":
+            products, matrices = Products(int8_products(here)), Int8Matrices()
+        elif config.quantization == "gguf":
+            weights = open_gguf(model, here)
+            products, matrices = Products([PackedProduct()]), GGUFMatrices(weights)
         if ranks is not None:
             gpus = TensorParallel(
                 ranks.shard, whole.config.hidden_size, config.max_num_seqs, whole.dtype, here,
@@ -117,6 +140,7 @@ class LLMEngine(BaseEngine):
                 decoder = load_decoder(
                     model, whole, wanted_len, here,
                     products=products, matrices=matrices, gpus=gpus, starts=starts,
+                    rope_and_write=rope_and_write, weights=weights,
                 )  # fmt: skip
             except InputError as error:
                 if not is_whole or whole is not model:
@@ -126,6 +150,8 @@ class LLMEngine(BaseEngine):
                 )
         if decoder is not None:
             check_rows(config.max_num_seqs, wanted_len, config.block_size, here)
+            if isinstance(matrices, GGUFMatrices):
+                matrices.pack()
         runner_class = GuessingRunner if config.speculation else FusedRunner
 
         def runner_over(
@@ -137,7 +163,13 @@ class LLMEngine(BaseEngine):
                 here, whole.dtype, decoder.config.head_dim, config.block_size
             )
             runner = runner_class(
-                decoder, cache, config, max_model_len, chunks=chunks, copy=write_to_host
+                decoder,
+                cache,
+                config,
+                max_model_len,
+                chunks=chunks,
+                copy=write_to_host,
+                attention=attention,
             )
             runner.compile_kernels()
             return runner

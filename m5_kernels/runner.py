@@ -23,7 +23,7 @@ from milestone_llm.core.sampling import sample as sample_on_host
 from .compiled_shapes import shapes_of_all_kernels
 from .config import EngineConfig
 from .decoder.attention import ChunkAttention
-from .decoder.decoder import FusedDecoder
+from .decoder.decoder import Attends, FusedDecoder
 from .device_state import DeviceState, StepSeq
 from .device_step import DeviceStep, last_of_seqs
 from .kernels.backend import compiling
@@ -44,7 +44,7 @@ class FusedRunner:
     """Turns plans into tokens. A row of device state is a request's while it runs.
 
     Args:
-        chunks: as `DeviceStep` takes it.
+        chunks, attention: as `DeviceStep` takes them.
         copy: as `HostTokens` takes it.
         num_seqs, more_state: as `DeviceState` takes them.
     """
@@ -56,6 +56,7 @@ class FusedRunner:
         config: EngineConfig,
         max_model_len: int,
         chunks: ChunkAttention | None = None,
+        attention: Attends | None = None,
         copy: CopyToHost = copy_to_host,
         num_seqs: int = 0,
         more_state: Mapping[str, tuple[int, ...]] | None = None,
@@ -67,7 +68,7 @@ class FusedRunner:
             cache.device, num_seqs, more_state,
         )  # fmt: skip
         self.device_step = step = DeviceStep(
-            decoder, cache, self.state, config, max_model_len, chunks
+            decoder, cache, self.state, config, max_model_len, chunks, attention
         )
         self.host_tokens = HostTokens(self.state.num_seqs, cache.device, copy)
         self.rows: dict[str, RowOfRequest] = {}

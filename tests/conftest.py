@@ -84,7 +84,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(autouse=True)
 def on_a_quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test prints something else because this machine is busy."""
-    monkeypatch.setattr("milestone_llm.command.threads.product_times", lambda: (1.0, 1.0))
+    monkeypatch.setattr("milestone_llm.models.threads.product_times", lambda: (1.0, 1.0))
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -92,7 +93,8 @@ def files_that_name(feature: str) -> list[str]:
 
 def files_to_the_kernel() -> list[Path]:
     """Files on the stack of a step, from M5's runner to `flash_decode`; the engine comes first."""
-    engine = engine_of("m5_kernels")
+    with mock.patch("m5_kernels.engine.runs_no_kernels", return_value=False):
+        engine = engine_of("m5_kernels")
     engine.step()  # the prompt
     stack = stack_at("flash_decode", engine.step)
     files = dict.fromkeys(Path(path) for path, _ in stack if path.startswith(str(ROOT)))

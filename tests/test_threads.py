@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from milestone_llm.command import threads
-from milestone_llm.command.threads import FAR_SLOWER, IN_A_ROW, ThreadWatch
+import milestone_llm
+from milestone_llm.models import threads
+from milestone_llm.models.threads import FAR_SLOWER, IN_A_ROW, ThreadWatch
 
 measured = threads.product_times
 QUIET, BUSY = (10.0, 12.0), (50.0, 10.0)
@@ -115,22 +117,13 @@ def test_threads_that_wait_are_told_to_sleep_unless_somebody_has_chosen(monkeypa
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     if policy:
         monkeypatch.setenv("OMP_WAIT_POLICY", policy)
-    threads.let_waiting_threads_sleep()
-    assert os.environ.pop("GOMP_SPINCOUNT", None) == (None if policy else str(threads.NUM_SPINS))
+    importlib.reload(milestone_llm)  # before torch: it imports nothing of the kind
+    found = os.environ.pop("GOMP_SPINCOUNT", None)
+    assert found == (None if policy else str(milestone_llm.NUM_SPINS))
 
 
-def test_programs_tell_threads_to_sleep_before_torch_is_there():
-    found = run_python("""
-        import contextlib, os, sys, types
-        from milestone_llm.command.cli import model_libraries
-
-        libraries = types.SimpleNamespace(quiet_transformers=contextlib.nullcontext)
-        sys.modules["milestone_llm.models.pretrained"] = libraries  # it would import them
-        with model_libraries(None):
-            assert "torch" not in sys.modules
-            print(os.environ["GOMP_SPINCOUNT"])
-    """)
-    assert found == str(threads.NUM_SPINS)
+def test_the_ground_floor_is_imported_without_torch():
+    assert run_python("import sys, milestone_llm; print('torch' in sys.modules)") == "False"
 
 
 def test_measuring_leaves_torch_its_threads():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -68,6 +69,12 @@ class Attention:
     ) -> None:
         self.workspace = workspace
         self.chunks = chunks or PagedPrefill()
+
+    def prepare(self, metadata: StepMetadata) -> StepMetadata:
+        """With what all layers of a step need, made once on the device."""
+        if not metadata.num_chunks:
+            return metadata
+        return replace(metadata, chunk_plan=self.chunks.prepare(metadata))
 
     def __call__(
         self,

@@ -10,15 +10,15 @@ gate and up, and what stands between two matrix products is one kernel:
 Weights are plain tensors, filled one by one from a checkpoint's (`weights`). A model with a
 feature that is not computed here is refused by name (`config`).
 
-Four objects may be others than the lesson's: what multiplies (`products`), what a matrix is
-(`weights`), where layers lie (`one_gpu`), and when kernels start (`kernels.early_start`).
+Others than the lesson's may be: what multiplies (`products`), what a matrix is (`weights`), where
+layers lie (`one_gpu`), when kernels start (`kernels.early_start`), and what rotates and writes.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -40,6 +40,9 @@ KVCaches = list[tuple[torch.Tensor, torch.Tensor]]
 class Attends(Protocol):
     """Attention of a step: `attention.Attention`, or what takes its place."""
 
+    def prepare(self, metadata: StepMetadata) -> StepMetadata:
+        """With what all layers of a step need."""
+
     def __call__(
         self,
         query: torch.Tensor,
@@ -50,6 +53,10 @@ class Attends(Protocol):
         window: int | None = None,
     ) -> torch.Tensor:
         """Causal attention for all tokens of a step."""
+
+
+RopeAndWrite = Callable[..., torch.Tensor]
+"""`rope_kv_write`, or what takes its place."""
 
 
 class FusedDecoder:
@@ -66,6 +73,7 @@ class FusedDecoder:
         matrices: Matrices | None = None,
         gpus: OneGPU | None = None,
         starts: Starts | None = None,
+        rope_and_write: RopeAndWrite = rope_kv_write,
     ) -> None:
         """Weights are what memory holds, except what no checkpoint fills; see `load`.
 
@@ -76,7 +84,7 @@ class FusedDecoder:
         self.matrices = matrices or Matrices()
         self.gpus = gpus or OneGPU()
         self.starts = starts or Starts(torch.device(device))
-        self.rope_kv_write = rope_kv_write
+        self.rope_kv_write = rope_and_write
         self.whole_config = config
         self.config = c = self.gpus.own_part(config)
         self.cos_sin = cos_sin.to(device)

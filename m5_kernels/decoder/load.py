@@ -9,6 +9,7 @@ own. So the decoder's logits are compared with the model's, for prompts of a few
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def load_decoder(
     model: PreTrainedModel,
     max_model_len: int,
     device: torch.device,
+    weights: Iterable[tuple[str, Any]] | None = None,
     **parts: Any,
 ) -> FusedDecoder:
     """The decoder of `model`, with its weights.
@@ -47,6 +49,7 @@ def load_decoder(
     Args:
         source: what `model` was loaded from, or itself. Only what is not the caller's is emptied.
         model: with weights, or without any.
+        weights: taken instead of those of `source`, as `FusedDecoder.load` takes them.
         parts: objects, as `FusedDecoder` takes them.
 
     Raises:
@@ -59,7 +62,9 @@ def load_decoder(
     decoder = FusedDecoder(
         config, rope_table(model.config, max_model_len), model.dtype, device, **parts
     )
-    if has_weights(model):
+    if weights is not None:
+        decoder.load(weights)
+    elif has_weights(model):
         decoder.load(read_model(model, consume=model is not source))
         if model is source:
             check_logits(decoder, model)

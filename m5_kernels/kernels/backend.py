@@ -62,6 +62,11 @@ def twins() -> Iterator[None]:
         _wants_twins.reset(token)
 
 
+def runs_no_kernels(device: torch.device) -> bool:
+    """True if no kernel can run there."""
+    return device.type == "cpu" and not INTERPRETED
+
+
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
     """Within, this thread's kernels are compiled where they would be launched: side by side, each

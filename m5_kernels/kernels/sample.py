@@ -235,13 +235,13 @@ def sample_torch(
     temperature, seeds = temperature[index], seeds[index]
     raw = logits.float()
     is_broken = ~(raw.amax(-1).isfinite() & ~raw.isnan().any(-1))
-    scaled = raw / temperature.clamp(min=MIN_TEMPERATURE)[:, None]
-    if has_filters:
-        k, p, floor = (parameter[index].cpu() for parameter in (top_k, top_p, min_p))
-        scaled = filter_logits(scaled, k.long(), p.double(), floor.double())
-    is_random = temperature > 0
     tokens = raw.argmax(-1)
+    is_random = temperature > 0
     if is_random.any():
+        scaled = raw / temperature.clamp(min=MIN_TEMPERATURE)[:, None]
+        if has_filters:
+            k, p, floor = (parameter[index].cpu() for parameter in (top_k, top_p, min_p))
+            scaled = filter_logits(scaled, k.long(), p.double(), floor.double())
         noise = gumbel_noise(seeds[is_random], positions[is_random].long(), logits.shape[-1])
         tokens[is_random] = (scaled[is_random] + noise).argmax(-1)
     return tokens.masked_fill(is_broken, -1).int()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import m4_prefix_chunked
-from m5_kernels.decoder.attention import PagedPrefill
+from m5_kernels.decoder.attention import Attention, PagedPrefill
 from m5_kernels.decoder.one_gpu import OneGPU
 from m5_kernels.decoder.products import Matrix, Products, linear_torch
 from m5_kernels.engine import LLMEngine
@@ -95,7 +95,8 @@ def without_hopper(engine: Any) -> None:
     if not isinstance(decoder.starts, NeverEarly):
         decoder.starts = Starts(decoder.embedding.device)
     runner = getattr(engine.runner, "runner", engine.runner)  # of guesses
-    runner.device_step.attention.chunks = PagedPrefill()
+    if isinstance(runner.device_step.attention, Attention):  # on a CPU it is another
+        runner.device_step.attention.chunks = PagedPrefill()
     runner.host_tokens = HostTokens(runner.state.num_seqs, decoder.embedding.device)
 
 

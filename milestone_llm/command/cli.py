@@ -26,8 +26,6 @@ from rich.console import Console
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.garbage import nothing_collected
 
-from .threads import let_waiting_threads_sleep
-
 console = Console(highlight=False, emoji=False)
 """Results go here: standard output."""
 log_console = Console(stderr=True, highlight=False, emoji=False)
@@ -209,7 +207,6 @@ def model_libraries(num_threads: int | None) -> Iterator[None]:
     Args:
         num_threads: CPU threads, no more than cores; None leaves them to torch.
     """
-    let_waiting_threads_sleep()
     with nothing_collected():
         from milestone_llm.models.pretrained import quiet_transformers
 

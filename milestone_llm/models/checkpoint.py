@@ -9,6 +9,7 @@ time: a model in eval mode without gradients, its tokenizer if it has one, and a
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from .pretrained import (
     load_whole_model,
 )
 from .shapes import PREFIX, shape_config
+from .threads import ThreadWatch
 from .tiny_models import TINY_FAMILIES, build_tiny_model
 
 __all__ = [
@@ -46,6 +48,8 @@ __all__ = [
     "render_chat",
     "stop_token_ids",
 ]
+
+log = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "smollm2-135m"
 _DTYPES = {
@@ -130,6 +134,8 @@ def load_model(
         if ready.dtype != target_dtype:
             _cast(ready, target_dtype)
     ready = ready.eval().requires_grad_(False)
+    if not isinstance(model, PreTrainedModel) and not str(model).startswith(("tiny-", PREFIX)):
+        ThreadWatch(ready.device.type, log.warning)
     if isinstance(tokenizer, (str, Path)):
         own_tokenizer = _load_tokenizer(locate(tokenizer)[0])
         if own_tokenizer is None:
@@ -271,6 +277,16 @@ def locate(model: str | Path) -> tuple[str, str]:
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(text):
         raise InputError(f"there is no file or folder {text}")
     return text, text
+
+
+def find_gguf(model: object) -> tuple[Path, Path] | None:
+    """The GGUF file that a model comes from, and the folder that it is converted to; None: none."""
+    if model == DEFAULT_MODEL and not Path(DEFAULT_MODEL).is_dir():
+        file, key = packaged_gguf()
+        return file, converted_folder(file, key)
+    if isinstance(model, (str, Path)) and Path(model).suffix == ".gguf":
+        return Path(model).expanduser(), Path(locate(model)[0])
+    return None
 
 
 def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:

@@ -20,10 +20,10 @@ from typing import ParamSpec
 
 import torch
 
-from milestone_llm.command.threads import ThreadWatch
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.engine_driver import EngineDriver
+from milestone_llm.models.threads import ThreadWatch
 from milestone_llm.trace.tracer import Tracer
 
 from .engine_client import (

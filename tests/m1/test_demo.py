@@ -15,10 +15,10 @@ from m1_single import LLMEngine
 from m1_single.demo import main
 from milestone_llm import MILESTONES
 from milestone_llm.command import cli
-from milestone_llm.command.threads import ThreadWatch
 from milestone_llm.lab.bench import workloads
 from milestone_llm.lab.demo.show import milliseconds
 from milestone_llm.models.checkpoint import DEFAULT_MODEL
+from milestone_llm.models.threads import ThreadWatch
 from milestone_llm.trace.jsonl import read_run
 
 PNG = b"\x89PNG\r\n"

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from m5_kernels.demo import main
 from milestone_llm.trace.jsonl import read_run
@@ -37,17 +36,7 @@ def test_m4_and_m5_take_the_same_steps_to_the_same_tokens(demo: Any) -> None:
     out, trace = demo()
     assert [len(record["batch"]) for record in trace] == [3] * 10 + [2] * 40 + [1] * 50
     assert "M4 and M5 gave the same tokens" in out
-    assert "torch twins" in out or "Triton kernels" in out
-
-
-@pytest.mark.usefixtures("no_pixels")
-@pytest.mark.skipif(torch.cuda.is_available(), reason="M5 is not slow there")
-def test_on_a_cpu_the_demo_and_its_page_say_that_m5_is_slow(capsys: Any, tmp_path: Path) -> None:
-    page = tmp_path / "m5.html"
-    main(["--model", "tiny-llama", "--out", str(tmp_path), *SHORT, "--explore", str(page)])
-    out = " ".join(capsys.readouterr().out.split())
-    assert "On a CPU M5 is slower than M4: its kernels want a GPU" in out
-    assert "M5, slow on a CPU: torch twins of its kernels" in page.read_text(encoding="utf-8")
+    assert "torch's kernels" in out or "Triton kernels" in out
 
 
 @pytest.mark.usefixtures("no_pixels")

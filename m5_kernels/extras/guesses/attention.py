@@ -130,6 +130,10 @@ class GuessAttention:
                 max_places, config.num_q_heads, config.num_kv_heads, config.head_dim, dtype, device
             )
 
+    def prepare(self, metadata: StepMetadata) -> StepMetadata:
+        """A step with guesses has no chunks."""
+        return metadata
+
     def __call__(
         self,
         query: torch.Tensor,

@@ -18,7 +18,7 @@ import torch
 from m3_paged.block_cache import BlockCache
 from m4_prefix_chunked.speculation import GuessingRow, draft_token_ids
 from m5_kernels.config import EngineConfig
-from m5_kernels.decoder.decoder import FusedDecoder
+from m5_kernels.decoder.decoder import Attends, FusedDecoder
 from m5_kernels.device_state import StepSeq
 from m5_kernels.device_step import DeviceStep
 from m5_kernels.kernels.backend import compiling
@@ -58,6 +58,7 @@ class GuessingRunner:
         cache: BlockCache,
         config: EngineConfig,
         max_model_len: int,
+        attention: Attends | None = None,
         **parts: Any,
     ) -> None:
         self.max_places = config.num_rows_that_guess * (1 + config.num_speculative_tokens)
@@ -69,9 +70,10 @@ class GuessingRunner:
                 "offsets": (self.max_places,),
                 "num_wanted": (self.max_places,),
             },
+            attention=attention,
             **parts,
         )  # fmt: skip
-        self.step = GuessStep(self.runner.device_step, self.max_places)
+        self.step = GuessStep(self.runner.device_step, self.max_places, attention)
         self._told = [IDLE] * self.max_places
         """What the device knows of the places; their rows are known otherwise."""
         self._num_told = 0
@@ -174,15 +176,16 @@ class GuessStep:
 
     Args:
         max_places: most places of a step.
+        attention: if it is to be another than that of guesses.
     """
 
-    def __init__(self, step: DeviceStep, max_places: int) -> None:
+    def __init__(self, step: DeviceStep, max_places: int, attention: Attends | None = None) -> None:
         views, decoder = step.state.views, step.decoder
         self.plain = step
         self.num_guesses = views["num_guesses"]
         """int32 `[num_rows]`: tokens behind a row's known ones that are guesses."""
         self.offsets, self.num_wanted = views["offsets"], views["num_wanted"]
-        self.attention = GuessAttention(
+        self.attention: Attends = attention or GuessAttention(
             decoder.config, max_places, self.offsets, decoder.embedding.dtype,
             decoder.embedding.device,
         )  # fmt: skip
@@ -201,6 +204,7 @@ class GuessStep:
         offsets = self.offsets[:num_places]
         propose(state.rows, self.num_guesses, rows, self.num_wanted[:num_places])
         expand_guesses(state.rows, self.num_guesses, rows, offsets, metadata)
+        metadata = self.attention.prepare(metadata)
         hidden = step.decoder.forward(metadata.input_ids, metadata, step.kv_caches, self.attention)
         logits = step.decoder.logits(hidden)
         with next_starts(step.decoder.starts.late):

@@ -94,13 +94,20 @@ class Int8Product:
 
 
 class Int8Matrices(Matrices):
-    """Rounds each matrix that is multiplied with. An embedding is looked up, and stays as it is."""
+    """Rounds each matrix that is multiplied with. An embedding is looked up, and stays as it is.
+
+    Args:
+        weight_class: what a matrix becomes: `Int8Weight`, or the like.
+    """
+
+    def __init__(self, weight_class: Any = Int8Weight) -> None:
+        self.weight_class = weight_class
 
     def empty(
         self, out_size: int, in_size: int, dtype: torch.dtype, device: torch.device | str
     ) -> Matrix:
         """Room for one."""
-        return Int8Weight.zeros(out_size, in_size, device)
+        return self.weight_class.zeros(out_size, in_size, device)
 
     def fill(
         self, target: Matrix, weight: Any, part: tuple[slice, ...], dtype: torch.dtype
@@ -112,11 +119,11 @@ class Int8Matrices(Matrices):
     def fill_randomly(self, target: Matrix) -> None:
         """Make one up, to measure with."""
         shape = len(target), target.in_size
-        target.round_from(torch.empty(shape, device=target.words.device).normal_(std=0.02))
+        target.round_from(torch.empty(shape, device=target.scale.device).normal_(std=0.02))
 
     def lm_head(self, embedding: torch.Tensor, is_tied: bool) -> Matrix:
         """Room for the LM head: one that is tied is a copy."""
-        return Int8Weight.zeros(len(embedding), embedding.shape[1], embedding.device)
+        return self.weight_class.zeros(len(embedding), embedding.shape[1], embedding.device)
 
     def tie(self, lm_head: Matrix, embedding: torch.Tensor) -> None:
         """Round the embedding."""

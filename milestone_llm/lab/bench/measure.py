@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from milestone_llm.command.cli import log_console, warn
-from milestone_llm.command.threads import ThreadWatch
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.garbage import freeze_garbage
 from milestone_llm.frontend.outputs import RequestOutput
+from milestone_llm.models.threads import ThreadWatch
 from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.tracer import Tracer
 

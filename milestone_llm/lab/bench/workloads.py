@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from milestone_llm.command.cli import log_console
-from milestone_llm.command.threads import ThreadWatch
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.outputs import RequestOutput
+from milestone_llm.models.threads import ThreadWatch
 from milestone_llm.trace.text import plural
 
 Progress = Callable[[int], None]

@@ -116,6 +116,16 @@ def summary(runs: Sequence[DemoRun]) -> None:
         console.print(f"\n{', '.join(most)} and {last} gave {what}.")
 
 
+def in_fewer_bits(runs: Sequence[DemoRun]) -> None:
+    """What the last run, of the same model in fewer bits, said, and how fast each was."""
+    headline("The same weights in the few bits in which their file has them")
+    *_, last = runs
+    answer = last.outputs[0]
+    console.print(f"{last.label}: {answer.text.strip()}")
+    rates = [(run.label, _totals(run)["output tokens per second"]) for run in runs]
+    console.print("\nTokens a second: " + ", ".join(f"{name} {rate}" for name, rate in rates))
+
+
 def _totals(run: DemoRun) -> dict[str, str]:
     records, metrics = run.records, [output.metrics for output in run.outputs]
     num_tokens = sum(len(c.token_ids) for output in run.outputs for c in output.outputs)

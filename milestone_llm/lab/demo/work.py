@@ -14,7 +14,6 @@ from typing import Any
 from rich.console import Console
 
 from milestone_llm.command.cli import OPTIONS, console, log_console, warn
-from milestone_llm.command.threads import ThreadWatch
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.inputs import encode_prompt
 from milestone_llm.frontend.outputs import RequestOutput
@@ -26,6 +25,7 @@ from milestone_llm.lab.bench.workloads import (
     token_count,
 )
 from milestone_llm.models.checkpoint import LoadedModel, load_model, max_position
+from milestone_llm.models.threads import ThreadWatch
 from milestone_llm.trace.console import ConsoleSink
 from milestone_llm.trace.records import StepRecord
 
@@ -96,15 +96,17 @@ class Work:
     def engine(self, milestone: Any, **changes: Any) -> Any:
         """An engine of a milestone's package, with a tracer.
 
-        Every option that is named like a field of its config is passed on, unless changed here.
+        Every option that is named like a field of its config is passed on, unless changed here;
+        `model` among the changes takes the place of the model that is loaded.
         """
+        model = changes.pop("model", self.loaded.model)
         names = [field.name for field in fields(milestone.EngineConfig)]
         options = {name: getattr(self.args, name, None) for name in names} | changes
         default = milestone.EngineConfig.max_num_batched_tokens
         budget = max(default, self.longest, self.args.max_num_seqs)  # holds any prompt, any rows
         given = {"trace": "memory", "max_num_batched_tokens": budget}
         given |= {name: value for name, value in options.items() if value is not None}
-        return milestone.LLMEngine(self.loaded.model, tokenizer=self.loaded.tokenizer, **given)
+        return milestone.LLMEngine(model, tokenizer=self.loaded.tokenizer, **given)
 
     def run(self, label: str, milestone: Any, **changes: Any) -> DemoRun:
         """Serve the requests with an engine of a milestone's package."""

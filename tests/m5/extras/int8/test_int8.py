@@ -170,7 +170,7 @@ def test_guesses_change_no_token() -> None:
 def test_a_folder_is_read_matrix_by_matrix(tmp_path: Any) -> None:
     model = with_biases("qwen2", tie_word_embeddings=True)
     model.save_pretrained(tmp_path, max_shard_size="100KB")
-    engine = int8_engine(str(tmp_path))
+    engine = int8_engine(str(tmp_path), dtype="float32")
     assert not any(parameter.numel() for parameter in engine.model.parameters())
     prompts = random_prompts([5, 12])
     assert tokens(engine.generate(prompts, greedy(8))) == tokens(
@@ -209,7 +209,7 @@ def test_a_quantised_model_is_refused() -> None:
 
 
 def test_other_values_are_refused_with_the_choices() -> None:
-    with pytest.raises(ValueError, match="quantization must be \"int8\" or None, got 'int4'"):
+    with pytest.raises(ValueError, match=r"quantization must be .*, got 'int4'"):
         m5_kernels.LLMEngine("tiny-llama", quantization="int4")
     with pytest.raises(ValueError, match="has no field 'quantization'"):
         m4_prefix_chunked.LLMEngine("tiny-llama", quantization="int8")

@@ -2,9 +2,9 @@
 
 A product of matrices is done when the last thread is. Where another program has one of the cores,
 each of the hundreds of products in a step waits for its turn, and threads that wait keep the other
-cores busy with waiting. So they are told to sleep soon, and where they are in the way even then,
-one goes on alone. A load average need not show it (it ends at the container's wall), so it is
-measured. Nothing here imports torch before it is needed.
+cores busy with waiting. So they are told to sleep soon (`milestone_llm`), and where they are in the
+way even then, one goes on alone. A load average need not show it (it ends at the container's wall),
+so it is measured. Nothing here imports torch before it is needed.
 """
 
 from __future__ import annotations
@@ -26,16 +26,8 @@ FAR_SLOWER = 4.0
 IN_A_ROW = 3
 """So many steps, since any program may stop for a moment."""
 SECONDS_BETWEEN_LOOKS = 10.0
-NUM_SPINS = 1_000
-"""How often a thread looks before it sleeps; GNU's OpenMP has 300,000, some milliseconds."""
 QUIET_MILLISECONDS = 2.0
 """Ten products, on the two cores on which the programs' times were taken."""
-
-
-def let_waiting_threads_sleep() -> None:
-    """To be called before torch is imported. Whoever has chosen how threads wait is obeyed."""
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", str(NUM_SPINS))
 
 
 def product_times() -> tuple[float, float]:

@@ -1,0 +1,35 @@
+"""Products on a CPU: torch's, all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from m5_kernels.decoder.products import Matrix, Weight
+
+
+class PlainProduct:
+    """`F.linear`, and the gate in two calls."""
+
+    def suits(self, hidden: torch.Tensor, weight: Matrix, is_gated: bool) -> bool:
+        """Whether the weight is a tensor."""
+        return isinstance(weight, torch.Tensor)
+
+    def __call__(
+        self, hidden: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, is_gated: bool
+    ) -> torch.Tensor:
+        """As `Products.linear`, or gated as `gate_up`."""
+        output = F.linear(hidden, weight, bias)
+        return gated(output) if is_gated else output
+
+    def token_counts(self, max_tokens: int, weights: Sequence[Weight]) -> Iterable[int]:
+        """None: nothing is compiled."""
+        return ()
+
+
+def gated(output: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up of `[num_tokens, gate, up]`."""
+    gate, up = output.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)

@@ -1,0 +1,196 @@
+"""Which bytes of a GGUF file are which weight, by the names that Hugging Face gives them.
+
+A file of the llama family has the rows of queries and keys in another order: a head's halves, which
+Hugging Face has one after the other, alternate.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from milestone_llm.core.errors import InputError
+from milestone_llm.models.checkpoint import find_gguf
+
+from .packed import Words
+
+ROOT = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+BYTES_OF_A_GROUP = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
+PLAIN = {"F32": np.float32, "F16": np.float16}
+"""Types of norms and biases."""
+
+
+class Place(NamedTuple):
+    """Where a tensor lies in the file."""
+
+    type: str
+    shape: tuple[int, ...]
+    """As torch has it: the last dimension is that of neighbours."""
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class FileWeight:
+    """A weight of the file; sliced, it is a tensor."""
+
+    path: Path
+    place: Place
+    num_heads: int | None
+    """Of queries or keys whose rows are in the other order."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight."""
+        return self.place.shape
+
+    def __getitem__(self, part: tuple[slice, ...]) -> torch.Tensor:
+        if self.place.type in PLAIN:
+            plain = torch.from_numpy(self._bytes().view(PLAIN[self.place.type]))
+            return plain.view(self.shape)[part]
+        weights = self.words.weights(torch.float32)
+        return weights.unflatten(0, (-1, self.shape[1])).sum(0).T[part]
+
+    @property
+    def words(self) -> Words:
+        """Its words of four bits; those of eight are two each, the high ones first."""
+        groups = torch.from_numpy(self._bytes()).view(
+            self.shape[0], -1, BYTES_OF_A_GROUP[self.place.type]
+        )
+        if self.num_heads is not None:
+            groups = groups.unflatten(0, (self.num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+        groups = groups.permute(1, 2, 0)  # [num_groups, bytes, out_size]
+        scale = _fp16(groups[:, :2])
+        if self.place.type == "Q4_0":
+            return Words(groups[:, 2:].contiguous(), scale, -8 * scale)
+        if self.place.type == "Q4_1":
+            return Words(groups[:, 4:].contiguous(), scale, _fp16(groups[:, 2:4]))
+        integers = groups[:, 2:].contiguous().view(torch.int8).int() + 128
+        halves = (integers >> 4).byte(), (integers & 15).byte()
+        return Words(
+            torch.cat([half[:, :16] | half[:, 16:] << 4 for half in halves]),
+            torch.cat((16 * scale, scale)),
+            torch.cat((-128 * scale, torch.zeros_like(scale))),
+        )
+
+    def _bytes(self) -> np.ndarray:
+        place = self.place
+        return np.fromfile(self.path, np.uint8, place.num_bytes, offset=place.offset)
+
+
+def _fp16(two_bytes: torch.Tensor) -> torch.Tensor:
+    """fp32 `[num_groups, 1, out_size]` of `[num_groups, 2, out_size]`."""
+    return two_bytes.mT.contiguous().view(torch.float16).mT.float()
+
+
+def open_gguf(model: object, device: torch.device) -> GGUFFile:
+    """The file of a model.
+
+    Raises:
+        InputError: there is none, it cannot be taken as it is, or the device is no CPU.
+    """
+    found = find_gguf(model)
+    if found is None:
+        raise InputError(f'quantization="gguf" is for a .gguf file, which {model!r:.80} is not')
+    if device.type != "cpu":
+        raise InputError(
+            f'quantization="gguf" is for CPUs, and the model is to be on {device}: take "int8", '
+            "or None"
+        )
+    path, folder = found
+    return GGUFFile(path, folder / "tensors.json")
+
+
+class GGUFFile:
+    """The weights of a file.
+
+    Args:
+        index: a file that says where they lie, made if it is not there: to read a vocabulary takes
+            some seconds.
+
+    Raises:
+        InputError: a weight is of a type that is not known here.
+    """
+
+    def __init__(self, path: Path, index: Path) -> None:
+        self.path = path
+        if not index.exists():
+            index.write_text(json.dumps(_read_index(path)), encoding="utf-8")
+        about = json.loads(index.read_text(encoding="utf-8"))
+        self.weights: dict[str, FileWeight] = {}
+        """By Hugging Face's names."""
+        heads = {"attn_q": about["num_heads"], "attn_k": about["num_kv_heads"]}
+        for name, (type_, shape, *where) in about["tensors"].items():
+            place = Place(type_, tuple(shape), *where)
+            is_matrix = len(place.shape) > 1
+            if type_ not in (BYTES_OF_A_GROUP if is_matrix else PLAIN):
+                raise InputError(
+                    f'quantization="gguf" knows matrices in {", ".join(BYTES_OF_A_GROUP)}; '
+                    f"{name} of {path.name} is {type_}"
+                )
+            match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
+            if match is None:
+                raise InputError(f"{path.name} has a tensor {name}, which is not known here")
+            layer, kind, ending = match.groups()
+            theirs = (ROOT if layer is None else LAYER).get(kind)
+            if theirs is None:
+                if kind == "rope_freqs":
+                    continue  # the config says it, too
+                raise InputError(f"{path.name} has a tensor {name}, which is not known here")
+            prefix = "" if layer is None else f"model.layers.{layer}."
+            is_turned = about["architecture"] == "llama" and is_matrix
+            self.weights[f"{prefix}{theirs}.{ending}"] = FileWeight(
+                path, place, heads.get(kind) if is_turned else None
+            )
+
+    def __iter__(self) -> Iterator[tuple[str, FileWeight]]:
+        return iter(self.weights.items())
+
+
+def _read_index(path: Path) -> dict[str, object]:
+    from gguf import GGUFReader
+
+    reader = GGUFReader(path)
+    architecture = reader.fields["general.architecture"].contents()
+
+    def number(name: str) -> int:
+        return int(reader.fields[f"{architecture}.attention.{name}"].contents())
+
+    return {
+        "architecture": architecture,
+        "num_heads": number("head_count"),
+        "num_kv_heads": number("head_count_kv"),
+        "tensors": {
+            tensor.name: [
+                tensor.tensor_type.name,
+                [int(size) for size in tensor.shape[::-1]],
+                int(tensor.data_offset),
+                int(tensor.n_bytes),
+            ]
+            for tensor in reader.tensors
+        },
+    }
