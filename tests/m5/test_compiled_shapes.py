@@ -70,6 +70,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
     names.append("m5_kernels.decoder.products")
     for module in [importlib.import_module(name) for name in names if ".hopper_" not in name]:
         monkeypatch.setattr(module, "runs_triton", lambda tensor: True, raising=False)
+    monkeypatch.setattr("m5_kernels.engine.runs_no_kernels", lambda device: False)
     monkeypatch.setattr("m5_kernels.decoder.load.check_logits", lambda decoder, model: None)
     return variants
 
