@@ -47,13 +47,13 @@ KV_MANAGERS = (
     r"|speculation"
 )
 SEAMS = re.compile(
-    rf"{GROUND}\.core\.(engine_core|kv|outputs|plan|request|request_queue|scheduler)"
+    rf"{GROUND}\.core\.(engine_core|kv|outputs|plan(_rules)?|request(_queue)?|scheduler)"
     rf"|{GROUND}\.frontend\.(engine_driver|step_log|output_queue|watching)"
     rf"|m\d_\w+\.(scheduler|{KV_MANAGERS})"
 )
 """Modules where core, scheduler, runner and KV managers meet."""
 PURE = re.compile(
-    rf"{GROUND}\.core\.(errors|kv|outputs|plan|request|request_queue|sampling_params|scheduler)"
+    rf"{GROUND}\.core\.(errors|kv|outputs|plan(_rules)?|request(_queue)?|sampling_params|scheduler)"
     rf"|{GROUND}\.frontend\.(config|engine_driver|step_log|output_queue|outputs|watching)"
     rf"|{GROUND}\.serving\.router|{GROUND}\.trace\.(records|tracer)"
     rf"|m\d_\w+\.(scheduler|config|kv_usage|{KV_MANAGERS})"

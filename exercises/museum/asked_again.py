@@ -5,7 +5,7 @@ from __future__ import annotations
 from m4_prefix_chunked.prefix_cache import PrefixCache, PrefixHit
 from milestone_llm.core.request import Request
 
-from .exhibit import Arrival, Exhibit, greedy
+from .exhibit import UNCHECKED, UNCHECKED_SETTING, Arrival, Exhibit, greedy
 from .invariants import rows_compute
 
 PROMPT = [23, 42, 17, 8, 15, 99, 4, 61]  # two full blocks
@@ -36,6 +36,8 @@ EXHIBIT = Exhibit(
         Arrival(5, "again", PROMPT, greedy(3)),
     ],
     invariant=rows_compute,
+    both=UNCHECKED,
+    setting=UNCHECKED_SETTING,
     text="""
 question: Compare the two rows of step 5. What was computed for `again`, and where does its token
   come from?

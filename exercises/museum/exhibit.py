@@ -98,6 +98,11 @@ Finding = tuple[int, str]
 """A step, and words of a line of its trace that cannot be."""
 
 
+UNCHECKED = {"milestone_llm.core.engine_core.check_plan": lambda *given: None}
+"""In place of the core's look at plans (`core/plan_rules.py`), which would end such a run at once."""
+UNCHECKED_SETTING = "The core does not check plans here: it would not let this one pass."
+
+
 @dataclass(frozen=True)
 class Exhibit:
     """A bug, the traffic that shows it, the question, and the card."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from milestone_llm.core.plan import ScheduledRequest
 
-from .exhibit import Arrival, Exhibit, greedy
+from .exhibit import UNCHECKED, UNCHECKED_SETTING, Arrival, Exhibit, greedy
 from .invariants import positions_are_sampled_once
 
 
@@ -25,6 +25,8 @@ EXHIBIT = Exhibit(
         Arrival(0, "long", list(range(50, 68)), greedy(4)),
     ],
     invariant=positions_are_sampled_once,
+    both=UNCHECKED,
+    setting=UNCHECKED_SETTING,
     config={"max_num_batched_tokens": 12},
     text="""
 question: `long` wants four tokens and gets four. Which of its rows had any business to sample

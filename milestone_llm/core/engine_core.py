@@ -25,6 +25,7 @@ from typing import Protocol
 
 from .outputs import EngineCoreOutput, SampledToken
 from .plan import LaunchedStep, StepPlan
+from .plan_rules import check_nobody_is_lost, check_plan
 from .request import Request
 from .scheduler import BaseScheduler
 
@@ -95,18 +96,22 @@ class EngineCore:
         self.runner = runner
         self.can_run_ahead = can_run_ahead
         self.listener = listener or StepListener()
+        self.unfinished: dict[str, Request] = {}
+        """Who was added and has not ended, by id: none of them may get lost in the scheduler."""
         self.in_flight: deque[StepInFlight] = deque()
         self.computing: StepPlan | None = None
         """What the runner is at work on: if it raises, the forward of this plan has failed."""
 
     def add_request(self, *requests: Request) -> None:
         """Queue a request, or several that come together; the next steps compute them."""
+        self.unfinished.update({each.request_id: each for each in requests})
         self.scheduler.add(*requests)
         self.listener.added(requests)
 
     def finish_request(self, request: Request, reason: str) -> None:
         """End a request, in whatever state it is, for a reason that is not in its tokens."""
         self.scheduler.finish(request, reason)
+        self.unfinished.pop(request.request_id, None)
         self.listener.finished(request)
         if not self.scheduler.has_unfinished_requests():
             self.settle_until(0)  # no request waits for what is in flight
@@ -116,13 +121,18 @@ class EngineCore:
 
         Returns:
             What the settled steps have brought, in the order of their rows.
+
+        Raises:
+            PlanError: the scheduler breaks a rule. Nothing of its plan has been computed.
         """
         if not self.scheduler.has_unfinished_requests():
+            check_nobody_is_lost(self.scheduler, 0, self.unfinished)
             return []
         self.listener.planning()
+        num_queued = self.scheduler.num_queued
         plan = self.scheduler.schedule()
+        check_plan(plan, self.scheduler, num_queued, self.unfinished, bool(self.in_flight))
         self.listener.planned(plan)
-        assert self.in_flight or not plan.is_empty, "there are requests, but the plan is empty"
         # One step may stay in flight, unless this one has to know its tokens before it starts.
         is_ahead = self.can_run_ahead is not None and not plan.is_empty and self.can_run_ahead(plan)
         num_ahead = 1 if is_ahead else 0
@@ -152,6 +162,9 @@ class EngineCore:
         self.computing = None
         self.listener.computed(step, sampled)
         outputs = self.scheduler.update(step.plan, sampled)
+        for output in outputs:
+            if output.finish_reason is not None:
+                self.unfinished.pop(output.request_id, None)
         self.in_flight.popleft()
         self.listener.settled(step)
         return outputs
@@ -169,6 +182,8 @@ class EngineCore:
         self.computing = None
         self.in_flight.clear()
         self.listener.restarted()
+        requests = list(requests)
         self.scheduler.restart(requests)
+        self.unfinished = {each.request_id: each for each in requests if not each.is_finished}
         with contextlib.suppress(Exception):  # on a broken device the first error is the one
             self.runner.reset()

@@ -77,6 +77,11 @@ class BaseScheduler(ABC):
         request.finish(reason)
         self._leave(request, status)
 
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait or run."""
+        return len(self.waiting) + len(self.running)
+
     def has_unfinished_requests(self) -> bool:
         """Whether a further step has something to compute."""
         return bool(self.waiting or self.running)
