@@ -26,7 +26,9 @@ from milestone_llm.models.machine import check_memory
 
 MAX_DEVICE_STOP_IDS = 16
 """Stop tokens of a request that the device knows."""
-BYTES_OF_A_ROW = 512
+MAX_DEVICE_BIASES = 16
+"""Entries of a request's `logit_bias` that the device knows."""
+BYTES_OF_A_ROW = 640
 """Beside its tokens and blocks: parameters, workspace, what the host knows of it."""
 
 
@@ -49,9 +51,10 @@ IDLE = StepSeq(-1, 0, False)
 class DeviceState:
     """State of up to `num_rows` requests, a row each, and the sequences of the current step.
 
-    temperature, top_p, min_p, repetition_penalty: fp32 `[num_rows]`; top_k, min_tokens: int32;
+    temperature, top_p, min_p and the three penalties: fp32 `[num_rows]`; top_k, min_tokens: int32;
     seeds: int64 (the bits of uint64); stop_ids: int32
-    `[num_rows, MAX_DEVICE_STOP_IDS]`, some repeated. step_rows, step_new_tokens, step_samples:
+    `[num_rows, MAX_DEVICE_STOP_IDS]`, some repeated; bias_ids, biases: int32 and fp32
+    `[num_rows, MAX_DEVICE_BIASES]`, some pairs repeated. step_rows, step_new_tokens, step_samples:
     int32 `[num_seqs]`, in the order of the step.
 
     Args:
@@ -81,7 +84,9 @@ class DeviceState:
             "stop_ids": (num_rows, MAX_DEVICE_STOP_IDS),
             **dict.fromkeys(("num_computed_tokens", "prompt_lens"), (num_rows,)),
             **dict.fromkeys(("top_k", "min_tokens"), (num_rows,)),
+            **dict.fromkeys(("bias_ids", "biases"), (num_rows, MAX_DEVICE_BIASES)),
             **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), (num_rows,)),
+            **dict.fromkeys(("frequency_penalty", "presence_penalty"), (num_rows,)),
             **dict.fromkeys(STEP, (self.num_seqs,)),
             **(more or {}),
         }
@@ -107,6 +112,10 @@ class DeviceState:
         self.top_p = views["top_p"].view(torch.float32)
         self.min_p = views["min_p"].view(torch.float32)
         self.repetition_penalty = views["repetition_penalty"].view(torch.float32)
+        self.frequency_penalty = views["frequency_penalty"].view(torch.float32)
+        self.presence_penalty = views["presence_penalty"].view(torch.float32)
+        self.bias_ids = views["bias_ids"]
+        self.biases = views["biases"].view(torch.float32)
         self.min_tokens = views["min_tokens"]
         self.stop_ids = views["stop_ids"]
         self.step_rows = views["step_rows"]
@@ -142,6 +151,12 @@ class DeviceState:
         self.set("top_p", row, [_bits(params.top_p)])
         self.set("min_p", row, [_bits(params.min_p)])
         self.set("repetition_penalty", row, [_bits(params.repetition_penalty)])
+        self.set("frequency_penalty", row, [_bits(params.frequency_penalty)])
+        self.set("presence_penalty", row, [_bits(params.presence_penalty)])
+        biases = list(params.logit_bias.items()) or [(0, 0.0)]
+        biases = (biases * MAX_DEVICE_BIASES)[:MAX_DEVICE_BIASES]
+        self.set("bias_ids", row, [token for token, _ in biases])
+        self.set("biases", row, [_bits(bias) for _, bias in biases])
         # Tokens outside the vocabulary stop nobody, and neither is anybody kept from them.
         stops = [token for token in request.stop_token_ids if token < self._vocab_size]
         stops = (stops * MAX_DEVICE_STOP_IDS)[:MAX_DEVICE_STOP_IDS]

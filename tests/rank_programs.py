@@ -69,6 +69,8 @@ def _work(seed: int, vocab_size: int = 199) -> tuple[list[list[int]], list[Any]]
                 ignore_eos=True,
                 top_k=5 if i % 4 == 1 else 0,
                 repetition_penalty=1.2 if i == 6 else 1.0,
+                frequency_penalty=0.4 if i == 3 else 0,
+                logit_bias=dict.fromkeys(range(0, 190, 10), 1.5) if i == 9 else {},
                 logprobs=2 if i == 5 else None,
                 n=2 if i == 7 else 1,
             )

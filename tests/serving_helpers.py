@@ -38,9 +38,9 @@ from milestone_llm.serving.engine_loop import EngineLoop
 if TYPE_CHECKING:
     import openai
 
-CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}> "
-)
+CHAT_TEMPLATE = """\
+{% for message in messages %}{{ message.role }}: {{ message.content }}
+{% endfor %}> {{ opening }}"""
 POISON = 198
 """A prompt that begins with this token makes its step fail, in servers that are `is_fragile`."""
 PATIENCE = 180.0

@@ -1,16 +1,18 @@
 """From logits to tokens, for every request of a step at once and each in its own way.
 
-A row goes through repetition penalty, `min_tokens` mask, temperature, top-k, top-p and min-p (the
-order of Hugging Face), then argmax(scores + Gumbel noise), which draws from softmax(scores). Work
-is vectorised over the rows that ask for it and skipped where none does: a batch of greedy requests
-costs one argmax. Sampling keeps no state, and no row sees another: sums whose last bits would
-depend on the batch are taken over integers, so a request gets the same tokens alone and in company.
+A row goes through `logit_bias`, repetition, frequency and presence penalty, `min_tokens` mask (the
+order of vLLM), temperature, top-k, top-p and min-p (that of Hugging Face), then argmax(scores +
+Gumbel noise), which draws from softmax(scores). Work is vectorised over the rows that ask for it
+and skipped where none does: a batch of greedy requests costs one argmax. Sampling keeps no state,
+and no row sees another: sums whose last bits would depend on the batch are taken over integers, so
+a request gets the same tokens alone and in company.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -81,28 +83,46 @@ def sample(logits: Tensor, requests: Sequence[SamplingState]) -> list[SampledTok
 
 
 def apply_penalties(logits: Tensor, requests: Sequence[SamplingState]) -> Tensor:
-    """Repetition penalty (CTRL, Keskar et al. 2019, section 4.1) and `min_tokens`.
+    """`logit_bias`, three penalties and `min_tokens`, in this order.
+
+    The bias comes first, as in vLLM: it is part of what the model says, so the penalty that divides
+    positive logits and multiplies negative ones (repetition; CTRL, Keskar et al. 2019, section 4.1)
+    goes by the sign of the sum. That one is for tokens in the prompt or the output. Frequency and
+    presence penalty are for tokens in the output. They are taken off: the first for each time, the
+    second once. Stop tokens are -inf while the output has fewer than `min_tokens` tokens.
 
     Returns:
-        `[num_rows, vocab_size]` fp32, the very logits if there is nothing to do. Those of tokens in
-        the prompt or the output are divided by the penalty where positive, multiplied where
-        negative; stop tokens are -inf while the output has fewer than `min_tokens` tokens.
+        `[num_rows, vocab_size]` fp32, the very logits if there is nothing to do.
     """
     scores = logits
     for row, request in enumerate(requests):
         params = request.sampling_params
-        may_stop = request.num_output_tokens >= params.min_tokens
-        if params.repetition_penalty == 1 and (may_stop or not request.stop_token_ids):
+        is_counted = bool(params.frequency_penalty or params.presence_penalty)
+        may_stop = request.num_output_tokens >= params.min_tokens or not request.stop_token_ids
+        if may_stop and params.repetition_penalty == 1 and not (is_counted or params.logit_bias):
             continue
         scores = logits.clone() if scores is logits else scores
+        own = scores[row]
+        if params.logit_bias:
+            own[_index(params.logit_bias, own)] += own.new_tensor([*params.logit_bias.values()])
         if params.repetition_penalty != 1:
-            seen = torch.tensor(list(set(request.token_ids)), device=logits.device)
-            own, penalty = logits[row, seen], logits.new_tensor(params.repetition_penalty)
-            scores[row, seen] = torch.where(own < 0, own * penalty, own / penalty)
+            seen = _index(set(request.token_ids), own)
+            before, penalty = own[seen], own.new_tensor(params.repetition_penalty)
+            own[seen] = torch.where(before < 0, before * penalty, before / penalty)
+        if is_counted:
+            num_prompt_tokens = len(request.token_ids) - request.num_output_tokens
+            counts = Counter(request.token_ids[num_prompt_tokens:])
+            seen = _index(counts, own)
+            own[seen] -= params.frequency_penalty * own.new_tensor([*counts.values()])
+            own[seen] -= params.presence_penalty
         if not may_stop:
             stops = [token_id for token_id in request.stop_token_ids if token_id < logits.shape[-1]]
-            scores[row, torch.tensor(stops, dtype=torch.long)] = -math.inf
+            own[_index(stops, own)] = -math.inf
     return scores
+
+
+def _index(token_ids: Iterable[int], like: Tensor) -> Tensor:
+    return torch.tensor(list(token_ids), dtype=torch.long, device=like.device)
 
 
 def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

@@ -8,6 +8,9 @@ from typing import Any
 
 from .errors import InputError
 
+MAX_LOGIT_BIASES = 1024
+"""Token ids of a request's `logit_bias`."""
+
 
 def is_whole_number(value: object) -> bool:
     """Whether a value is an int, and neither True nor False."""
@@ -32,6 +35,12 @@ class SamplingParams:
     """Keep tokens at least min_p times as likely as the most likely one."""
     repetition_penalty: float = 1.0
     """Above 1, tokens of the prompt and the output become less likely (CTRL, section 4.1)."""
+    frequency_penalty: float = 0.0
+    """Taken off a token's logit for each time that the token is in the output."""
+    presence_penalty: float = 0.0
+    """Taken off a token's logit once, if the token is in the output."""
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    """By token id, what is added to the logit, before all penalties. None: nothing."""
     seed: int | None = None
     """Makes the request's tokens the same in every run, batch and milestone."""
     max_tokens: int = 16
@@ -59,6 +68,8 @@ class SamplingParams:
         for name in ("stop", "stop_token_ids"):
             if isinstance(value := getattr(self, name), list | tuple | set | None):
                 object.__setattr__(self, name, list(value or ()))
+        if isinstance(self.logit_bias, dict | None):
+            object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
         for name, (is_good, wanted) in _RULES.items():
             value = getattr(self, name)
             if not is_good(value):
@@ -84,6 +95,10 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _is_bias(token_id: object, value: Any) -> bool:
+    return is_whole_number(token_id) and _is_number(value) and -100 <= value <= 100
+
+
 def _whole(least: int, end: float = float("inf")) -> Callable[[Any], bool]:
     return lambda value: is_whole_number(value) and least <= value < end
 
@@ -103,6 +118,14 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # for a NaN every comp
     "top_p": (lambda v: _is_number(v) and 0 < v <= 1, "a number in (0, 1]"),
     "min_p": (lambda v: _is_number(v) and 0 <= v <= 1, "a number in [0, 1]"),
     "repetition_penalty": (lambda v: _is_number(v) and 0 < v < float("inf"), "a number above 0"),
+    "frequency_penalty": (lambda v: _is_number(v) and -2 <= v <= 2, "a number in [-2, 2]"),
+    "presence_penalty": (lambda v: _is_number(v) and -2 <= v <= 2, "a number in [-2, 2]"),
+    "logit_bias": (
+        lambda v: (
+            isinstance(v, dict) and len(v) <= MAX_LOGIT_BIASES and all(map(_is_bias, v, v.values()))
+        ),
+        f"a dictionary of at most {MAX_LOGIT_BIASES:,} token ids, with numbers in [-100, 100]",
+    ),
     "seed": (_or_none(_whole(-(2**63), 2**63)), "a whole number in [-(2**63), 2**63) or None"),
     "max_tokens": (_whole(1), "a whole number, at least 1"),
     "min_tokens": (_whole(0), "a whole number in [0, max_tokens]"),

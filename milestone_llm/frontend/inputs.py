@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from milestone_llm.core.errors import InputError
@@ -25,13 +25,18 @@ def as_list(prompts: Prompts) -> Sequence[Prompt]:
 
 
 def encode_prompt(
-    tokenizer: Any, prompt: Any, chat: bool, add_special_tokens: bool = True
+    tokenizer: Any,
+    prompt: Any,
+    chat: bool,
+    add_special_tokens: bool = True,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Token ids of a prompt of any kind.
 
     Args:
         chat: whether a text is a user's message of a chat.
         add_special_tokens: to any other text (BOS, say). A chat has those of its template.
+        template_kwargs: as `render_chat` takes them.
 
     Raises:
         InputError: it is no prompt, or text for an engine without a tokenizer.
@@ -59,7 +64,7 @@ def encode_prompt(
     if is_text and not chat:
         return list(tokenizer(prompt, add_special_tokens=add_special_tokens)["input_ids"])
     messages = [{"role": "user", "content": prompt}] if is_text else prompt
-    return render_chat(tokenizer, messages)
+    return render_chat(tokenizer, messages, template_kwargs)
 
 
 def _check_text(what: str, text: str) -> None:
@@ -107,12 +112,14 @@ def check_params(
     """Refuse sampling parameters that do not fit the model.
 
     Raises:
-        InputError: no `SamplingParams`, a stop token outside the vocabulary, more logprobs than
-            tokens, stop strings without a tokenizer, or `min_tokens` when every token stops.
+        InputError: no `SamplingParams`, a stop token or a bias outside the vocabulary, more
+            logprobs than tokens, stop strings without a tokenizer, or `min_tokens` when every token
+            stops.
     """
     if not isinstance(params, SamplingParams):
         raise InputError(f"sampling parameters must be SamplingParams, got {params!r}")
     check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
+    check_vocabulary("logit_bias", params.logit_bias, vocab_size)
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(params, name) or 0) > vocab_size:
             raise InputError(
@@ -155,7 +162,7 @@ def check_request_id(request_id: Any, is_taken: Callable[[str], bool]) -> None:
         )
 
 
-def check_vocabulary(what: str, token_ids: list[int], vocab_size: int) -> None:
+def check_vocabulary(what: str, token_ids: Iterable[int], vocab_size: int) -> None:
     """Refuse token ids that the model does not have.
 
     Raises:

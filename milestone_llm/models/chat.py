@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from milestone_llm.core.errors import InputError
@@ -12,17 +13,21 @@ if TYPE_CHECKING:
 
 
 def render_chat(
-    tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[dict[str, Any]]
+    tokenizer: PreTrainedTokenizerBase | None,
+    messages: Sequence[dict[str, Any]],
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Token ids of a conversation, ending where the assistant's answer begins.
 
     Args:
         tokenizer: the model's, with its chat template.
         messages: such as `[{"role": "user", "content": "Hello"}]`.
+        template_kwargs: variables of the template's own, such as `enable_thinking`.
 
     Raises:
         InputError: there is no tokenizer or no chat template, there are no messages, or the
-            template does not take these messages.
+            template does not take these messages; or a variable has the name of an option of
+            `apply_chat_template`.
     """
     if tokenizer is None:
         raise InputError("a chat needs a tokenizer, and this model was loaded without one")
@@ -33,11 +38,22 @@ def render_chat(
         )
     if not messages:
         raise InputError("a chat needs at least one message, got 0")
+    variables = template_kwargs or {}
+    options = inspect.signature(tokenizer.apply_chat_template).parameters if variables else {}
+    if taken := [name for name in variables if name in options]:
+        raise InputError(
+            f"chat_template_kwargs is for variables that a chat template has of its own, and "
+            f"{taken[0]} is an option of apply_chat_template"
+        )
     try:
         # return_dict=False: since transformers 5 the default is a BatchEncoding.
         return list(
             tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+                list(messages),
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+                **variables,
             )
         )
     except Exception as error:  # whatever a template's own code raises

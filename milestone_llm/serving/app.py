@@ -78,7 +78,9 @@ def build_app(service: Service) -> FastAPI:
         num_logprobs = body.num_logprobs
         request = engine.open_request(body.n or 1)
         try:
-            token_ids = await service.encode_prompt(body.messages, "messages")
+            token_ids = await service.encode_prompt(
+                body.messages, "messages", template_kwargs=body.chat_template_kwargs
+            )
             max_tokens = body.max_completion_tokens or body.max_tokens
             if max_tokens is None:
                 max_tokens = max(1, service.max_model_len - len(token_ids))
@@ -115,7 +117,8 @@ def build_app(service: Service) -> FastAPI:
     async def tokenize(body: TokenizeRequest) -> Json:
         service.check_model(body.model)
         adds_special = body.add_special_tokens is not False
-        tokens = await service.encode(*body.only_prompt(), adds_special)
+        prompt, param = body.only_prompt()
+        tokens = await service.encode(prompt, param, adds_special, body.chat_template_kwargs)
         return {"tokens": tokens, "count": len(tokens), "max_model_len": service.max_model_len}
 
     @app.post("/detokenize")

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from milestone_llm.core.errors import InputError
-from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.core.sampling_params import MAX_LOGIT_BIASES, SamplingParams
 
 from .errors import ApiError
 from .unsupported import refuse_unsupported, unsupported
@@ -25,6 +25,21 @@ MAX_PROMPT_LOGPROBS = 2**17
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Name = Annotated[str, Field(max_length=1024)]
 TokenIds = Annotated[list[Whole], Field(fail_fast=True)]
+
+
+def _by_token_id(value: Any) -> Any:
+    """A JSON object with token ids for names, which are texts."""
+    if not isinstance(value, dict):
+        return value
+    if len(value) > MAX_LOGIT_BIASES:
+        raise ValueError(f"it has {len(value)} token ids, and may have {MAX_LOGIT_BIASES} at most")
+    for token_id in value:
+        if not token_id.isdecimal() or len(token_id) > 18:
+            raise ValueError(f"{token_id!r:.200} is no token id")
+    return {int(token_id): bias for token_id, bias in value.items()}
+
+
+LogitBias = Annotated[dict[Whole, float], BeforeValidator(_by_token_id)]
 
 
 class Body(BaseModel):
@@ -59,6 +74,9 @@ class Sampling(Body):
     top_k: Whole | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: LogitBias | None = None
     seed: Whole | None = None
     max_tokens: Whole | None = Field(None, ge=0)
     min_tokens: Whole | None = None
@@ -180,7 +198,7 @@ class Message(BaseModel):
         """Of all that a chat template could show."""
         content = self.content
         texts = [part.text for part in content] if isinstance(content, list) else content
-        return _num_characters([self.role, texts, self.model_extra])
+        return num_characters([self.role, texts, self.model_extra])
 
     def as_text(self, index: int) -> dict[str, Any]:
         """The message for a chat template, its content one text.
@@ -199,18 +217,21 @@ class Message(BaseModel):
         return {**message, "content": self.content or ""}
 
 
-def _num_characters(value: Any) -> int:
+def num_characters(value: Any) -> int:
+    """Of all texts in a value of JSON; whatever else is there counts as one."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
         value = [*value, *value.values()]
-    return sum(map(_num_characters, value)) if isinstance(value, list) else 1
+    return sum(map(num_characters, value)) if isinstance(value, list) else 1
 
 
 class ChatRequest(Sampling):
     """Body of `POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1)
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the model's chat template, such as `enable_thinking`."""
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     max_completion_tokens: Whole | None = Field(None, ge=1)
@@ -231,6 +252,7 @@ class TokenizeRequest(Body):
     messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     """To a prompt; None: yes. A chat has those of its template."""
+    chat_template_kwargs: dict[str, Any] | None = None
 
     def only_prompt(self) -> tuple[str | list[Message], str]:
         """What is given of the two, and its name.
@@ -239,6 +261,8 @@ class TokenizeRequest(Body):
             ApiError: both are, or none.
         """
         if self.prompt is not None and not self.messages:
+            if self.chat_template_kwargs:
+                raise unsupported("chat_template_kwargs")
             return self.prompt, "prompt"
         if not self.messages or self.prompt is not None:
             raise ApiError(400, "give either prompt or messages", param="prompt")

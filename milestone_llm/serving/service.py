@@ -23,7 +23,7 @@ from .async_engine import ApiRequest, AsyncEngine
 from .engine_client import EngineReport, EngineRequest
 from .errors import ApiError
 from .live_page import LivePage
-from .protocol import Message, Sampling
+from .protocol import Message, Sampling, num_characters
 from .request_json import JsonLimits
 from .response_bodies import Json, ResponseBodies, token_decoder, token_speller
 from .responses import ApiResponse
@@ -81,12 +81,19 @@ class Service:
             text = f"there is no model {name!r}; this server has {self.model!r}"
             raise ApiError(404, text, param="model", code="model_not_found")
 
-    async def encode(self, prompt: Prompt, param: str, adds_special: bool = True) -> list[int]:
+    async def encode(
+        self,
+        prompt: Prompt,
+        param: str,
+        adds_special: bool = True,
+        template_kwargs: Json | None = None,
+    ) -> list[int]:
         """Token ids of a text, of messages, or of token ids.
 
         Args:
             param: the field of the request that has it.
             adds_special: whether to add special tokens to a text.
+            template_kwargs: variables of the chat template, for messages.
 
         Raises:
             ApiError: it is no prompt for this model.
@@ -96,26 +103,40 @@ class Service:
         text = cast(str | list[Message], prompt)
         run = asyncio.get_running_loop().run_in_executor
         try:
-            return await run(self._tokenizing, self._encode, text, param, adds_special)
+            return await run(
+                self._tokenizing, self._encode, text, param, adds_special, template_kwargs
+            )
         except InputError as error:
+            named = str(error).split()[0]
+            param = named if named == "chat_template_kwargs" else param
             raise ApiError(400, str(error), param=param) from None
 
-    def _encode(self, prompt: str | list[Message], param: str, adds_special: bool) -> list[int]:
-        self._check_length(prompt, param)
+    def _encode(
+        self,
+        prompt: str | list[Message],
+        param: str,
+        adds_special: bool,
+        template_kwargs: Json | None,
+    ) -> list[int]:
+        self._check_length(prompt, param, template_kwargs)
         if isinstance(prompt, str):
             return encode_prompt(self._tokenizer, prompt, False, adds_special)
         messages = [each.as_text(index) for index, each in enumerate(prompt)]
-        return encode_prompt(self._tokenizer, messages, False)
+        return encode_prompt(self._tokenizer, messages, False, template_kwargs=template_kwargs)
 
     async def encode_prompt(
-        self, prompt: Prompt, param: str, adds_special: bool = True
+        self,
+        prompt: Prompt,
+        param: str,
+        adds_special: bool = True,
+        template_kwargs: Json | None = None,
     ) -> list[int]:
         """As `encode`, for a prompt that is to be computed.
 
         Raises:
             ApiError: it is no prompt for this model, or as long as no request may be.
         """
-        token_ids = await self.encode(prompt, param, adds_special)
+        token_ids = await self.encode(prompt, param, adds_special, template_kwargs)
         try:
             check_length(token_ids, self.max_model_len)
         except InputError as error:
@@ -123,16 +144,19 @@ class Service:
             raise ApiError(400, str(error), param=param, code=code) from None
         return token_ids
 
-    def _check_length(self, prompt: str | list[Message], param: str) -> None:
+    def _check_length(
+        self, prompt: str | list[Message], param: str, template_kwargs: Json | None
+    ) -> None:
         """Refuse what no tokenizing makes short enough; others would wait for that."""
         if isinstance(prompt, str):
-            num_characters = len(prompt)
+            count = len(prompt)
         elif len(prompt) >= self.max_model_len:
             raise self._too_long(f"{len(prompt):,} messages", param)
         else:
-            num_characters = sum(message.num_characters for message in prompt)
-        if num_characters > self._max_characters:
-            raise self._too_long(f"{num_characters:,} characters", param)
+            count = sum(message.num_characters for message in prompt)
+            count += num_characters(template_kwargs or {})
+        if count > self._max_characters:
+            raise self._too_long(f"{count:,} characters", param)
 
     def _too_long(self, length: str, param: str) -> ApiError:
         text = f"the prompt has {length}, but max_model_len={self.max_model_len} tokens leaves "

@@ -16,6 +16,7 @@ from transformers import (
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -178,6 +179,29 @@ def test_repetition_penalty_equals_hugging_face() -> None:
         assert torch.equal(scores[row : row + 1], expected)
 
 
+@pytest.mark.parametrize("num_output", [0, 90])
+def test_biases_come_first_and_what_is_in_the_output_is_counted(num_output: int) -> None:
+    """Hugging Face has nothing that counts: it is a few lines here."""
+    logits = random_logits(1)
+    biases = {3: 4.5, 7: -100.0, 200: 0.25, 14: -0.75}
+    request = make_request(
+        prompt=(3, 3, 200, 14), num_output=num_output, logit_bias=biases, repetition_penalty=1.3,
+        frequency_penalty=0.7, presence_penalty=-1.9,
+    )  # fmt: skip
+    request.token_ids += [14, 7, 14][:num_output]
+    steps: list[Any] = [
+        SequenceBiasLogitsProcessor([[[token], bias] for token, bias in biases.items()]),
+        RepetitionPenaltyLogitsProcessor(1.3),
+    ]
+    expected = LogitsProcessorList(steps)(torch.tensor([request.token_ids]), logits.clone())
+    for token in set(request.output_token_ids):
+        expected[0, token] -= torch.tensor(0.7) * request.output_token_ids.count(token)
+        expected[0, token] -= torch.tensor(-1.9)
+    before = logits.clone()
+    assert torch.equal(apply_penalties(logits, [request]), expected)
+    assert torch.equal(logits, before)
+
+
 @pytest.mark.parametrize("num_output", [0, 2, 3])
 def test_min_tokens_masks_stop_tokens_like_hugging_face(num_output: int) -> None:
     logits = random_logits(1)
@@ -315,6 +339,9 @@ ANY_PARAMS = st.fixed_dictionaries(
         "top_p": st.sampled_from([1.0, 0.9, 0.3]),
         "min_p": st.sampled_from([0.0, 0.05]),
         "repetition_penalty": st.sampled_from([1.0, 1.4]),
+        "frequency_penalty": st.sampled_from([0.0, -1.3]),
+        "presence_penalty": st.sampled_from([0.0, 0.6]),
+        "logit_bias": st.sampled_from([{}, {2: 3.5, 6: -100}]),
         "min_tokens": st.sampled_from([0, 6]),
         "stop_token_ids": st.sampled_from([[], [3, 4]]),
         "logprobs": st.sampled_from([None, 0, 3, 11]),

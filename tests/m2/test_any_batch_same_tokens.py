@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from transformers import LogitsProcessorList
 
 import m1_single
 from engine_helpers import (
     assert_empty,
     every_milestone,
+    hf_generate,
     hf_greedy,
     make_engine,
     random_prompts,
@@ -30,6 +33,19 @@ SAMPLED: list[dict[str, Any]] = [
     {"temperature": 1.0},
     {"temperature": 1.3, "top_k": 40, "top_p": 0.9},
     {"temperature": 0.8, "min_p": 0.02, "repetition_penalty": 1.3},
+    {
+        "temperature": 0,
+        "logit_bias": {token: (token % 7 - 3) / 2 for token in range(0, 192, 12)},
+        "repetition_penalty": 0.7,
+        "frequency_penalty": 1.2,
+        "presence_penalty": -1.7,
+    },
+    {
+        "temperature": 1.0,
+        "logit_bias": {token: token % 5 - 2 for token in range(40)},  # more than M5's device knows
+        "frequency_penalty": -1.4,
+        "presence_penalty": 0.6,
+    },
 ]
 
 
@@ -141,6 +157,29 @@ def test_alone_and_greedy_is_what_hugging_face_gives(family):
     """Without this, all engines might agree on the wrong tokens."""
     for prompt in range(len(PROMPTS)):
         assert alone(family, prompt, 0, 0) == hf_greedy(family, PROMPTS[prompt], MAX_TOKENS)
+
+
+@pytest.mark.parametrize("prompt", [2, 3])
+def test_what_counts_tokens_is_what_a_few_lines_make_of_hugging_faces_logits(prompt):
+    params = SAMPLED[4]
+
+    def counted(token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        output = token_ids[0, len(PROMPTS[prompt]) :].tolist()
+        for token in set(output):
+            scores[0, token] -= params["frequency_penalty"] * output.count(token)
+            scores[0, token] -= params["presence_penalty"]
+        return scores
+
+    expected = hf_generate(
+        tiny_model("llama"),
+        PROMPTS[prompt],
+        MAX_TOKENS,
+        sequence_bias=[[[token], float(bias)] for token, bias in params["logit_bias"].items()],
+        repetition_penalty=params["repetition_penalty"],
+        logits_processor=LogitsProcessorList([counted]),
+    )
+    assert len(set(expected)) < MAX_TOKENS  # one came twice
+    assert alone("llama", prompt, 4, 0) == expected
 
 
 def test_seeds_and_parameters_make_a_difference():

@@ -75,6 +75,9 @@ def work(rng: random.Random) -> tuple[list[list[int]], list[SamplingParams]]:
                 max_tokens=max_tokens,
                 min_tokens=rng.choice([0, 0, max_tokens // 2]),
                 repetition_penalty=rng.choice([1, 1, 1.5]),
+                frequency_penalty=(0, 0, 1.1)[index % 3],
+                presence_penalty=(0, -0.7)[index % 2],
+                logit_bias={5: 3.5, 9: -100} if index == 4 else {},
                 stop=rng.choice([[], stop]),
                 stop_token_ids=rng.choice([[], [rng.randrange(VOCAB_SIZE) for _ in range(6)]]),
                 ignore_eos=rng.random() < 0.5,
@@ -209,7 +212,16 @@ def verified(logits: torch.Tensor, request: Request, guesses: list[int]) -> list
 def test_each_place_is_sampled_by_its_own_position_penalties_and_stop_tokens():
     """What `sample` makes of 1 + k rows is what it makes of them one after the other."""
     logits = torch.randn(4, VOCAB_SIZE, generator=torch.Generator().manual_seed(3)) * 3
-    params = SamplingParams(0.8, repetition_penalty=1.7, min_tokens=2, seed=5, max_tokens=9)
+    logits[1:, 7] += 9  # until it has come
+    params = SamplingParams(
+        0.8,
+        repetition_penalty=1.7,
+        frequency_penalty=2,
+        presence_penalty=2,
+        min_tokens=2,
+        seed=5,
+        max_tokens=9,
+    )
 
     def request() -> Request:
         eos = frozenset(range(VOCAB_SIZE // 2))  # half of all tokens end it: min_tokens matters

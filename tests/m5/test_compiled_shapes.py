@@ -43,7 +43,7 @@ from m5_kernels.sampler import Needs
 from m5_kernels.step_graphs import MAX_CHUNKS, MAX_TOKENS, StepShape
 
 triton = pytest.importorskip("triton")
-NEEDS = [Needs(*each) for each in itertools.product((False, True), repeat=3)]
+NEEDS = [Needs(*each) for each in itertools.product((False, True), repeat=len(Needs._fields))]
 
 
 @pytest.fixture

@@ -54,6 +54,9 @@ def penalised(params: list[SamplingParams]) -> list[SamplingParams]:
     """The same with two requests that have penalties and want log-probabilities."""
     special = {
         "repetition_penalty": 1.3,
+        "frequency_penalty": 0.8,
+        "presence_penalty": -1.1,
+        "logit_bias": {7: 2.5, 30: -100, 31: 0.5},
         "min_tokens": min(3, params[4].max_tokens, params[7].max_tokens),
         "logprobs": 2,
     }

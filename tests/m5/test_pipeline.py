@@ -120,15 +120,20 @@ def test_a_block_completed_by_a_token_under_way_is_found_later() -> None:
 
 
 MANY_STOPS = {"min_tokens": 2, "stop_token_ids": list(range(3, 60, 3))}
+MANY_BIASES = {"logit_bias": dict.fromkeys(range(17), -1.0)}
 
 
-@pytest.mark.parametrize("special", [{"n": 2}, MANY_STOPS])
-def test_what_the_host_must_sample_pauses_the_pipeline_as_long_as_it_must(special: Any) -> None:
+@pytest.mark.parametrize(
+    ("special", "num_steps"), [({"n": 2}, 1), (MANY_STOPS, 2), (MANY_BIASES, 4)]
+)
+def test_what_the_host_must_sample_pauses_the_pipeline_as_long_as_it_must(
+    special: Any, num_steps: int
+) -> None:
     engine = make_engine()
     engine.add_request(PROMPT, greedy(8), "r0")
     assert engine.step() == [], "its first token is under way"
     engine.add_request(PROMPT[:4], greedy(4, **special), "r1")
-    for number in range(1, special.get("min_tokens", 1) + 1):
+    for number in range(1, num_steps + 1):
         outputs = {output.request_id: output for output in engine.step()}
         assert len(outputs["r0"].token_ids) == number + 1, "nothing is late"
         assert {len(each.token_ids) for each in outputs["r1"].outputs} == {number}
@@ -139,7 +144,13 @@ def test_what_the_host_must_sample_pauses_the_pipeline_as_long_as_it_must(specia
 
 @pytest.mark.parametrize(
     "special",
-    [{"logprobs": 1}, {"repetition_penalty": 1.1}, {"min_tokens": 3, "ignore_eos": False}],
+    [
+        {"logprobs": 1},
+        {"repetition_penalty": 1.1},
+        {"min_tokens": 3, "ignore_eos": False},
+        {"frequency_penalty": 0.1},
+        {"logit_bias": dict.fromkeys(range(16), 1.0)},
+    ],
 )
 def test_penalties_and_logprobs_do_not_pause_the_pipeline(special: Any) -> None:
     engine = make_engine()

@@ -34,6 +34,7 @@ def tokens_of(engine: Any, seed: int) -> dict[str, list[int]]:
             temperature=rng.choice((0, 0.8)),
             top_k=rng.choice((0, 0, 5)),
             repetition_penalty=rng.choice((1.0, 1.0, 1.3)),
+            presence_penalty=(0, 0, 0.9)[index % 3],
             logprobs=rng.choice((None, None, 2)),
             max_tokens=rng.randint(1, 12),
             seed=index,

@@ -7,11 +7,17 @@ import m3_paged
 
 def test_two_completions_at_once_and_a_chat_stream(server, oracle):
     prompts = ["Hello", "The sea in winter is"]
-    params = m3_paged.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    fields = {"model": server.model, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    chosen = {"temperature": 0, "frequency_penalty": 1.2, "presence_penalty": -0.7}
+    params = m3_paged.SamplingParams(
+        **chosen, logit_bias={70: 2.5, 9: -100}, max_tokens=12, ignore_eos=True
+    )
+    fields = {**chosen, "model": server.model, "logit_bias": {"70": 2.5, "9": -100}}
+    beyond = {"ignore_eos": True}
 
     async def complete(client, prompt):
-        answer = await client.completions.create(prompt=prompt, max_tokens=12, logprobs=0, **fields)
+        answer = await client.completions.create(
+            prompt=prompt, max_tokens=12, logprobs=0, extra_body=beyond, **fields
+        )
         return answer.choices[0]
 
     async def chat(client):
@@ -19,6 +25,7 @@ def test_two_completions_at_once_and_a_chat_stream(server, oracle):
             messages=[{"role": "user", "content": "Who are you?"}],
             max_completion_tokens=12,
             stream=True,
+            extra_body={**beyond, "chat_template_kwargs": {"opening": "Ah"}},
             **fields,
         )
         return [event.choices[0].delta.content or "" async for event in stream]
@@ -29,7 +36,7 @@ def test_two_completions_at_once_and_a_chat_stream(server, oracle):
             return await asyncio.gather(*asking, chat(client))
 
     *choices, parts = asyncio.run(ask_all())
-    expected = oracle.generate([*prompts, "user: Who are you?\n> "], params)
+    expected = oracle.generate([*prompts, "user: Who are you?\n> Ah"], params)
     for choice, output in zip(choices, expected, strict=False):
         assert choice.text == output.text
         assert len(choice.logprobs.token_logprobs) == len(output.token_ids) == 12

@@ -19,8 +19,9 @@ HELLO = [{"role": "user", "content": "Hello"}]
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
 
 
-def chat_with(content):
-    return {"messages": [{"role": "user", "content": content}]}
+def chat_with(content, **variables):
+    message = {"role": "user", "content": content}
+    return {"messages": [message], "chat_template_kwargs": variables}
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,14 @@ def chat_with(content):
         (COMPLETIONS, {"prompt": [10**6], "echo": True}, "token ids", "prompt"),
         (CHATS, {"messages": []}, "messages", "messages"),
         (CHATS, {"messages": HELLO, "tools": [{}]}, "tools is not supported", "tools"),
-        (CHATS, {"messages": HELLO, "logit_bias": {"5": 1}}, "logit_bias", "logit_bias"),
+        (CHATS, {"messages": HELLO, "logit_bias": {"a": 1}}, "'a' is no token", "logit_bias"),
+        (CHATS, {"messages": HELLO, "logit_bias": {"5": "1"}}, "valid number", "logit_bias"),
+        (CHATS, {"messages": HELLO, "logit_bias": {"5": 101}}, "[-100, 100]", "logit_bias"),
+        (CHATS, {"messages": HELLO, "logit_bias": {"5000": 1}}, "logit_bias holds", None),
+        (CHATS, {"messages": HELLO, "logit_bias": [5]}, "dictionary", "logit_bias"),
+        (CHATS, {"messages": HELLO, "presence_penalty": 3}, "[-2, 2]", "presence_penalty"),
+        (CHATS, chat_with("a", opening="a" * 10**4), "10,0", "messages"),
+        (CHATS, chat_with("a", tokenize=False), "tokenize is an option", "chat_template_kwargs"),
         (CHATS, {"messages": HELLO, "top_logprobs": 3}, "needs logprobs", "top_logprobs"),
         (CHATS, {"messages": HELLO, "top_logprobs": 21}, "or equal to 20", "top_logprobs"),
         (CHATS, b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate pair", None),

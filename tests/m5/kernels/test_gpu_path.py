@@ -107,7 +107,10 @@ def test_graphs_captured_at_the_start_are_those_that_steps_replay(machine, monke
 
 def test_guesses_of_the_device_give_the_tokens_of_m4(machine):
     prompts = [[5, 9, 33, 7] * 4, [8, 21] * 5]
-    params = [SamplingParams(max_tokens=9, **GREEDY), SamplingParams(seed=3, max_tokens=6)]
+    params = [
+        SamplingParams(max_tokens=9, frequency_penalty=-0.5, presence_penalty=0.1, **GREEDY),
+        SamplingParams(seed=3, max_tokens=6),
+    ]
     wanted = tokens(m4_prefix_chunked.LLMEngine(model(), **LIMITS), prompts, params)
     engine = on_device(speculation="ngram")
     assert tokens(engine, prompts, params) == wanted
@@ -121,7 +124,7 @@ def test_what_sampling_may_need_gives_the_tokens_of_m4(machine):
     params = [
         SamplingParams(seed=1, max_tokens=5, top_k=9, top_p=0.9, logprobs=2, prompt_logprobs=1),
         SamplingParams(seed=2, max_tokens=4, repetition_penalty=1.3, min_tokens=3),
-        SamplingParams(seed=3, max_tokens=3, n=2),
+        SamplingParams(seed=3, max_tokens=3, n=2, frequency_penalty=-2, logit_bias={9: 4.0}),
     ]
     expected = m4_prefix_chunked.LLMEngine(model(), **LIMITS).generate(prompts, params)
     engine = on_device()
