@@ -37,7 +37,8 @@ class GGUFMatrices(Matrices):
 
     def lm_head(self, embedding: torch.Tensor, is_tied: bool) -> Matrix:
         """Room for the LM head."""
-        return self.empty(*embedding.shape, embedding.dtype, embedding.device)
+        out_size, in_size = embedding.shape
+        return self.empty(out_size, in_size, embedding.dtype, embedding.device)
 
     def tie(self, lm_head: Matrix, embedding: torch.Tensor) -> None:
         """The words of the embedding are those of the LM head."""
