@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 
+import pytest
 import torch
 
 from m5_kernels.device_state import DeviceState
-from m5_kernels.sampler import Needs, Sampler
+from m5_kernels.sampler import Needs, Sampler, needs_host_sampler
+from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling import sample
 from milestone_llm.core.sampling_params import SamplingParams
@@ -53,3 +55,17 @@ def test_scores_are_changed_as_on_the_host():
         own = slice(row, row + 1)
         token = sampler.sample(logits[own], rows[own], positions[own], Needs.of([request]))
         assert token.tolist() == wanted[own]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"logit_bias": dict.fromkeys(range(17), 1.0)},
+        {"stop_token_ids": list(range(17)), "min_tokens": 1},
+    ],
+)
+def test_a_part_of_a_prompt_needs_no_sampler_of_the_host(params):
+    """Several ranks would gather logits of no row."""
+    request = Request("r", [1, 2, 3], SamplingParams(**params))
+    assert not needs_host_sampler(ScheduledRequest(request, 0, 2))
+    assert needs_host_sampler(ScheduledRequest(request, 0, 3))
