@@ -267,6 +267,13 @@ def test_sampling_parameters_at_the_limit_are_taken(params):
     SamplingParams(**params)
 
 
+def test_biases_that_are_changed_later_are_not_those_of_the_request():
+    biases = {5: 1.0}
+    params = SamplingParams(logit_bias=biases)
+    biases[5] = math.nan
+    assert params.logit_bias == {5: 1.0}
+
+
 @every_milestone
 def test_min_tokens_beyond_all_that_there_is_room_for_means_no_stop(package):
     engine = make_engine(package, max_model_len=16)

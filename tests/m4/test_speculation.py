@@ -212,10 +212,10 @@ def verified(logits: torch.Tensor, request: Request, guesses: list[int]) -> list
 def test_each_place_is_sampled_by_its_own_position_penalties_and_stop_tokens():
     """What `sample` makes of 1 + k rows is what it makes of them one after the other."""
     logits = torch.randn(4, VOCAB_SIZE, generator=torch.Generator().manual_seed(3)) * 3
-    logits[1:, 7] += 9  # until it has come
+    logits[:, VOCAB_SIZE - 2] = 12  # again and again, were it not counted
     params = SamplingParams(
         0.8,
-        repetition_penalty=1.7,
+        repetition_penalty=1.1,
         frequency_penalty=2,
         presence_penalty=2,
         min_tokens=2,
