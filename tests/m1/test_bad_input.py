@@ -255,6 +255,17 @@ def test_sampling_parameters_at_the_limit_are_taken(params):
     SamplingParams(**params)
 
 
+def test_lists_of_sampling_parameters_do_not_change_after_they_were_checked():
+    stop, stop_token_ids = ["w5"], [5]
+    params = SamplingParams(stop=stop, stop_token_ids=stop_token_ids)
+    stop.append(5)
+    stop_token_ids.append("x")
+    assert params == SamplingParams(stop="w5", stop_token_ids={5})
+    for owned in (params.stop, params.stop_token_ids, SamplingParams().stop):
+        with pytest.raises(AttributeError):
+            owned.append(5)
+
+
 @every_milestone
 def test_min_tokens_beyond_all_that_there_is_room_for_means_no_stop(package):
     engine = make_engine(package, max_model_len=16)

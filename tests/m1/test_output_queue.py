@@ -16,6 +16,7 @@ from m1_single import RequestOutput, SamplingParams
 from milestone_llm.core.outputs import EngineCoreOutput
 from milestone_llm.core.request import Request
 from milestone_llm.frontend import input_processor, output_processor
+from milestone_llm.frontend.detokenizer import Detokenizer
 from milestone_llm.frontend.output_processor import OutputProcessor
 from milestone_llm.frontend.output_queue import OutputQueue
 
@@ -232,6 +233,30 @@ def test_a_stop_string_found_before_an_interruption_ends_the_request_after_it():
     assert processor.repair() == {"a": 2}
     assert processor.process([EngineCoreOutput("a")]) == {"a": "stop"}
     assert [output.token_ids for output in queue.take()] == [[5, 7]]
+
+
+def test_a_completion_of_which_no_text_can_be_made_ends_alone_also_in_a_restart(monkeypatch):
+    processor, queue, bad = OutputProcessor(word_tokenizer()), OutputQueue(), {7}
+    append = Detokenizer._append
+
+    def breaking(self: Detokenizer, token_id: int, look_for_stop: bool) -> bool:
+        return bool(token_id in bad and 1 / 0) or append(self, token_id, look_for_stop)
+
+    monkeypatch.setattr(Detokenizer, "_append", breaking)
+    processor.add(["a", "a/1", "a/2"], [3, 4], SamplingParams(max_tokens=2), queue)
+    names = {"a": [5, 7], "a/1": [6], "a/2": [8]}
+    outputs = [EngineCoreOutput(*each) for each in names.items()]
+    assert processor.process(outputs) == {"a": "error"}
+    _, torn, _ = processor.states["a"].completions
+    torn._detokenizer._num_begun += 1  # by Ctrl-C
+    bad.add(6)
+    assert processor.repair() == {"a": 1, "a/1": 1, "a/2": 1}
+    outputs = [EngineCoreOutput(name) for name in names]
+    assert processor.process(outputs) == {"a": "error", "a/1": "error"}
+    assert processor.process([EngineCoreOutput("a/2", [9], [], "length")]) == {"a/2": "length"}
+    (output,) = queue.take()
+    assert [each.finish_reason for each in output.outputs] == ["error", "error", "length"]
+    assert [each.text.strip() for each in output.outputs] == ["w5", "", "w8 w9"]
 
 
 def interrupted(reason: str) -> None:
