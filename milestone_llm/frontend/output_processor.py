@@ -171,7 +171,7 @@ class RequestState:
             self.request_id,
             self.prompt_token_ids,
             [completion.snapshot() for completion in self.completions],
-            self.metrics,
+            self.metrics.snapshot(),
             self.prompt_logprobs,
             self.read_prompt,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import sys
 import threading
 import time
@@ -12,6 +14,7 @@ import pytest
 
 import m1_single
 from engine_helpers import as_text, greedy, make_engine, word_tokenizer
+from interrupter import Interrupter
 from m1_single import RequestOutput, SamplingParams
 from milestone_llm.core.outputs import EngineCoreOutput
 from milestone_llm.core.request import Request
@@ -55,6 +58,32 @@ def test_a_reader_that_only_waits_for_the_end_is_kept_nothing():
     queue.put(output_of("a"))
     assert len(queue) == 0
     assert "a" not in queue
+
+
+def test_no_output_is_lost_where_taking_is_interrupted():
+    for at in itertools.count(1):
+        queue = OutputQueue()
+        for name in "ab":
+            queue.put(output_of(name))
+        interrupter, taken = Interrupter(at), []
+        with contextlib.suppress(KeyboardInterrupt), interrupter:
+            taken = queue.take()
+        if not interrupter.where:
+            break
+        assert [each.request_id for each in taken + queue.take()] == ["a", "b"], interrupter.where
+    assert at > 3
+
+
+def test_an_early_output_keeps_the_metrics_that_it_had():
+    processor, queue = OutputProcessor(None), OutputQueue()
+    processor.add(["a"], [3], SamplingParams(max_tokens=9), queue)
+    processor.process([EngineCoreOutput("a", [5])])
+    (early,) = queue.take()
+    processor.process([EngineCoreOutput("a", [6, 7], [], "length")])
+    (last,) = queue.take()
+    assert (len(early.metrics.token_times), early.metrics.finish_time) == (1, None)
+    assert len(last.metrics.token_times) == 3
+    assert last.metrics.finish_time is not None
 
 
 def test_no_output_is_lost_or_given_twice_while_threads_put_and_take(restless):
