@@ -61,7 +61,7 @@ class Scheduler(BaseScheduler):
         """Take waiting requests, first come first served, while padded they fit in one step."""
         while self.waiting and self.reason_to_wait(self.waiting.peek()) is None:
             request = self.waiting.pop()
-            request.status = RequestStatus.RUNNING
+            request.become(RequestStatus.RUNNING)
             self.batch.append(request)
         self.running = list(self.batch)
         return self.batch

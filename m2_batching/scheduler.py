@@ -62,7 +62,7 @@ class Scheduler(BaseScheduler):
     def _admit(self, request: Request, plan: StepPlan) -> None:
         """Give a waiting request a region for its KV, and its first row."""
         self.kv.allocate(request.request_id)
-        request.status = RequestStatus.RUNNING
+        request.become(RequestStatus.RUNNING)
         self.running.append(request)
         plan.admitted.append(request)
         plan.rows.append(self._row(request))

@@ -38,13 +38,13 @@ class Preempter:
         victim.num_preemptions += 1
         num_tokens = victim.num_computed_tokens
         if self.host.pool.num_blocks and self.host.can_allocate(num_tokens):
-            victim.status = RequestStatus.SWAPPED
+            victim.become(RequestStatus.SWAPPED)
             self.host.allocate(victim.request_id, num_tokens)
             moves = self._moves(victim)
             plan.swap_outs += moves
             self._note("swap_out", victim, [block for block, _ in moves])
         else:
-            victim.status = RequestStatus.WAITING
+            victim.become(RequestStatus.WAITING)
             victim.num_computed_tokens = 0
         self.kv.free(victim.request_id)
 

@@ -108,7 +108,7 @@ class Scheduler(BaseScheduler):
         self.kv.allocate(request.request_id, request.num_tokens)
         if request.status is RequestStatus.SWAPPED:
             self.preempter.swap_in(request, plan)
-        request.status = RequestStatus.RUNNING
+        request.become(RequestStatus.RUNNING)
         self.running.append(request)
         if is_new:
             plan.admitted.append(request)
@@ -128,7 +128,7 @@ class Scheduler(BaseScheduler):
         # The prompt is complete with this step: its further completions start from its KV.
         for fork in self.completions.start(request):
             self.kv.fork(request.request_id, fork.request_id)
-            fork.status = RequestStatus.RUNNING
+            fork.become(RequestStatus.RUNNING)
             self.running.append(fork)
             plan.admitted.append(fork)
             row.sampling_requests.append(fork)

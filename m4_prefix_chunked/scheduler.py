@@ -139,7 +139,7 @@ class Scheduler(BaseScheduler):
         if request in self.completions.forks and row.samples:  # they start from its KV
             for fork in self.completions.start(request):
                 self.kv.fork(request.request_id, fork.request_id)
-                fork.status = RequestStatus.RUNNING
+                fork.become(RequestStatus.RUNNING)
                 self.running.append(fork)
                 plan.admitted.append(fork)
                 row.sampling_requests.append(fork)
@@ -172,7 +172,7 @@ class Scheduler(BaseScheduler):
             request.num_computed_tokens = num_cached = hit.num_tokens
             if is_new:
                 request.num_cached_tokens = num_cached
-        request.status = RequestStatus.RUNNING
+        request.become(RequestStatus.RUNNING)
         self.running.append(request)
         (plan.admitted if is_new else plan.resumed).append(request)
         return num_cached

@@ -76,6 +76,8 @@ class LLMEngine(BaseEngine):
 
     milestone = "m5_kernels"
     warm_up_sizes = (1, 17)  # steps with prompts have kernels for up to 16 requests, and for more
+    _fused_runner: FusedRunner | GuessingRunner | None = None
+    """None also of an engine that was refused while it was built: ranks take leave of all."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ class ByChunks(Scheduler):
                 break
             self.waiting.pop()
             self.kv.allocate(request.request_id, num_tokens)
-            request.status = RequestStatus.RUNNING
+            request.become(RequestStatus.RUNNING)
             self.running.append(request)
             (plan.resumed if request.num_preemptions else plan.admitted).append(request)
             budget -= self._add_row(request, plan, budget)

@@ -29,6 +29,15 @@ class RequestStatus(enum.Enum):
     FINISHED = "finished"
 
 
+_NEXT: dict[RequestStatus, tuple[RequestStatus, ...]] = {
+    RequestStatus.WAITING: (RequestStatus.RUNNING, RequestStatus.FINISHED),
+    RequestStatus.RUNNING: (RequestStatus.WAITING, RequestStatus.SWAPPED, RequestStatus.FINISHED),
+    RequestStatus.SWAPPED: (RequestStatus.WAITING, RequestStatus.RUNNING, RequestStatus.FINISHED),
+    RequestStatus.FINISHED: (),
+}
+"""What a request in some status may become. Nobody is admitted twice, and an end is the end."""
+
+
 @dataclass(eq=False, repr=False)
 class Request:
     """One request inside the engine. `arrival` numbers requests as they come."""
@@ -42,6 +51,7 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
 
     status: RequestStatus = RequestStatus.WAITING
+    """Changed by `become`."""
     num_computed_tokens: int = 0
     """Tokens whose keys and values are in the cache, or will be after the steps launched so far."""
     num_in_flight: int = 0
@@ -150,22 +160,38 @@ class Request:
         elif len(self.token_ids) >= self.max_num_tokens:
             self.finish("length")
 
+    def become(self, status: RequestStatus) -> None:
+        """Go on to what may follow in a request's life.
+
+        Raises:
+            RuntimeError: it may not. Whoever plans the steps has mixed something up.
+        """
+        if status not in _NEXT[self.status]:
+            possible = ", ".join(each.name for each in _NEXT[self.status]) or "nothing more"
+            raise RuntimeError(
+                f"request {self.request_id} is {self.status.name} and cannot become {status.name}; "
+                f"it can become {possible}"
+            )
+        self.status = status
+
     def finish(self, reason: str) -> None:
         """End the request; `reason` is stop, length, abort or error."""
         self.num_in_flight = 0
         self.finish_reason = reason
-        self.status = RequestStatus.FINISHED
+        self.become(RequestStatus.FINISHED)
 
     def restart(self) -> None:
         """After an interruption anywhere: keep the tokens, compute their KV again. `token_ids` is
         the truth; what follows from it may have been interrupted half way."""
-        if self.finish_reason is not None:  # it has ended, or was interrupted while it did
+        if self.is_finished:
+            return
+        if self.finish_reason is not None:  # it was interrupted while it ended
             self.finish(self.finish_reason)
             return
         del self.logprobs[self.num_output_tokens :]
         if self.status is not RequestStatus.WAITING:
             self.num_preemptions += 1
-        self.status = RequestStatus.WAITING
+            self.become(RequestStatus.WAITING)
         self.num_computed_tokens = self.num_in_flight = 0
         if self.num_output_tokens:
             self._end_if_due()

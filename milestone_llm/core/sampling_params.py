@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .errors import InputError
@@ -47,9 +47,9 @@ class SamplingParams:
     """Most tokens to generate; `max_model_len` may end a request before."""
     min_tokens: int = 0
     """No stop (EOS, stop token, stop string) before this many tokens."""
-    stop: str | list[str] = field(default_factory=list)
+    stop: str | Sequence[str] = ()
     """Strings that end the text; they are not part of it. None: none."""
-    stop_token_ids: list[int] = field(default_factory=list)
+    stop_token_ids: Sequence[int] = ()
     """Token ids that end the request, besides the model's EOS. None: none."""
     ignore_eos: bool = False
     """Go on after EOS (for benchmarks)."""
@@ -65,15 +65,14 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", [self.stop])
-        for name in ("stop", "stop_token_ids"):
-            if isinstance(value := getattr(self, name), list | tuple | set | None):
-                object.__setattr__(self, name, list(value or ()))
         if isinstance(self.logit_bias, dict | None):
             object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
         for name, (is_good, wanted) in _RULES.items():
             value = getattr(self, name)
             if not is_good(value):
                 raise InputError(f"{name} must be {wanted}, got {value!r:.200}")
+        for name in ("stop", "stop_token_ids"):  # what has been checked does not change any more
+            object.__setattr__(self, name, tuple(getattr(self, name) or ()))
         if self.min_tokens > self.max_tokens:
             wanted = f"in [0, max_tokens={self.max_tokens}]"
             raise InputError(f"min_tokens must be {wanted}, got {self.min_tokens}")
@@ -103,12 +102,18 @@ def _whole(least: int, end: float = float("inf")) -> Callable[[Any], bool]:
     return lambda value: is_whole_number(value) and least <= value < end
 
 
-def _list(most: int, is_good: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and len(value) <= most and all(map(is_good, value))
-
-
 def _or_none(is_good: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or is_good(value)
+
+
+def _items(most: int, is_good: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return _or_none(
+        lambda value: (
+            isinstance(value, list | tuple | set)
+            and len(value) <= most
+            and all(map(is_good, value))
+        )
+    )
 
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # for a NaN every comparison is false
@@ -130,10 +135,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # for a NaN every comp
     "max_tokens": (_whole(1), "a whole number, at least 1"),
     "min_tokens": (_whole(0), "a whole number in [0, max_tokens]"),
     "stop": (
-        _list(64, lambda v: isinstance(v, str) and 0 < len(v) <= 256),
+        _items(64, lambda v: isinstance(v, str) and 0 < len(v) <= 256),
         "a list of at most 64 strings, each of 1 to 256 characters",
     ),
-    "stop_token_ids": (_list(1024, is_whole_number), "a list of at most 1,024 whole numbers"),
+    "stop_token_ids": (_items(1024, is_whole_number), "a list of at most 1,024 whole numbers"),
     "ignore_eos": (lambda v: isinstance(v, bool), "True or False"),
     "logprobs": (_or_none(_whole(0)), "a whole number, 0 or more, or None"),
     "prompt_logprobs": (_or_none(_whole(0)), "a whole number, 0 or more, or None"),

@@ -16,9 +16,9 @@ and raises where a byte token makes those before it invalid, which sampled token
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _MAX_UNSETTLED_TOKENS = 64
@@ -39,7 +39,7 @@ class Detokenizer:
         stop: Strings that end the text; the one that is complete first counts.
     """
 
-    def __init__(self, tokenizer: Any, stop: list[str]) -> None:
+    def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
         self.tokenizer = tokenizer
         self.stop = stop
         self.is_stopped = False
@@ -85,8 +85,8 @@ class Detokenizer:
         return Detokenizer(self.tokenizer, self.stop)
 
     def _append(self, token_id: int, look_for_stop: bool) -> bool:
-        token = self.tokenizer.convert_ids_to_tokens(token_id)
-        if self.is_stopped or token is None:  # models may have more ids than their tokenizer
+        token = _token(self.tokenizer, token_id)
+        if self.is_stopped or token is None:
             return self.is_stopped
         self._window.append(token_id)
         pending = self._decode(self._window)[len(self._context_text) :]
@@ -174,8 +174,20 @@ class Detokenizer:
 
 def decode_whole(tokenizer: Any, token_ids: list[int]) -> str:
     """The text of tokens of which no more will come: what a flushed `Detokenizer` has."""
-    known = [token for token in token_ids if tokenizer.convert_ids_to_tokens(token) is not None]
-    return _plain_decode(tokenizer)(known)
+    return _plain_decode(tokenizer)(known_tokens(tokenizer, token_ids))
+
+
+def known_tokens(tokenizer: Any, token_ids: list[int]) -> list[int]:
+    """Those of which a tokenizer can make text: models may have more ids than their tokenizer."""
+    return [token_id for token_id in token_ids if _token(tokenizer, token_id) is not None]
+
+
+def _token(tokenizer: Any, token_id: int) -> str | None:
+    """A token as it stands in the vocabulary; None for an id that is not in it."""
+    try:
+        return cast("str | None", tokenizer.convert_ids_to_tokens(token_id))
+    except Exception:  # SentencePiece's own tokenizers raise, others give None
+        return None
 
 
 def _plain_decode(tokenizer: Any) -> Callable[[list[int]], str]:

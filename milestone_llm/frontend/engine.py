@@ -23,7 +23,7 @@ from .config import EngineConfig
 from .engine_driver import EngineDriver, Peers
 from .garbage import no_full_collection
 from .input_processor import EncodedPrompt, InputProcessor
-from .inputs import Prompt, Prompts, check_priority
+from .inputs import Prompt, Prompts, check_is_id, check_priority
 from .output_processor import OutputProcessor, RequestState
 from .output_queue import OutputQueue
 from .outputs import RequestOutput
@@ -245,6 +245,7 @@ class BaseEngine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request in whatever state it is; None if it is not (or no longer) known."""
+        check_is_id(request_id)
         return self.driver.run(self._abort, request_id)
 
     def has_unfinished_requests(self) -> bool:
@@ -253,6 +254,7 @@ class BaseEngine:
 
     def is_taken(self, request_id: str) -> bool:
         """Whether an id belongs to a request, or completion, that is unfinished or undelivered."""
+        check_is_id(request_id)
         return self.input_processor.is_taken(request_id)
 
     # -- changes, one thread at a time -------------------------------------------------------

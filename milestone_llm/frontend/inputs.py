@@ -18,9 +18,11 @@ Prompts: TypeAlias = Prompt | Sequence[Prompt]
 def as_list(prompts: Prompts) -> Sequence[Prompt]:
     """The argument of `generate`, a single prompt or several, as several."""
     given: Any = prompts
-    is_one = isinstance(given, str | dict) or not hasattr(given, "__getitem__")
-    if not is_one:
-        is_one = len(given) > 0 and not isinstance(given[0], str | list | tuple)
+    try:
+        is_one = isinstance(given, str | dict) or not hasattr(given, "__getitem__")
+        is_one = is_one or (len(given) > 0 and not isinstance(given[0], str | list | tuple))
+    except TypeError:  # a tensor of one number
+        is_one = True
     return [given] if is_one else given  # what is no prompt at all is told so when it is encoded
 
 
@@ -146,14 +148,25 @@ def check_priority(priority: Any) -> None:
         raise InputError(f"priority must be {wanted}, got {priority!r:.200}")
 
 
+def check_is_id(request_id: Any) -> None:
+    """Refuse what cannot be the id of any request.
+
+    Raises:
+        InputError: it is no string.
+    """
+    if not isinstance(request_id, str):
+        raise InputError(f"request_id must be a string, got {request_id!r:.200}")
+
+
 def check_request_id(request_id: Any, is_taken: Callable[[str], bool]) -> None:
     """Refuse an id that would not name one request.
 
     Raises:
         InputError: it is no string, or belongs to another request.
     """
-    if not isinstance(request_id, str) or not request_id:
-        raise InputError(f"request_id must be a string that is not empty, got {request_id!r}")
+    check_is_id(request_id)
+    if not request_id:
+        raise InputError("request_id must be a string that is not empty, got ''")
     _check_text("request_id", request_id)
     if is_taken(request_id):
         raise InputError(

@@ -8,6 +8,7 @@ reported, so that the core can be told.
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING
 from milestone_llm.core.outputs import EngineCoreOutput, Logprob, RequestFacts
 from milestone_llm.core.sampling_params import SamplingParams
 
-from .detokenizer import Detokenizer, decode_whole
+from .detokenizer import Detokenizer, decode_whole, known_tokens
 from .output_queue import OutputQueue
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 
 class CompletionState:
@@ -48,7 +51,7 @@ class CompletionState:
         self._tokenizer = tokenizer
         self._detokenizer: Detokenizer | None = None
         if tokenizer is not None and makes_text:
-            self._detokenizer = Detokenizer(tokenizer, list(params.stop))
+            self._detokenizer = Detokenizer(tokenizer, params.stop)
 
     @property
     def is_stopped(self) -> bool:
@@ -76,14 +79,24 @@ class CompletionState:
             self._detokenizer.flush()
         self.finish_reason = reason
 
+    def fail(self) -> None:
+        """End it where a tokenizer has raised: the tokens before have been taken in."""
+        log.exception("Completion %s ends: no text can be made of it", self.completion_id)
+        self._drop_half_taken()
+        self.finish("error")
+
     def repair(self) -> None:
         """After an interruption anywhere: `token_ids` is the truth."""
+        self._drop_half_taken()
         num_taken = len(self.token_ids)
-        del self.token_times[num_taken:], self.logprobs[num_taken:]
         if self._detokenizer is not None and not self._detokenizer.has_taken(num_taken):
             self._detokenizer = self._detokenizer.fresh_copy()
             for place, token_id in enumerate(self.token_ids):
                 self._detokenizer.append(token_id, self._may_stop(place))
+
+    def _drop_half_taken(self) -> None:
+        num_taken = len(self.token_ids)
+        del self.token_times[num_taken:], self.logprobs[num_taken:]
 
     def snapshot(self) -> CompletionOutput:
         """The completion as it is now."""
@@ -158,7 +171,7 @@ class RequestState:
             self.request_id,
             self.prompt_token_ids,
             [completion.snapshot() for completion in self.completions],
-            self.metrics,
+            self.metrics.snapshot(),
             self.prompt_logprobs,
             self.read_prompt,
         )
@@ -167,7 +180,9 @@ class RequestState:
     def prompt(self) -> str | None:
         """The prompt's text, made when it is first asked for."""
         tokenizer = self._tokenizer
-        return None if tokenizer is None else str(tokenizer.decode(self.prompt_token_ids))
+        if tokenizer is None:
+            return None
+        return str(tokenizer.decode(known_tokens(tokenizer, self.prompt_token_ids)))
 
     def read_prompt(self) -> str | None:
         """`prompt`, for snapshots."""
@@ -217,7 +232,10 @@ class OutputProcessor:
             if output.facts is not None:  # it is the first of the completions
                 state.note(output.facts)
             if completion.finish_reason is None:
-                completion.take(output, now)
+                try:
+                    completion.take(output, now)
+                except Exception:  # it is this one's, and nobody else's
+                    completion.fail()
             if completion.finish_reason is not None:
                 ended[output.request_id] = completion.finish_reason
                 changed[state.request_id] = state
@@ -239,7 +257,11 @@ class OutputProcessor:
             for completion in state.completions
         }
         for _, completion in self._completions.values():
-            completion.repair()
+            if completion.finish_reason is None:
+                try:
+                    completion.repair()
+                except Exception:
+                    completion.fail()
         return {
             name: len(completion.token_ids) for name, (_, completion) in self._completions.items()
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Generator
+from itertools import repeat
 
 from .outputs import RequestOutput
 
@@ -42,12 +43,15 @@ class OutputQueue:
 
     def take(self) -> list[RequestOutput]:
         """Outputs that the reader has not had yet."""
-        taken = []
-        for request_id in list(self._outputs):
-            output = self._outputs.pop(request_id, None)
-            if output is not None:  # else another thread has it
-                taken.append(output)
-        return taken
+        taken: list[RequestOutput | None] = []
+        try:
+            # In one call: wherever Ctrl-C comes, what is not in the dict any more is in the list.
+            taken.extend(map(self._outputs.pop, list(self._outputs), repeat(None)))
+            return [output for output in taken if output is not None]  # else another thread has it
+        except BaseException:
+            for output in filter(None, taken):
+                self._outputs.setdefault(output.request_id, output)  # a newer one may be there
+            raise
 
     def discard(self, request_id: str) -> None:
         """Forget a request's output, if one is here."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -23,6 +23,10 @@ class RequestMetrics:
     num_preemptions: int = 0
     num_cached_tokens: int = 0
     """Prompt tokens whose keys and values came from the prefix cache."""
+
+    def snapshot(self) -> RequestMetrics:
+        """They as they are now."""
+        return replace(self, token_times=self.token_times[:])
 
     @property
     def first_token_time(self) -> float | None:

@@ -28,8 +28,8 @@ def own_class(path: Path, name: str, base: type = object) -> type[Any]:
         InputError: the file cannot be read, or it is not clear which class is meant.
         Exception: what the file itself raises; `place_of` finds its line.
     """
-    path = path.resolve()
-    code = compile(_source(path), str(path), "exec")  # Python's cache sees whole seconds alone
+    source, path = _source(path), path.resolve()
+    code = compile(source, str(path), "exec")  # Python's cache sees whole seconds alone
     module = ModuleType(f"{path.stem}_{next(_numbers)}")  # each version has classes of its own
     module.__file__, module.__package__ = str(path), milestone_of(path)
     sys.modules[module.__name__] = module  # dataclasses look there
@@ -76,6 +76,9 @@ def place_of(error: BaseException, folder: Path | None = None) -> str:
 def _source(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # no such file, no UTF-8, or no name that a file can have
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot read {path}: {reason}") from None

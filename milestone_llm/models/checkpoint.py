@@ -181,7 +181,7 @@ def _resolve_device(device: str | torch.device | None) -> torch.device:
     except (RuntimeError, TypeError, ValueError):
         raise InputError(f'device must be like "cpu", "cuda" or "cuda:1", got {device!r}') from None
     if resolved.type not in ("cpu", "cuda"):
-        raise InputError(f'device must be like "cpu", "cuda" or "cuda:1", got {device!r}')
+        raise InputError(f"engines run on a CPU or on CUDA devices, not on {device!s}")
     if resolved.type == "cuda" and (resolved.index or 0) >= num_cuda:
         raise InputError(f"device is {device!s}, but torch sees {num_cuda} CUDA devices")
     return resolved

@@ -20,6 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from milestone_llm.core.errors import InputError
 
 from .flat_probe import FEATURES, UnsupportedError, run_flat
+from .hf_model import with_attention
 from .pretrained import quiet_transformers
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
@@ -34,6 +35,9 @@ has all of them."""
 
 _NUM_TOKENS = (11, 6)
 """Of the two prompts that are tried; the first is longer than the window of any tiny model."""
+
+_SMALL_WINDOW = 5
+"""Shorter than both."""
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3, torch.bfloat16: 0.2, torch.float16: 0.1}
 """How far logits may be from the expected ones, relative to their length, for a dtype. Wrong ones:
@@ -73,31 +77,58 @@ def check_padded(model: PreTrainedModel) -> None:
     """
     with _refusals_name(model):
         _check_config(model)
-        prompts = _prompts(model)
-        expected = [_alone(model, prompt) for prompt in prompts]
-        width = max(_NUM_TOKENS) - 1  # the last tokens are for the decode step
-        ids, mask = torch.zeros(2, width, dtype=torch.long), torch.zeros(2, width + 1).long()
-        for row, prompt in enumerate(prompts):
-            ids[row, width + 1 - len(prompt) :] = prompt[:-1]
-            mask[row, width + 1 - len(prompt) :] = 1
-        cache = DynamicCache(config=model.config)
-        last = torch.stack([prompt[-1:] for prompt in prompts])
-        for step, (input_ids, seen) in enumerate(((ids, mask[:, :-1]), (last, mask))):
-            positions = (seen.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
-            logits = model(
-                input_ids=input_ids.to(model.device),
-                attention_mask=seen.to(model.device),
-                position_ids=positions.to(model.device),
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            ).logits
-            for row, reference in enumerate(expected):
-                # The reference saw the token that is still to come: a causal model does not mind.
-                wanted = reference[len(prompts[row]) - 2 + step]
-                _check_equal(logits[row, -1:], wanted[None], "in a padded batch with a KV cache")
-        if any(not layer.is_initialized for layer in cache.layers):
-            raise UnsupportedError("a layer that keeps no keys and values in `past_key_values`")
+        _check_padded_batch(model)
+        layers = DynamicCache(config=model.config).layers
+        window = max((getattr(layer, "sliding_window", 0) for layer in layers), default=0)
+        if window >= max(_NUM_TOKENS):  # no prompt that is tried goes beyond it
+            _check_small_window(model, window)
+
+
+def _check_padded_batch(model: PreTrainedModel) -> None:
+    """Raise `UnsupportedError` if a padded batch and a decode step give other logits than alone."""
+    prompts = _prompts(model)
+    expected = [_alone(model, prompt) for prompt in prompts]
+    width = max(_NUM_TOKENS) - 1  # the last tokens are for the decode step
+    ids, mask = torch.zeros(2, width, dtype=torch.long), torch.zeros(2, width + 1).long()
+    for row, prompt in enumerate(prompts):
+        ids[row, width + 1 - len(prompt) :] = prompt[:-1]
+        mask[row, width + 1 - len(prompt) :] = 1
+    cache = DynamicCache(config=model.config)
+    last = torch.stack([prompt[-1:] for prompt in prompts])
+    for step, (input_ids, seen) in enumerate(((ids, mask[:, :-1]), (last, mask))):
+        positions = (seen.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
+        logits = model(
+            input_ids=input_ids.to(model.device),
+            attention_mask=seen.to(model.device),
+            position_ids=positions.to(model.device),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+        for row, reference in enumerate(expected):
+            # The reference saw the token that is still to come: a causal model does not mind.
+            wanted = reference[len(prompts[row]) - 2 + step]
+            _check_equal(logits[row, -1:], wanted[None], "in a padded batch with a KV cache")
+    if any(not layer.is_initialized for layer in cache.layers):
+        raise UnsupportedError("a layer that keeps no keys and values in `past_key_values`")
+
+
+def _check_small_window(model: PreTrainedModel, window: int) -> None:
+    """Raise `UnsupportedError` if layers do not keep to a window that is longer than the prompts.
+
+    What is tried has the same weights and a window that is shorter.
+    """
+    config = model.config.get_text_config(decoder=True)
+    twin = with_attention(model, config._attn_implementation)
+    twin.config.get_text_config(decoder=True).sliding_window = _SMALL_WINDOW
+    try:
+        _check_padded_batch(twin)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise UnsupportedError(
+            f"a sliding window of {window} that its layers do not keep to as the KV cache does"
+        ) from error
 
 
 @contextlib.contextmanager

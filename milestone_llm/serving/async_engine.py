@@ -242,6 +242,9 @@ class AsyncEngine:
                 if output.finish_reason == "error":
                     owner.fail(ApiError(500, "the step that computed this request failed"))
         ended = self._output_processor.process(outputs)
+        for completion_id, reason in ended.items():
+            if reason == "error":  # if it is not the engine's, text could not be made of it
+                self._owners[completion_id].fail(ApiError(500, "its text could not be made"))
         for output in outputs:
             if output.finish_reason is not None:  # the engine knows
                 ended.pop(output.request_id, None)

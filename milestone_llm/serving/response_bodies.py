@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from milestone_llm.core.outputs import Logprob
+from milestone_llm.frontend.detokenizer import known_tokens
 from milestone_llm.frontend.outputs import CompletionOutput, RequestOutput
 
 from .async_engine import ApiRequest
@@ -219,7 +220,8 @@ def token_decoder(tokenizer: Any) -> Callable[[int], str]:
     def decode(token_id: int) -> str:
         if tokenizer is None:
             return f"token_id:{token_id}"
-        text: str = tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
+        known = known_tokens(tokenizer, [token_id])
+        text: str = tokenizer.decode(known, clean_up_tokenization_spaces=False)
         return text
 
     return decode

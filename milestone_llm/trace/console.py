@@ -27,6 +27,7 @@ from .text import (
     request_color,
     safe,
     size_bar,
+    token_text,
 )
 
 _LABEL_WIDTH = 10
@@ -174,7 +175,7 @@ class ConsoleSink:
         if row.sampled_token is not None:
             cells["sampled"] = Text(str(row.sampled_token))
             if self.decode is not None:
-                text = safe(repr(self.decode([row.sampled_token])))
+                text = safe(repr(token_text(self.decode, row.sampled_token)))
                 cells["text"] = Text(fit(text, _MAX_ID_WIDTH))
         if row.num_cached_tokens:
             cells["cached"] = Text(str(row.num_cached_tokens))

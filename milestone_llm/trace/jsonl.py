@@ -27,8 +27,9 @@ class JsonlSink:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = _open(path, "wt")
-        except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+        except (OSError, ValueError) as error:  # the latter: it is no name that a file can have
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"cannot write {path}: {reason}") from None
         weakref.finalize(self, self._file.close)
 
     def __call__(self, record: StepRecord) -> None:

@@ -7,7 +7,7 @@ often at the end, and a list of blocks keeps its last one, which is the one bein
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 
@@ -91,6 +91,14 @@ def fit(text: str, width: int) -> str:
     ends = (text[first:] for first in range(len(text) + 1))
     tail = next(end for end in ends if cell_len(end) <= space - space // 2)
     return set_cell_size(text, space // 2).rstrip() + GAP + tail
+
+
+def token_text(decode: Callable[[list[int]], str], token_id: int) -> str:
+    """Text of one token; none of an id that the tokenizer does not know."""
+    try:
+        return decode([token_id])
+    except Exception:
+        return ""
 
 
 def safe(text: str) -> str:

@@ -14,6 +14,7 @@ import m2_batching
 import m4_prefix_chunked
 import m5_kernels
 from engine_helpers import (
+    as_text,
     assert_empty,
     break_at_call,
     every_milestone,
@@ -21,6 +22,7 @@ from engine_helpers import (
     hf_greedy,
     random_prompts,
     run_to_end,
+    word_tokenizer,
 )
 from engine_helpers import make_engine as make_any_engine
 
@@ -104,6 +106,64 @@ def test_an_aborted_id_can_be_used_again_at_once(package):
         engine.add_request(PROMPTS[number + 2], greedy(8), request_id=name)
     final = run_to_end(engine)
     assert [final[name].token_ids for name in "ab"] == EXPECTED[2:]
+
+
+# --- tokens of which no text can be made --------------------------------------------------------
+
+
+class HalfTokenizer:
+    """Knows all tokens but one, and raises where it is asked for the text of that one.
+
+    Args:
+        knows: it says that it has the token, and raises when it decodes it.
+    """
+
+    def __init__(self, unknown: int, knows: bool) -> None:
+        self._tokenizer, self._unknown, self._knows = word_tokenizer(), unknown, knows
+
+    def convert_ids_to_tokens(self, token_id: int) -> str:
+        if token_id == self._unknown and not self._knows:
+            raise IndexError("piece id is out of range")
+        return self._tokenizer.convert_ids_to_tokens(token_id)
+
+    def decode(self, token_ids: list[int], **options: Any) -> str:
+        if self._unknown in token_ids:
+            raise IndexError("piece id is out of range")
+        return self._tokenizer.decode(token_ids, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
+@every_milestone
+@pytest.mark.parametrize("knows", [False, True], ids=["no such id", "decode raises"])
+def test_a_token_of_which_no_text_can_be_made_ends_its_own_request_at_most(package, knows):
+    unknown = EXPECTED[1][4]
+    engine = make_engine(package, tokenizer=HalfTokenizer(unknown, knows), trace="console")
+    add_all(engine)
+    final = run_to_end(engine)
+    for name, prompt, expected in zip("abcd", PROMPTS, EXPECTED, strict=True):
+        is_bad = knows and unknown in expected
+        known = expected[: expected.index(unknown)] if is_bad else expected
+        assert final[name].finish_reason == ("error" if is_bad else "length")
+        assert final[name].token_ids == known
+        assert final[name].text == as_text([token for token in known if token != unknown])
+        assert len(final[name].metrics.token_times) == len(known)
+        assert final[name].prompt or unknown in prompt
+    assert_empty(engine)
+    add_all(engine, "ab")
+    engine.step()
+    with pytest.raises(KeyboardInterrupt):  # the restart makes the text once more
+        engine.driver.run(interrupt)
+    assert engine.abort("a").finish_reason == "abort"
+    assert run_to_end(engine)["b"].finish_reason == ("error" if knows else "length")
+    assert engine.generate([unknown], greedy(1))[0].finish_reason == "length"
+    assert_empty(engine)
+
+
+def interrupt() -> None:
+    """Ctrl-C amid a change."""
+    raise KeyboardInterrupt
 
 
 # --- steps that raise ---------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
 import m1_single
 from engine_helpers import (
@@ -20,6 +21,7 @@ from engine_helpers import (
     word_tokenizer,
 )
 from m1_single import SamplingParams
+from milestone_llm.core.errors import InputError
 from milestone_llm.models.tiny_models import VOCAB_SIZE
 
 BAD_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -169,12 +171,21 @@ MESSAGE = {"role": "user", "content": "Hi"}
 
 
 @pytest.mark.parametrize(
-    "prompts", [None, 5, {"role": "user"}, [[5], None], [[[5]]], [[MESSAGE, "Hi"]]]
+    "prompts",
+    [None, 5, {"role": "user"}, [[5], None], [[[5]]], [[MESSAGE, "Hi"]], torch.tensor(3)],
+    ids=repr,
 )
 def test_what_is_no_prompt_is_told_what_a_prompt_is(prompts):
     engine = make_engine(m1_single)
-    with pytest.raises(ValueError, match="a prompt is text, a list of token ids"):
+    with pytest.raises(InputError, match="a prompt is text, a list of token ids"):
         engine.generate(prompts)
+
+
+def test_what_is_no_string_is_the_id_of_no_request():
+    engine = make_engine(m1_single)
+    for ask in (engine.abort, engine.is_taken):
+        with pytest.raises(InputError, match=r"request_id must be a string.*\[\]"):
+            ask([])
 
 
 def test_text_that_is_none_is_refused_with_the_place():
@@ -274,6 +285,17 @@ def test_biases_that_are_changed_later_are_not_those_of_the_request():
     assert params.logit_bias == {5: 1.0}
 
 
+def test_lists_of_sampling_parameters_do_not_change_after_they_were_checked():
+    stop, stop_token_ids = ["w5"], [5]
+    params = SamplingParams(stop=stop, stop_token_ids=stop_token_ids)
+    stop.append(5)
+    stop_token_ids.append("x")
+    assert params == SamplingParams(stop="w5", stop_token_ids={5})
+    for owned in (params.stop, params.stop_token_ids, SamplingParams().stop):
+        with pytest.raises(AttributeError):
+            owned.append(5)
+
+
 @every_milestone
 def test_min_tokens_beyond_all_that_there_is_room_for_means_no_stop(package):
     engine = make_engine(package, max_model_len=16)
@@ -307,8 +329,12 @@ def test_a_step_budget_beyond_all_requests_takes_no_memory(package):
         ({"check_invariants": 1}, "check_invariants must be of type bool, got 1"),
         ({"trace": "nowhere"}, "trace must be .*'nowhere'"),
         ({"dtype": "float7"}, "dtype.*'float7'"),
+        ({"device": "mps"}, "on a CPU or on CUDA.* not on mps"),
+        ({"scheduler": "\0"}, "cannot read"),
+        ({"scheduler": "\ud800.py"}, "cannot read"),
+        ({"trace": "\0.jsonl"}, "cannot write"),
     ],
 )
 def test_bad_configuration_is_refused_at_construction(package, fields, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(InputError, match=message):
         package.LLMEngine(tiny_model(), **fields)

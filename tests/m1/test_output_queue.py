@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import sys
 import threading
 import time
@@ -12,10 +14,12 @@ import pytest
 
 import m1_single
 from engine_helpers import as_text, greedy, make_engine, word_tokenizer
+from interrupter import Interrupter
 from m1_single import RequestOutput, SamplingParams
 from milestone_llm.core.outputs import EngineCoreOutput
 from milestone_llm.core.request import Request
 from milestone_llm.frontend import input_processor, output_processor
+from milestone_llm.frontend.detokenizer import Detokenizer
 from milestone_llm.frontend.output_processor import OutputProcessor
 from milestone_llm.frontend.output_queue import OutputQueue
 
@@ -54,6 +58,32 @@ def test_a_reader_that_only_waits_for_the_end_is_kept_nothing():
     queue.put(output_of("a"))
     assert len(queue) == 0
     assert "a" not in queue
+
+
+def test_no_output_is_lost_where_taking_is_interrupted():
+    for at in itertools.count(1):
+        queue = OutputQueue()
+        for name in "ab":
+            queue.put(output_of(name))
+        interrupter, taken = Interrupter(at), []
+        with contextlib.suppress(KeyboardInterrupt), interrupter:
+            taken = queue.take()
+        if not interrupter.where:
+            break
+        assert [each.request_id for each in taken + queue.take()] == ["a", "b"], interrupter.where
+    assert at > 3
+
+
+def test_an_early_output_keeps_the_metrics_that_it_had():
+    processor, queue = OutputProcessor(None), OutputQueue()
+    processor.add(["a"], [3], SamplingParams(max_tokens=9), queue)
+    processor.process([EngineCoreOutput("a", [5])])
+    (early,) = queue.take()
+    processor.process([EngineCoreOutput("a", [6, 7], [], "length")])
+    (last,) = queue.take()
+    assert (len(early.metrics.token_times), early.metrics.finish_time) == (1, None)
+    assert len(last.metrics.token_times) == 3
+    assert last.metrics.finish_time is not None
 
 
 def test_no_output_is_lost_or_given_twice_while_threads_put_and_take(restless):
@@ -232,6 +262,30 @@ def test_a_stop_string_found_before_an_interruption_ends_the_request_after_it():
     assert processor.repair() == {"a": 2}
     assert processor.process([EngineCoreOutput("a")]) == {"a": "stop"}
     assert [output.token_ids for output in queue.take()] == [[5, 7]]
+
+
+def test_a_completion_of_which_no_text_can_be_made_ends_alone_also_in_a_restart(monkeypatch):
+    processor, queue, bad = OutputProcessor(word_tokenizer()), OutputQueue(), {7}
+    append = Detokenizer._append
+
+    def breaking(self: Detokenizer, token_id: int, look_for_stop: bool) -> bool:
+        return bool(token_id in bad and 1 / 0) or append(self, token_id, look_for_stop)
+
+    monkeypatch.setattr(Detokenizer, "_append", breaking)
+    processor.add(["a", "a/1", "a/2"], [3, 4], SamplingParams(max_tokens=2), queue)
+    names = {"a": [5, 7], "a/1": [6], "a/2": [8]}
+    outputs = [EngineCoreOutput(*each) for each in names.items()]
+    assert processor.process(outputs) == {"a": "error"}
+    _, torn, _ = processor.states["a"].completions
+    torn._detokenizer._num_begun += 1  # by Ctrl-C
+    bad.add(6)
+    assert processor.repair() == {"a": 1, "a/1": 1, "a/2": 1}
+    outputs = [EngineCoreOutput(name) for name in names]
+    assert processor.process(outputs) == {"a": "error", "a/1": "error"}
+    assert processor.process([EngineCoreOutput("a/2", [9], [], "length")]) == {"a/2": "length"}
+    (output,) = queue.take()
+    assert [each.finish_reason for each in output.outputs] == ["error", "error", "length"]
+    assert [each.text.strip() for each in output.outputs] == ["w5", "", "w8 w9"]
 
 
 def interrupted(reason: str) -> None:

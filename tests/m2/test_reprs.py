@@ -9,7 +9,7 @@ from milestone_llm.core.sampling_params import SamplingParams
 
 def test_sampling_params_show_what_differs_from_the_default():
     params = SamplingParams(temperature=0, max_tokens=4, stop="\n")
-    assert repr(params) == "SamplingParams(temperature=0, max_tokens=4, stop=['\\n'])"
+    assert repr(params) == "SamplingParams(temperature=0, max_tokens=4, stop=('\\n',))"
     assert eval(repr(params)) == params
     assert repr(SamplingParams()) == "SamplingParams()"
 

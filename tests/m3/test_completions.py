@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 import m3_paged
@@ -184,6 +186,33 @@ def test_a_completion_does_not_take_the_id_of_another_request():
     final = run_to_end(engine)
     assert final["a/1"].token_ids == hf_greedy("llama", PROMPT[:3], 6)
     assert [c.token_ids for c in final["a"].outputs] == [hf_greedy("llama", PROMPT, 6)] * 3
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_ids_are_looked_at_when_the_engine_is_changed_and_not_before(is_refused, monkeypatch):
+    """While a prompt is encoded, another thread's request may come."""
+    engine, order = paged_engine(), [("a", 2), ("a/1", 1)]
+    encode = engine.input_processor.encode
+    late, early = reversed(order) if is_refused else order
+
+    def add(name: str, n: int) -> None:
+        engine.add_request(PROMPT, greedy(6, n=n), name)
+
+    def encode_slowly(*given: object) -> object:
+        monkeypatch.undo()
+        add(*early)
+        return encode(*given)
+
+    monkeypatch.setattr(engine.input_processor, "encode", encode_slowly)
+    with pytest.raises(ValueError, match="a/1") if is_refused else nullcontext():
+        add(*late)
+    final = run_to_end(engine)
+    assert {name: len(output.outputs) for name, output in final.items()} == (
+        {"a": 2} if is_refused else {"a": 2, "a/1": 1}
+    )
+    expected = hf_greedy("llama", PROMPT, 6)
+    assert all(c.token_ids == expected for each in final.values() for c in each.outputs)
+    assert_empty(engine)
 
 
 def test_the_id_of_an_aborted_request_can_be_used_again_at_once():

@@ -26,6 +26,29 @@ def preempted_ids(plan: StepPlan) -> list[str]:
     return [preemption.request.request_id for preemption in plan.preempted]
 
 
+# --- a request's life ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([], RequestStatus.WAITING),
+        ([], RequestStatus.SWAPPED),
+        ([RequestStatus.RUNNING], RequestStatus.RUNNING),
+        ([RequestStatus.RUNNING, RequestStatus.SWAPPED], RequestStatus.SWAPPED),
+        ([RequestStatus.FINISHED], RequestStatus.FINISHED),
+        ([RequestStatus.FINISHED], RequestStatus.RUNNING),
+    ],
+)
+def test_a_request_does_not_become_what_cannot_follow(before, after):
+    request = make_requests("a", 3, 9)
+    for status in before:
+        request.become(status)
+    with pytest.raises(RuntimeError, match=f"request a is .* cannot become {after.name}"):
+        request.become(after)
+    assert request.status is ([RequestStatus.WAITING, *before])[-1]
+
+
 # --- who has to go ------------------------------------------------------------------------------
 
 

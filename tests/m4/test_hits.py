@@ -286,6 +286,19 @@ def test_a_running_request_without_a_row_survives_a_step_that_raised():
     assert_tokens([a])
 
 
+def test_blocks_that_came_back_from_a_swap_can_be_found():
+    """They are others than before; those are a's by then, and what they held is forgotten."""
+    life = Life(4, preemption="swap")
+    a, b = request_of("a", prompt("A"), 8), request_of("b", prompt("BC"), 3)
+    life.add(a, b)
+    while b.status is not RequestStatus.SWAPPED:
+        life.plan()
+    life.run()
+    assert_tokens([a, b])
+    assert life.counts["evictions"] >= 2
+    assert first_row(life, "c", prompt("BC", 1))[0] == 8
+
+
 def test_a_swapped_request_survives_a_step_that_raised_and_gives_its_host_memory_back():
     life = Life(4, preemption="swap")
     a, b = request_of("a", prompt("A"), 6), request_of("b", prompt("BC"), 4)

@@ -128,6 +128,16 @@ def test_a_window_of_thousands_is_read_off_the_mask() -> None:
         check_flat(model)
 
 
+@every_milestone
+@pytest.mark.parametrize("window", [11, 700])
+def test_a_window_that_layers_do_not_read_is_refused(package: Any, window: int) -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    model = build_tiny_model("llama", sliding_window=window, layer_types=kinds)
+    with pytest.raises(ValueError, match=f"a sliding window of {window} that"):
+        package.LLMEngine(model)
+    check_padded(build_tiny_model("mistral", sliding_window=window))
+
+
 def test_masks_are_compared_over_all_positions() -> None:
     def causal(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return key <= query

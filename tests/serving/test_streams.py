@@ -8,6 +8,7 @@ import pytest
 from engine_helpers import word_tokenizer
 from m3_paged import SamplingParams
 from milestone_llm.core.outputs import EngineCoreOutput
+from milestone_llm.frontend.detokenizer import Detokenizer
 from milestone_llm.serving.async_engine import AsyncEngine
 from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineRequest, Refusal
 from milestone_llm.serving.errors import ApiError
@@ -144,6 +145,20 @@ def test_the_engine_is_told_once_of_a_stop_string_and_what_it_sent_meanwhile_is_
         return engine.client
 
     assert with_one_request(play, n=2) == [("add", "r"), ("end", "r")]
+
+
+def test_a_completion_of_which_no_text_can_be_made_is_answered_with_an_error(monkeypatch):
+    async def play(engine, request):
+        monkeypatch.setattr(Detokenizer, "_append", lambda *_: 1 / 0)
+        deliver(engine, 3)
+        await asyncio.sleep(0)
+        assert [output.finish_reason for output in await request.outputs()] == ["error"]
+        with pytest.raises(ApiError, match="text"):
+            await request.outputs()
+        request.close()
+        return engine.client
+
+    assert with_one_request(play) == [("add", "r"), ("end", "r")]
 
 
 def test_what_is_closed_unfinished_is_aborted_and_leaves_its_room():

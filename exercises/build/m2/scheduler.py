@@ -70,7 +70,7 @@ class Scheduler(BaseScheduler):
     def _admit(self, request: Request, plan: StepPlan) -> None:
         """Make a waiting request a running one: a region, a status, a place in the lists, a row."""
         raise NotImplementedError(
-            "ask self.kv for a region; set request.status to RequestStatus.RUNNING; the request "
+            "ask self.kv for a region; request.become(RequestStatus.RUNNING); the request "
             "belongs into self.running and plan.admitted, its row into plan.rows."
         )
 

@@ -147,7 +147,7 @@ class Scheduler(BaseScheduler):
         # The prompt is complete with this step: its further completions start from its KV.
         for fork in self.completions.start(request):
             self.kv.fork(request.request_id, fork.request_id)
-            fork.status = RequestStatus.RUNNING
+            fork.become(RequestStatus.RUNNING)
             self.running.append(fork)
             plan.admitted.append(fork)
             row.sampling_requests.append(fork)

@@ -118,7 +118,7 @@ class Scheduler(BaseScheduler):
         if row.samples:  # the prompt is complete: its further completions start from its KV
             for fork in self.completions.start(request):
                 self.kv.fork(request.request_id, fork.request_id)
-                fork.status = RequestStatus.RUNNING
+                fork.become(RequestStatus.RUNNING)
                 self.running.append(fork)
                 plan.admitted.append(fork)
                 row.sampling_requests.append(fork)
@@ -162,7 +162,7 @@ class Scheduler(BaseScheduler):
                 "request must know (num_computed_tokens), and is returned. Of a new request it is "
                 "its num_cached_tokens, too."
             )
-        request.status = RequestStatus.RUNNING
+        request.become(RequestStatus.RUNNING)
         self.running.append(request)
         (plan.admitted if is_new else plan.resumed).append(request)
         return num_cached

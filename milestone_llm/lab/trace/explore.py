@@ -35,7 +35,7 @@ from milestone_llm.command.cli import (
 from milestone_llm.core.errors import InputError
 from milestone_llm.trace.jsonl import read_run
 from milestone_llm.trace.records import StepRecord
-from milestone_llm.trace.text import request_color
+from milestone_llm.trace.text import request_color, token_text
 
 from .live import PageLines
 
@@ -110,7 +110,7 @@ def token_texts(
     if decode is None:
         return {}
     tokens = {row.sampled_token for record in records for row in record.batch}
-    return {token: decode([token]) for token in tokens if token is not None}
+    return {token: token_text(decode, token) for token in tokens if token is not None}
 
 
 def explorer_html(

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from milestone_llm.trace.records import StepRecord, step_events
+from milestone_llm.trace.text import token_text
 
 from .positions import Positions
 
@@ -137,7 +138,9 @@ class Subscription:
     def _new_texts(self, record: StepRecord) -> dict[int, str]:
         tokens = {row.sampled_token for row in record.batch} - self._texts.keys() - {None}
         decode = self._live.decode
-        new = {token: decode([token]) for token in tokens if token is not None} if decode else {}
+        new = dict[int, str]()
+        if decode is not None:
+            new = {token: token_text(decode, token) for token in tokens if token is not None}
         self._texts |= new
         return new
 

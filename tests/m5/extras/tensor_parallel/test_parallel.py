@@ -205,6 +205,10 @@ def test_the_program_has_to_be_started_once_a_gpu():
         m5_kernels.LLMEngine("tiny-llama", tensor_parallel_size=0)
 
 
+def test_ranks_take_leave_of_an_engine_that_was_refused_while_it_was_built():
+    m5_kernels.LLMEngine.__new__(m5_kernels.LLMEngine).release_graphs()
+
+
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
 def test_parts_are_the_whole(size, num_kv_heads):
