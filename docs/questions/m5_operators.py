@@ -82,7 +82,8 @@ class Calls:
         return call
 
 
-decode_step(m5_kernels, Calls)
+with patch("m5_kernels.engine.runs_no_kernels", return_value=False):  # the objects of a GPU
+    decode_step(m5_kernels, Calls)
 print(f"M5  {calls.total()} launchers, with graphs one launch:")
 for name, number in calls.most_common():
     print(f"      {number:2d} x {name}")
