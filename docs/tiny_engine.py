@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import files
 from itertools import takewhile
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # on a busy machine, threads that wait sleep
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # on a busy machine, threads that wait sleep
 
 import torch
 import torch.nn.functional as F

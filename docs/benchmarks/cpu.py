@@ -37,8 +37,8 @@ MODEL = "smollm2-135m"
 WORK = {
     "1 request": (1, 64, 64),
     "8 requests": (8, 64, 64),
-    "prompt of 256": (1, 256, 1),
-    "prompt of 1,024": (1, 1024, 1),
+    "256 in": (1, 256, 1),
+    "1,024 in": (1, 1024, 1),
 }
 """Requests, tokens in, tokens out."""
 ENGINES = {
@@ -206,13 +206,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if round_:  # the one before is not counted
                     rate = num_tokens / (time.perf_counter() - start)
                     rates[name].setdefault(kind, []).append(rate)
-    rows = [
-        [
-            name,
-            *(f"{statistics.median(r):,.1f} ({min(r):,.0f}..{max(r):,.0f})" for r in own.values()),
-        ]
-        for name, own in rates.items()
-    ]
+
+    def cell(rates: list[float]) -> str:
+        return f"{statistics.median(rates):,.0f} ({min(rates):,.0f}..{max(rates):,.0f})"
+
+    rows = [[name, *map(cell, own.values())] for name, own in rates.items()]
     console.print(table("", ["", *args.work], rows))
     return 0
 

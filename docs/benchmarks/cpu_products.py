@@ -3,7 +3,7 @@
     python -m docs.benchmarks.cpu_products
 
 Random weights in the model's shapes, LM head included. Milliseconds are the median of seven runs;
-the last column is how many bytes of weights one row reads in a second.
+the last column is what one row reads in a second.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rate = num_bytes * num_weights / times[0] / 1e6
         lines.append([name, *(f"{each:.1f}" for each in times), f"{rate:.1f}"])
     console.print(f"{torch.get_num_threads()} threads; {machine()}; {versions()}")
-    headings = ["weights", *(f"{rows} rows" for rows in ROWS), "GB/s at 1"]
+    headings = ["ms for rows:", *map(str, ROWS), "GB/s"]
     console.print(table("", headings, lines))
 
 
