@@ -196,6 +196,8 @@ class OutputProcessor:
         self.tokenizer = tokenizer
         self.states: dict[str, RequestState] = {}
         """By the request's id. A request is the engine's from the moment in which it is here."""
+        self.num_tokens = 0
+        """Taken in so far, of all requests together."""
         self._completions: dict[str, tuple[RequestState, CompletionState]] = {}
 
     def add(
@@ -232,10 +234,12 @@ class OutputProcessor:
             if output.facts is not None:  # it is the first of the completions
                 state.note(output.facts)
             if completion.finish_reason is None:
+                num_before = len(completion.token_ids)
                 try:
                     completion.take(output, now)
                 except Exception:  # it is this one's, and nobody else's
                     completion.fail()
+                self.num_tokens += len(completion.token_ids) - num_before
             if completion.finish_reason is not None:
                 ended[output.request_id] = completion.finish_reason
                 changed[state.request_id] = state

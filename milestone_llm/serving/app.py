@@ -102,6 +102,7 @@ def build_app(service: Service) -> FastAPI:
         service.check_model(name)
         return service.about_model()
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Json:
         if problem := engine.closed_because or engine.client.problem:

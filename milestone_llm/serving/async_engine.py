@@ -1,8 +1,9 @@
 """The engine as HTTP uses it: which requests are let in, which gets which tokens, and the end.
 
 The engine's process sends tokens. Here they become text, and stop strings are found in it, by the
-frontend's `OutputProcessor`; the engine is told of a completion that one has ended. Everything runs
-in HTTP's thread, except `AsyncEngine.deliver`.
+frontend's `OutputProcessor`; the engine is told of a completion that one has ended. So it is here
+that output tokens and the ends of requests are counted. Everything runs in HTTP's thread, except
+`AsyncEngine.deliver`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ class ApiRequest:
         self.num_choices = num_choices
         self.states: list[RequestState] = []
         """Of the requests to the engine, in order."""
+        self.arrival_time = 0.0
+        """When the client asked, in seconds of `time.perf_counter()`."""
+        self.is_refused = False
+        """Whether the engine has refused one of them."""
         self.queue = OutputQueue()
         self._waits_since: float | None = None
         self._error: ApiError | None = None
@@ -58,8 +63,9 @@ class ApiRequest:
             deadline: seconds from their arrival; later, an error is the answer.
         """
         self.queue = OutputQueue(wants_all=is_stream)
+        self.arrival_time = requests[0].arrival_time
         if deadline is not None:
-            left = requests[0].arrival_time + deadline - time.perf_counter()
+            left = self.arrival_time + deadline - time.perf_counter()
             error = ApiError(504, f"the deadline of {deadline} s has passed")
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(max(0.0, left), self.fail, error)
@@ -92,7 +98,7 @@ class ApiRequest:
     def note_sent(self) -> None:
         """All that there was of a stream is in the client's socket."""
         if self._waits_since is not None:
-            self._engine.metrics.counts.delivery.observe(time.perf_counter() - self._waits_since)
+            self._engine.metrics.counts.note_delivery(time.perf_counter() - self._waits_since)
             self._waits_since = None
 
     def fail(self, error: ApiError) -> None:
@@ -127,8 +133,8 @@ class AsyncEngine:
         self.closed_because: str | None = None
         """Why no request is let in any more; None while all may come."""
         self._open: dict[ApiRequest, None] = {}
-        self._owners: dict[str, ApiRequest] = {}
-        """By the id of a completion of which the engine may have more to say."""
+        self._owners: dict[str, tuple[ApiRequest, RequestState]] = {}
+        """Of a completion of which the engine may have more to say, by its id."""
         self._output_processor = OutputProcessor(copy.deepcopy(client.info.tokenizer))
         self._messages: deque[EngineCoreOutputs] = deque()
         """From the engine, and not looked at."""
@@ -178,12 +184,11 @@ class AsyncEngine:
         """Pass the requests of an API request to the engine, and follow them."""
         states = []
         for each in requests:
-            self._owners.update(dict.fromkeys(each.completion_ids, owner))
-            states.append(
-                self._output_processor.add(
-                    each.completion_ids, each.prompt_token_ids, each.params, owner.queue
-                )
+            state = self._output_processor.add(
+                each.completion_ids, each.prompt_token_ids, each.params, owner.queue
             )
+            self._owners.update(dict.fromkeys(each.completion_ids, (owner, state)))
+            states.append(state)
         self.client.add_requests(list(requests))
         return states
 
@@ -193,10 +198,11 @@ class AsyncEngine:
             return
         del self._open[request]
         self._count(-request.num_choices, -1)
+        reason = "error" if request.is_refused else "abort"
         for state in request.states:
             unfinished = [each for each in state.completions if each.finish_reason is None]
-            self._output_processor.process(
-                EngineCoreOutput(each.completion_id, finish_reason="abort") for each in unfinished
+            self._process(
+                [EngineCoreOutput(each.completion_id, finish_reason=reason) for each in unfinished]
             )
             for completion in state.completions:
                 self._owners.pop(completion.completion_id, None)
@@ -232,19 +238,22 @@ class AsyncEngine:
         for message in messages:
             for request_id, refusal in message.refusals.items():
                 if request_id in self._owners:
-                    self._owners[request_id].fail(ApiError(refusal.status, refusal.text))
+                    owner, _ = self._owners[request_id]
+                    owner.is_refused = True
+                    owner.fail(ApiError(refusal.status, refusal.text))
             for output in message.outputs():
-                owner = self._owners.get(output.request_id)
-                if owner is None:  # it has been closed
+                if output.request_id not in self._owners:  # it has been closed
                     continue
+                owner, _ = self._owners[output.request_id]
                 outputs.append(output)
                 waited_since.setdefault(owner, message.time)
                 if output.finish_reason == "error":
                     owner.fail(ApiError(500, "the step that computed this request failed"))
-        ended = self._output_processor.process(outputs)
+        ended = self._process(outputs)
         for completion_id, reason in ended.items():
             if reason == "error":  # if it is not the engine's, text could not be made of it
-                self._owners[completion_id].fail(ApiError(500, "its text could not be made"))
+                owner, _ = self._owners[completion_id]
+                owner.fail(ApiError(500, "its text could not be made"))
         for output in outputs:
             if output.finish_reason is not None:  # the engine knows
                 ended.pop(output.request_id, None)
@@ -253,6 +262,21 @@ class AsyncEngine:
             self.client.end_completion(completion_id)
         for owner, step_time in waited_since.items():
             owner.note_tokens(step_time)
+
+    def _process(self, outputs: Sequence[EngineCoreOutput]) -> dict[str, str]:
+        """Bring requests up to date, and count what they have got and which of them have ended.
+
+        Returns:
+            Why completions have ended, by id.
+        """
+        num_before, counts = self._output_processor.num_tokens, self.metrics.counts
+        ended = self._output_processor.process(outputs)
+        counts.add(Count.GENERATION_TOKENS, self._output_processor.num_tokens - num_before)
+        owners = [self._owners[completion_id] for completion_id in ended]
+        for owner, state in {state.request_id: (owner, state) for owner, state in owners}.values():
+            if state.is_done:
+                counts.note_end(state, owner.arrival_time)
+        return ended
 
     # -- the end -----------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from urllib.parse import urlsplit
 
 from milestone_llm import MILESTONES
 from milestone_llm.command.cli import (
@@ -110,6 +111,10 @@ def serve_parser(
     about = "names of the server that clients may use, beside localhost; without them, any name is "
     about += "taken where there is a key or the address is not this machine's own"
     add("--allowed-hosts", nargs="+", default=[], metavar="NAME", help=about)
+    about = (
+        "of web pages whose scripts may use the server, such as http://localhost:3000; * for all"
+    )
+    add("--allowed-origins", nargs="+", type=_origin, default=[], metavar="ORIGIN", help=about)
     about = "ask for one of these keys; a prompt cached for one key is not found by another"
     add("--api-key", nargs="+", type=_key, default=[], metavar="KEY", help=about)
     about = "requests that may wait for a row; more are answered 429"
@@ -161,6 +166,14 @@ def _key(text: str) -> str:
     if not (text.isascii() and text.isprintable()) or " " in text or not text:
         raise argparse.ArgumentTypeError("a key is printable ASCII without spaces, and not empty")
     return text
+
+
+def _origin(text: str) -> str:
+    """An argparse type: what a browser sends as a page's Origin."""
+    parts = urlsplit(text)
+    if text != "*" and (text != f"{parts.scheme}://{parts.netloc}" or not parts.netloc):
+        raise argparse.ArgumentTypeError("an origin is SCHEME://HOST[:PORT] without a path, or *")
+    return text.lower()
 
 
 def _field_docstrings(config: type[Any]) -> dict[str, str]:

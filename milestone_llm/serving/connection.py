@@ -17,6 +17,8 @@ WRITE_SECONDS = 60.0
 """For how long a client may leave unread what it was sent; then its connection is closed."""
 MAX_HEAD_BYTES = 2**16
 """Of a request's first line and headers; also of what stands between and after parts of a body."""
+MAX_WITHOUT_PLACE = 16
+"""Connections beyond the limit whose request is still read, in case it asks for `/health`."""
 
 
 @dataclass(frozen=True)
@@ -57,31 +59,53 @@ class HttpConnection(HttpToolsProtocol):
         self._part = Part.NOTHING
         self._num_pending_bytes = 0
         """Received since the parser last passed something on."""
+        self._has_place = False
+        """Whether it is one of `max_connections`."""
         self._asking: asyncio.TimerHandle | None = None
         """Runs while a request is waited for or received."""
         self._hanging_up: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count whatever the kernel does not take as unread. Where all places are taken, the client
-        of this process that should have asked first makes room.
-        """
+        """Count whatever the kernel does not take as unread."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)
-        self._counts.add(Count.CONNECTIONS, 1)
-        if self._counts.total(Count.CONNECTIONS) > self._limits.max_connections:
-            text = f"all {self._limits.max_connections} connections are in use"
-            error = ApiError(503, text, headers={"Retry-After": "1"})
-            others = (cast(HttpConnection, each) for each in self.connections)
-            asking = {each: each._asking.when() for each in others if each._asking is not None}
-            if not asking:
-                self._refuse(error)
-                return
-            min(asking, key=asking.__getitem__)._give_up(error)
+        if not self._takes_place():
+            others = self._others_asking(have_place=False)
+            if len(others) >= MAX_WITHOUT_PLACE:
+                others[0]._refuse(self._all_in_use())
         self._ask_within(self._limits.head_seconds)
+
+    def _takes_place(self) -> bool:
+        """Take one of `max_connections`. Where all are taken, the client of this process that
+        should have asked first makes room; False if all of them wait for answers.
+        """
+        self._counts.add(Count.CONNECTIONS, 1)
+        self._has_place = True
+        if self._counts.total(Count.CONNECTIONS) > self._limits.max_connections:
+            if others := self._others_asking(have_place=True):
+                others[0]._give_up(self._all_in_use())
+            else:
+                self._gives_place_back()
+        return self._has_place
+
+    def _gives_place_back(self) -> None:
+        self._counts.add(Count.CONNECTIONS, -self._has_place)
+        self._has_place = False
+
+    def _others_asking(self, have_place: bool) -> list[HttpConnection]:
+        """Who should have asked first comes first."""
+        others = [cast(HttpConnection, each) for each in self.connections if each is not self]
+        asking = {each: each._asking.when() for each in others if each._asking is not None}
+        some = [each for each in asking if each._has_place == have_place]
+        return sorted(some, key=asking.__getitem__)
+
+    def _all_in_use(self) -> ApiError:
+        text = f"all {self._limits.max_connections} connections are in use"
+        return ApiError(503, text, headers={"Retry-After": "1"})
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It has gone."""
-        self._counts.add(Count.CONNECTIONS, -1)
+        self._gives_place_back()
         self._stop_asking()
         self._stop_waiting()
         super().connection_lost(exc)
@@ -109,9 +133,19 @@ class HttpConnection(HttpToolsProtocol):
         if len(self.url) + sum(map(len, itertools.chain(*self.headers))) > MAX_HEAD_BYTES:
             self._refuse(_head_too_large())
             raise ValueError("too large a head")
+        if not (self._has_place or self._asks_for_health() or self._takes_place()):
+            self._refuse(self._all_in_use())
+            raise ValueError("a request beyond the limit")
         super().on_headers_complete()
+        if not self._has_place:
+            self.cycle.keep_alive = False
         self._part, self._num_pending_bytes = Part.BODY, 0
         self._ask_within(self._limits.body_seconds)
+
+    def _asks_for_health(self) -> bool:
+        """Whether it is a probe of whoever watches the server: a full one is healthy."""
+        path, _, _ = self.url.partition(b"?")
+        return path == b"/health" and self.parser.get_method() in (b"GET", b"HEAD")
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""

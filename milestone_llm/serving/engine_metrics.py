@@ -1,5 +1,8 @@
 """The counts beside the engine: plain numbers, which can be sent to HTTP.
 
+They are those of steps, and of what a request waits for. Which tokens an answer has in the end, and
+why it ended, is counted in HTTP (`shared_counts.py`), which finds the stop strings.
+
 At 26,000 tokens a second, a lock for each of them would be felt. They become Prometheus's metrics
 when `/metrics` is read (`metrics.py`).
 """
@@ -7,23 +10,19 @@ when `/metrics` is read (`metrics.py`).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Mapping, MutableSequence, Sequence
+from collections.abc import Mapping, MutableSequence
 
 from milestone_llm.core.request import Request
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
-_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
-    "time_to_first_token_seconds": ("from a request's arrival to its first token", _SECONDS),
-    "inter_token_latency_seconds": ("between two tokens of a request", _SECONDS),
-    "e2e_request_latency_seconds": ("from a request's arrival to its end", _SECONDS),
-    "request_queue_time_seconds": ("from a request's arrival to its first step", _SECONDS),
-    "request_prompt_tokens": ("prompt tokens of a request", _TOKENS),
-    "request_generation_tokens": ("output tokens of a request", _TOKENS),
-    "iteration_tokens_total": ("tokens of a step", _TOKENS),
-    "step_time_seconds": ("of one step of the engine", _SECONDS),
-    "step_batch_size": ("rows of a step", _TOKENS),
+    "time_to_first_token_seconds": ("from a request's arrival to its first token", SECONDS),
+    "inter_token_latency_seconds": ("between two tokens that the engine made", SECONDS),
+    "request_queue_time_seconds": ("from a request's arrival to its first step", SECONDS),
+    "iteration_tokens_total": ("tokens of a step", TOKENS),
+    "step_time_seconds": ("of one step of the engine", SECONDS),
+    "step_batch_size": ("rows of a step", TOKENS),
 }
 """What each says, and its bounds."""
 
@@ -76,8 +75,7 @@ class EngineMetrics:
         self.histograms = {name: Histogram(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
-        self.ended: Counter[str] = Counter()
-        """Ended requests by reason."""
+        """That the engine made, also after what HTTP finds to be a stop string."""
         self._ttft = self.histograms["time_to_first_token_seconds"]
         self._itl = self.histograms["inter_token_latency_seconds"]
 
@@ -97,6 +95,9 @@ class EngineMetrics:
             arrival_time: when the client asked, in seconds of `time.perf_counter()`, as `now`.
         """
         self._ttft.observe(now - arrival_time)
+        if request.first_scheduled_time is not None:
+            queued = request.first_scheduled_time - arrival_time
+            self.histograms["request_queue_time_seconds"].observe(queued)
         self.num_prompt_tokens += request.num_prompt_tokens
 
     def note_tokens(self, num_tokens: int, gaps: Mapping[float, int]) -> None:
@@ -109,18 +110,3 @@ class EngineMetrics:
         self.num_generation_tokens += num_tokens
         for seconds, times in gaps.items():
             self._itl.observe(seconds, times)
-
-    def note_end(self, completions: Sequence[Request], arrival_time: float, now: float) -> None:
-        """A request has ended with all of its completions, for whatever reason."""
-        request = completions[0]
-        self.ended[request.finish_reason or "abort"] += 1
-        if request.finish_reason in ("abort", "error"):
-            return
-        observe = self.histograms
-        if request.first_scheduled_time is not None:
-            observe["e2e_request_latency_seconds"].observe(now - arrival_time)
-            queued = request.first_scheduled_time - arrival_time
-            observe["request_queue_time_seconds"].observe(queued)
-        num_tokens = sum(completion.num_output_tokens for completion in completions)
-        observe["request_prompt_tokens"].observe(request.num_prompt_tokens)
-        observe["request_generation_tokens"].observe(num_tokens)

@@ -63,6 +63,10 @@ async def answer_http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, MemoryError):  # while the body was parsed
         return await answer_no_memory(request, error)
+    if error.status_code == 404 and not isinstance(error, ApiError):
+        known = [each.path for each in request.app.routes if each.include_in_schema]
+        text = f"there is no path {request.url.path[:100]!r}; there are {', '.join(known)}"
+        error = ApiError(404, text)
     if not isinstance(error, ApiError):
         error = ApiError(error.status_code, str(error.detail), headers=dict(error.headers or {}))
     return error.response()

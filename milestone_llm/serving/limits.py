@@ -21,6 +21,8 @@ class Limits:
     """Names of the server that a client may use, beside those of this machine's loopback."""
     takes_any_host: bool = False
     """If none is given."""
+    allowed_origins: Sequence[str] = ()
+    """Of pages in browsers that may use the server; `*` for all."""
     max_queued: int = 256
     """Completions that may wait beyond the rows of a step."""
     max_body_bytes: int = 8 * 2**20
@@ -39,6 +41,7 @@ class Limits:
             api_keys=args.api_key,
             allowed_hosts=args.allowed_hosts,
             takes_any_host=bool(args.api_key) or not is_loopback(listener.getsockname()[0]),
+            allowed_origins=args.allowed_origins,
             max_queued=args.max_queued,
             max_body_bytes=args.max_body_bytes,
             max_bodies_bytes=args.max_bodies_bytes,

@@ -13,9 +13,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from . import shared_counts
 from .engine_client import EngineReport
 from .engine_metrics import HISTOGRAMS, EngineMetrics, Histogram
-from .shared_counts import Count, HttpCounts, SharedCounts
+from .shared_counts import DELIVERY, ENDS, Count, HttpCounts, SharedCounts
 
 PREFIX = "milestone_llm:"
 OURS_ALONE = {
@@ -61,13 +62,23 @@ class Metrics(Collector):
                 if known is not family:
                     known.samples += family.samples
         yield from families.values()
-        what = "refused requests"
-        refused = self.counts.total(Count.REFUSED)
-        by_reason = {"max_queued": refused} if refused else {}
-        yield _by_label("admission_rejections", "reason", what, by_reason, self._labels)
-        what = "from a step's end until its tokens are in a stream's socket"
-        delivery = self.counts.all_deliveries()
-        yield _histogram("token_delivery_seconds", what, delivery, self._labels)
+        yield from self._of_http()
+
+    def _of_http(self) -> Iterator[Metric]:
+        """What HTTP counts, of all engines together."""
+        counts = self.counts
+        has_replicas = any(report.replica for report in self._reports)
+        labels = {**self._labels, "engine": "all" if has_replicas else "0"}
+        yield _counter(
+            "generation_tokens", "of answers", counts.total(Count.GENERATION_TOKENS), labels
+        )
+        ends = {reason: counts.total(count) for reason, count in ENDS.items()}
+        yield _by_label("request_success", "finished_reason", "ended requests", ends, labels)
+        refused = {"max_queued": counts.total(Count.REFUSED)}
+        yield _by_label("admission_rejections", "reason", "refused requests", refused, self._labels)
+        for name, histogram in counts.histograms().items():
+            what, _ = shared_counts.HISTOGRAMS[name]
+            yield _histogram(name, what, histogram, self._labels if name == DELIVERY else labels)
 
 
 SPECULATION = (
@@ -105,18 +116,14 @@ def _of_engine(report: EngineReport, labels: Labels) -> Iterator[Metric]:
         ("prefix_cache_queries", "tokens looked up", cache.get("queried_tokens", 0)),
         ("prefix_cache_hits", "tokens found", cache.get("saved_tokens", 0)),
         ("prompt_tokens", "of requests that got a first token", metrics.num_prompt_tokens),
-        ("generation_tokens", "generated", metrics.num_generation_tokens),
         ("num_preemptions", "requests that lost their memory", stats.get("preemptions", 0)),
         *((name, what, stats.get(name, 0)) for name, what in SPECULATION),
     ):
-        counters = CounterMetricFamily(PREFIX + counter, what, labels=list(labels))
-        counters.add_metric(list(labels.values()), value)
-        yield counters
+        yield _counter(counter, what, value, labels)
     per_position = stats.get("spec_decode_num_accepted_tokens_per_pos", ())
     by_position = {str(position): number for position, number in enumerate(per_position)}
     name, what = "spec_decode_num_accepted_tokens_per_pos", "guesses that came true, by place"
     yield _by_label(name, "position", what, by_position, labels)
-    yield _by_label("request_success", "finished_reason", "ended requests", metrics.ended, labels)
     for name, histogram in metrics.histograms.items():
         yield _histogram(name, HISTOGRAMS[name][0], histogram, labels)
 
@@ -124,6 +131,12 @@ def _of_engine(report: EngineReport, labels: Labels) -> Iterator[Metric]:
 def _histogram(name: str, what: str, histogram: Histogram, labels: Labels) -> Metric:
     family = HistogramMetricFamily(PREFIX + name, what, labels=list(labels))
     family.add_metric(list(labels.values()), histogram.buckets(), histogram.sum)
+    return family
+
+
+def _counter(name: str, what: str, value: float, labels: Labels) -> Metric:
+    family = CounterMetricFamily(PREFIX + name, what, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
     return family
 
 

@@ -132,4 +132,3 @@ class Sender:
         request.num_going_on -= 1
         if not request.num_going_on:
             del self._requests[request.request_id]
-            self._metrics.note_end(request.completions, request.arrival_time, time.perf_counter())

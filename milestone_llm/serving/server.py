@@ -21,6 +21,8 @@ from types import FrameType
 from typing import Any, Protocol
 
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from .app import build_app
 from .async_engine import AsyncEngine
@@ -96,12 +98,15 @@ class Server:
         keys = ApiKeys(limits.api_keys)
         hosts = AllowedHosts(limits.allowed_hosts, limits.takes_any_host)
         bodies = BodyLimits(limits.max_body_bytes, limits.max_bodies_bytes, counts)
+        http: ASGIApp = AdmissionMiddleware(app, self._engine, keys, hosts, bodies)
+        if origins := limits.allowed_origins:  # outermost: a browser asks for leave without a key
+            http = CORSMiddleware(http, origins, ("GET", "POST"), ("*",), expose_headers=("*",))
         connection: Any = functools.partial(
             HttpConnection, limits=limits.connections, counts=counts
         )
         self._http = uvicorn.Server(
             uvicorn.Config(
-                AdmissionMiddleware(app, self._engine, keys, hosts, bodies),
+                http,
                 http=connection,
                 ws="none",
                 backlog=ACCEPTED_AT_ONCE,

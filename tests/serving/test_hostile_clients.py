@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from milestone_llm.serving.connection import MAX_HEAD_BYTES
+from milestone_llm.serving.connection import MAX_HEAD_BYTES, MAX_WITHOUT_PLACE
 from milestone_llm.serving.middleware import AllowedHosts, ApiError
 from serving_helpers import PATIENCE, http_request, read_answer, serve, wait_for
 
@@ -108,8 +108,15 @@ def test_other_models_other_paths_other_methods(m4):
     status, answer = m4.fetch("POST", COMPLETIONS, {"prompt": "a", "model": "gpt-5"})
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
     assert "'tiny-bytes'" in answer["error"]["message"]
-    assert m4.fetch("POST", "/v2", {})[1]["error"]["type"] == "invalid_request_error"
+    status, answer = m4.fetch("POST", "/v1/responses", {})
+    assert (status, answer["error"]["type"]) == (404, "invalid_request_error")
+    for path in ("/v1/responses", "/v1/chat/completions"):
+        assert path in answer["error"]["message"]
     assert m4.fetch("GET", COMPLETIONS)[0] == 405
+    with m4.connect() as probe:
+        probe.sendall(http_request("HEAD", "/health"))
+        status, _, body = read_answer(probe)
+        assert (status, body) == (200, "")
 
 
 def test_half_a_request(m4):
@@ -142,7 +149,7 @@ def test_a_client_that_does_not_read_gets_it_all_in_the_end(m4):
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 POST = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 SECONDS = 2.0
-NUM_CONNECTIONS = 9
+NUM_CONNECTIONS = 8
 MAX_BODY, MAX_BODIES = 200_000, 200_000
 
 
@@ -276,7 +283,7 @@ def test_idle_connections_make_room(guarded):
         assert rest_of(idle[0]) == b""
 
 
-def test_where_all_connections_are_in_use_one_more_is_told_so(guarded):
+def test_where_all_connections_are_in_use_one_more_is_told_so_and_health_is_good(guarded):
     watching = b"GET /trace HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with contextlib.ExitStack() as stack:
 
@@ -290,9 +297,13 @@ def test_where_all_connections_are_in_use_one_more_is_told_so(guarded):
 
         for _ in range(8):
             wait_for(lambda: not one_more())
-        with guarded.connect() as last:
-            last.sendall(watching)
-            assert rest_of(last)[:13] in (b"HTTP/1.1 429 ", b"HTTP/1.1 503 ")
+        for _ in range(2 * MAX_WITHOUT_PLACE):  # idle ones do not keep a probe out
+            stack.enter_context(guarded.connect())
+        assert guarded.fetch("GET", "/health", Connection="keep-alive") == (200, {"status": "ok"})
+        for request in (watching, http_request("POST", "/tokenize", {"prompt": "a"})):
+            with guarded.connect() as last:
+                last.sendall(request)
+                assert rest_of(last)[:13] == b"HTTP/1.1 503 "
     wait_for(lambda: is_served(guarded))
 
 

@@ -22,7 +22,7 @@ from milestone_llm.serving.command import serve_parser
 from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineRequest
 from milestone_llm.serving.http_process import HttpProcess
 from milestone_llm.serving.metrics import Metrics
-from milestone_llm.serving.shared_counts import Count, SharedCounts
+from milestone_llm.serving.shared_counts import DELIVERY, Count, SharedCounts
 from serving_helpers import (
     PATIENCE,
     http_request,
@@ -219,12 +219,14 @@ def test_counts_of_all_processes_are_one():
     counts = [shared.of(number) for number in range(3)]
     for number, own in enumerate(counts):
         own.add(Count.COMPLETIONS, 10**number)
-        own.delivery.observe(0.003, times=number)
+        for _ in range(number):
+            own.note_delivery(0.003)
     counts[2].add(Count.COMPLETIONS, -100)
     for own in counts:
         assert (own.total(Count.COMPLETIONS), own.total(Count.CONNECTIONS)) == (11, 0)
-        assert own.all_deliveries().buckets()[3:5] == [("0.002", 0), ("0.005", 3)]
-        assert own.all_deliveries().sum == pytest.approx(0.009)
+        histograms = own.histograms()
+        assert histograms[DELIVERY].buckets()[3:5] == [("0.002", 0), ("0.005", 3)]
+        assert [each.sum for each in histograms.values()] == pytest.approx([0, 0, 0, 0.009])
 
 
 def test_steps_wait_for_http_when_it_falls_far_behind():

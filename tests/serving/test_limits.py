@@ -17,8 +17,13 @@ from milestone_llm.core.errors import InputError
 from milestone_llm.serving import command
 from milestone_llm.serving.app import build_app
 from milestone_llm.serving.command import serve_parser, spec_of
+from milestone_llm.serving.connection import ConnectionLimits
+from milestone_llm.serving.engine_client import EngineInfo
+from milestone_llm.serving.limits import Limits
 from milestone_llm.serving.protocol import ChatRequest
+from milestone_llm.serving.server import Server
 from milestone_llm.serving.service import Service
+from milestone_llm.serving.shared_counts import SharedCounts
 from serving_helpers import byte_tokenizer, http_request, read_answer, serve, wait_for
 
 LONG = {"prompt": "a", "max_tokens": 900, "ignore_eos": True}
@@ -130,6 +135,40 @@ def test_a_key_that_no_client_could_send_is_refused(key, capsys):
     with pytest.raises(SystemExit):
         m4_prefix_chunked.serve.main(["--api-key", key])
     assert "a key is printable ASCII without spaces" in capsys.readouterr().err
+
+
+def test_a_page_of_an_origin_that_is_allowed_may_use_the_server():
+    """Its browser first asks for leave, without the key."""
+    info = EngineInfo("tiny", 64, 2, 64, 4, 64, frozenset(), None)
+    limits = Limits(ConnectionLimits(8, 1, 1), ["key"], allowed_origins=["http://chat.example"])
+    app = Server(SimpleNamespace(info=info), limits, SharedCounts().of(0))._http.config.app
+    wish = {"access-control-request-method": "POST"}
+    wish["access-control-request-headers"] = "authorization,content-type"
+
+    def ask(origin, method, **headers):
+        fields = {"host": "localhost", "origin": origin, **headers}
+        scope = {"type": "http", "method": method, "path": "/v1/models", "query_string": b""}
+        scope["headers"] = [(name.encode(), value.encode()) for name, value in fields.items()]
+        sent = []
+
+        async def receive():
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message):
+            sent.append(message)
+
+        asyncio.run(app(scope, receive, send))
+        return sent[0]["status"], dict(sent[0]["headers"]).get(b"access-control-allow-origin")
+
+    page = "http://chat.example"
+    assert ask(page, "OPTIONS", **wish) == (200, page.encode())
+    assert ask(page, "GET", authorization="Bearer key") == (200, page.encode())
+    assert ask(page, "GET") == (401, page.encode()), "and it can read why"
+    assert ask("http://evil.example", "OPTIONS", **wish) == (400, None)
+    parse = serve_parser("m4_prefix_chunked", None, EngineConfig).parse_args
+    assert parse(["--allowed-origins", page, "*"]).allowed_origins == [page, "*"]
+    with pytest.raises(SystemExit):
+        parse(["--allowed-origins", f"{page}/"])  # no browser would send that
 
 
 def test_it_is_open_to_this_machine_only_unless_told_otherwise():

@@ -93,13 +93,14 @@ def test_with_several_engines_a_label_says_which():
         for place, name in enumerate(("a", "b"))
     ]
     for report in reports:
-        report.metrics.num_generation_tokens = 7
+        report.metrics.num_prompt_tokens = 7
     page = metrics.page(reports).decode()
     for name, number in (("a", 0.0), ("b", 1.0)):
         labels = f'{{engine="{name}",model_name="tiny"}}'
         assert f"milestone_llm:num_requests_running{labels} {number}\n" in page
-        assert f"milestone_llm:generation_tokens_total{labels} 7.0\n" in page
-    assert page.count("# TYPE milestone_llm:generation_tokens_total counter") == 1
+        assert f"milestone_llm:prompt_tokens_total{labels} 7.0\n" in page
+    assert page.count("# TYPE milestone_llm:prompt_tokens_total counter") == 1
+    assert 'generation_tokens_total{engine="all",model_name="tiny"}' in page, "HTTP counts those"
     assert metrics.page(None).decode() == page, "as they were when they last answered"
 
 

@@ -1,6 +1,7 @@
 """What a stream brings: characters whole, stop strings held back, several tokens in one event."""
 
 import asyncio
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from milestone_llm.serving.async_engine import AsyncEngine
 from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineRequest, Refusal
 from milestone_llm.serving.errors import ApiError
 from milestone_llm.serving.metrics import Metrics
+from milestone_llm.serving.shared_counts import DELIVERY, ENDS, Count
 from serving_helpers import PATIENCE, messages_of
 
 
@@ -99,10 +101,39 @@ def test_each_step_is_passed_on_where_http_is_not_busy():
             (output,) = await request.outputs()
             seen.append(output.token_ids)
             request.note_sent()
-        assert engine.metrics.counts.delivery.buckets()[-1] == ("+Inf", 3), "how long they waited"
+        delivery = engine.metrics.counts.histograms()[DELIVERY]
+        assert delivery.buckets()[-1] == ("+Inf", 3), "how long they waited"
         return seen
 
     assert with_one_request(play) == [[3], [3, 4], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("how", ["stop string", "no text", "refused"])
+def test_what_the_client_gets_is_what_counts(how, monkeypatch):
+    """The engine is further, and has ended the request for a reason of its own."""
+
+    async def play(engine, request):
+        if how == "refused":
+            refusals = {"r": Refusal("no memory", 500)}
+            engine.deliver(EngineCoreOutputs(refusals=refusals))
+        else:
+            if how == "no text":
+                monkeypatch.setattr(Detokenizer, "append", None)
+            for token_id in (3, 4, 7):
+                deliver(engine, token_id)
+            deliver(engine, 8, finish_reason="length")
+        with contextlib.suppress(ApiError):
+            while await request.outputs():
+                pass
+        request.close()
+        counts = engine.metrics.counts
+        ends = {reason: counts.total(count) for reason, count in ENDS.items()}
+        num_tokens = counts.total(Count.GENERATION_TOKENS)
+        assert counts.histograms()["request_generation_tokens"].sum in (0, num_tokens)
+        return num_tokens, {reason: number for reason, number in ends.items() if number}
+
+    expected = (3, {"stop": 1}) if how == "stop string" else (0, {"error": 1})
+    assert with_one_request(play) == expected
 
 
 def test_others_have_their_turn_when_tokens_come_faster_than_they_are_taken(monkeypatch):
