@@ -45,6 +45,8 @@ class RequestBody:
 
     def __init__(self, limits: BodyLimits, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
+        length = headers.get("content-length", "")
+        self._announced = int(length) if length.isdigit() and len(length) < 20 else 0
         self.is_complete = not {"transfer-encoding", "content-length"} & set(headers)
         self._limits = limits
         self._receive, self._send = receive, send
@@ -60,7 +62,10 @@ class RequestBody:
         self.is_complete = not message.get("more_body", False)
         self._num_bytes += len(message.get("body", b""))
         self._limits.check(self._num_bytes)
-        more = max(0, self._num_bytes - FREE_BYTES) - self._num_counted
+        # What is announced has its room from the beginning: bodies that come side by side would
+        # share out the room until none of them fits.
+        expected = max(self._num_bytes, self._announced)
+        more = max(0, expected - FREE_BYTES) - self._num_counted
         num_bytes = self._limits.counts.total(Count.BODY_BYTES)
         if more and num_bytes + more > self._limits.max_total_bytes:
             text = f"the bodies of all requests have {num_bytes} bytes and may have "

@@ -12,11 +12,11 @@ import importlib.util
 import inspect
 import itertools
 import os
-import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from urllib.parse import urlsplit
 
@@ -44,6 +44,8 @@ from .shared_counts import SharedCounts
 BACKLOG = 2048
 """Clients that may connect while the model is loaded; they wait for it."""
 MAX_CONNECTIONS = 1024
+LOG_LEVELS = ("error", "warning", "info", "debug")
+KEY_NAME = "MILESTONE_LLM_API_KEY"
 RESERVED_FILES = 128
 """Descriptors that are not for connections: traces, pipes, libraries, those about to be closed."""
 
@@ -117,6 +119,13 @@ def serve_parser(
     add("--allowed-origins", nargs="+", type=_origin, default=[], metavar="ORIGIN", help=about)
     about = "ask for one of these keys; a prompt cached for one key is not found by another"
     add("--api-key", nargs="+", type=_key, default=[], metavar="KEY", help=about)
+    about = f"a key a line; on a command line, every user of the machine can read them. {KEY_NAME} "
+    about += "of the environment may hold keys, too, with spaces between"
+    add("--api-key-file", type=Path, metavar="PATH", help=about)
+    about = "what is said of the server's doing; info: a line for each answer, too"
+    add("--log-level", choices=LOG_LEVELS, default="warning", help=about)
+    about = "by which clients ask for the model; without it, that of its folder or file"
+    add("--served-model-name", metavar="NAME", help=about)
     about = "requests that may wait for a row; more are answered 429"
     add("--max-queued", type=positive, default=256, metavar="N", help=about)
     add("--max-body-bytes", type=positive, default=8 * 2**20, metavar="N", help="of a request")
@@ -194,6 +203,7 @@ def _field_docstrings(config: type[Any]) -> dict[str, str]:
 def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         args.max_connections = _max_connections(args.max_connections)
+        args.api_key = [*args.api_key, *_hidden_keys(args.api_key_file)]
         shared = SharedCounts(num_http_processes(args))
         listener = stack.enter_context(_listen(args.host, args.port))  # before a model is loaded
         others = [
@@ -243,6 +253,21 @@ def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
     return 0 if is_whole else 1
 
 
+def _hidden_keys(path: Path | None) -> list[str]:
+    """Keys of the environment and of a file.
+
+    Raises:
+        InputError: the file cannot be read, or a key is none.
+    """
+    try:
+        text = path.read_text(encoding="utf-8") if path else ""
+        return [_key(key) for key in (*os.environ.get(KEY_NAME, "").split(), *text.split())]
+    except (OSError, ValueError) as error:
+        raise InputError(f"--api-key-file {path}: {error}") from None
+    except argparse.ArgumentTypeError as error:
+        raise InputError(f"{KEY_NAME}, or --api-key-file: {error}") from None
+
+
 def _replicas(spec: EngineSpec, args: argparse.Namespace) -> Replicas:
     """Engines on Ray.
 
@@ -271,6 +296,10 @@ def _max_connections(wanted: int | None) -> int:
     Raises:
         InputError: this process may not have as many files open.
     """
+    try:
+        import resource
+    except ImportError:  # Windows, which has no such limit
+        return wanted or MAX_CONNECTIONS
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return wanted or MAX_CONNECTIONS

@@ -23,6 +23,9 @@ class Limits:
     """If none is given."""
     allowed_origins: Sequence[str] = ()
     """Of pages in browsers that may use the server; `*` for all."""
+    model_name: str | None = None
+    """By which clients ask for the model; None: its own."""
+    log_level: str = "warning"
     max_queued: int = 256
     """Completions that may wait beyond the rows of a step."""
     max_body_bytes: int = 8 * 2**20
@@ -42,6 +45,8 @@ class Limits:
             allowed_hosts=args.allowed_hosts,
             takes_any_host=bool(args.api_key) or not is_loopback(listener.getsockname()[0]),
             allowed_origins=args.allowed_origins,
+            model_name=args.served_model_name,
+            log_level=args.log_level,
             max_queued=args.max_queued,
             max_body_bytes=args.max_body_bytes,
             max_bodies_bytes=args.max_bodies_bytes,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import uuid
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .async_engine import AsyncEngine
 from .body_limits import BodyLimits, RequestBody
@@ -84,6 +85,20 @@ def is_loopback(host: str) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
+def named(scope: Scope, send: Send) -> Send:
+    """`send` whose answer says the request's id: the client's own, if it is one, or a new one."""
+    own = Headers(scope=scope).get("x-request-id", "")
+    is_good = 0 < len(own) <= 128 and own.isascii() and own.isprintable()
+    header = b"x-request-id", (own if is_good else uuid.uuid4().hex).encode()
+
+    async def send_with_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), header]}
+        await send(message)
+
+    return send_with_id
+
+
 class AdmissionMiddleware:
     """In front of the application. What it lets in carries its salt in the request's state."""
 
@@ -106,7 +121,7 @@ class AdmissionMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        with RequestBody(self._bodies, scope, receive, send) as body:
+        with RequestBody(self._bodies, scope, receive, named(scope, send)) as body:
             try:
                 self._check(scope)
             except ApiError as error:

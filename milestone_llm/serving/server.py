@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import logging
 import signal
@@ -91,6 +92,10 @@ class Server:
         self._signals = signals
         self._stats_log = stats_log
         self._others = others
+        if limits.model_name:
+            client.info = dataclasses.replace(client.info, model_name=limits.model_name)
+        logging.getLogger("milestone_llm").setLevel(limits.log_level.upper())
+        has_access_log = limits.log_level in ("info", "debug")
         info = client.info
         max_choices = info.max_num_seqs + limits.max_queued
         self._engine = AsyncEngine(client, Metrics(info.model_name, counts), max_choices)
@@ -110,8 +115,9 @@ class Server:
                 http=connection,
                 ws="none",
                 backlog=ACCEPTED_AT_ONCE,
-                log_level="error",  # what clients do wrong, they are told
-                access_log=False,
+                # What clients do wrong, they are told.
+                log_level=limits.log_level if has_access_log else "error",
+                access_log=has_access_log,
                 lifespan="off",
                 timeout_graceful_shutdown=CLOSING_SECONDS,
             )

@@ -48,6 +48,7 @@ def read_run(path: str | Path) -> list[StepRecord]:
             the message names the line.
     """
     records: list[StepRecord] = []
+    known: set[str] = set()
     try:
         with _open(Path(path), "rt") as file:
             for line in file:
@@ -55,6 +56,13 @@ def read_run(path: str | Path) -> list[StepRecord]:
                 if records and record.step <= records[-1].step:
                     follows = f"step {record.step} follows step {records[-1].step}"
                     raise InputError(f"{follows}: the file holds several runs")
+                known |= record.requests
+                for event in record.events:
+                    if event.request_id not in known:
+                        raise InputError(
+                            f"{path}, line {len(records) + 1}: events.request_id: "
+                            f"{event.request_id!r:.100} is no request of this run"
+                        )
                 records.append(record)
     except EOFError:  # of gzip
         pass

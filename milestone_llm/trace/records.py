@@ -203,6 +203,12 @@ class StepRecord:
                 raise ValueError(f"block {block} is named, but kv.total is {kv.total}")
         return record
 
+    @property
+    def requests(self) -> set[str]:
+        """Ids of all that it speaks of as being there."""
+        rows = (row.request_id for row in self.batch)
+        return {*rows, *self.arrived, *self.waiting, *self.running, *self.swapped}
+
     def to_dict(self) -> dict[str, Any]:
         """The record as plain data, in the order and with the names of the JSON lines."""
         data = dict(vars(self))

@@ -130,6 +130,71 @@ def test_keys(model_folder, tmp_path):
         assert cached == [0, 0, 48, 48]
 
 
+def test_keys_need_not_stand_on_the_command_line(tmp_path, monkeypatch):
+    """There every user of the machine can read them."""
+    path = tmp_path / "keys"
+    path.write_text("first\nsecond\n")
+    monkeypatch.setenv(command.KEY_NAME, "third")
+    assert command._hidden_keys(path) == ["third", "first", "second"]
+    for bad in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(InputError, match="--api-key-file"):
+            command._hidden_keys(bad)
+    monkeypatch.setenv(command.KEY_NAME, "é")
+    with pytest.raises(InputError, match="printable ASCII"):
+        command._hidden_keys(None)
+
+
+def test_an_answer_has_the_id_of_its_request_and_the_name_that_was_chosen():
+    info = EngineInfo("tiny", 64, 2, 64, 4, 64, frozenset(), None)
+    limits = Limits(ConnectionLimits(8, 1, 1), model_name="mine")
+    client = SimpleNamespace(info=info)
+    app = Server(client, limits, SharedCounts().of(0))._http.config.app
+    assert client.info.model_name == "mine"
+
+    def id_of(given):
+        scope = {"type": "http", "method": "GET", "path": "/v1/models", "query_string": b""}
+        scope["headers"] = [(b"host", b"localhost"), (b"x-request-id", given)]
+        sent = []
+
+        async def receive():
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message):
+            sent.append(message)
+
+        asyncio.run(app(scope, receive, send))
+        assert b'"mine"' in sent[1]["body"]
+        return dict(sent[0]["headers"])[b"x-request-id"]
+
+    assert id_of(b"abc-1") == b"abc-1"
+    made = id_of(b"\xff"), id_of(b"x" * 200)
+    assert made[0] != made[1]
+    assert all(len(name) == 32 for name in made)
+
+
+def test_bodies_that_come_together_have_the_room_that_they_announce():
+    """Side by side they would share it out, until none of them fits."""
+    counts = SharedCounts().of(0)
+    limits = BodyLimits(10**6, FREE_BYTES, counts)
+    half = FREE_BYTES + FREE_BYTES // 2
+
+    async def piece():
+        return {"type": "http.request", "body": b"x" * 1000, "more_body": True}
+
+    scope = {"type": "http", "headers": [(b"content-length", str(half).encode())]}
+    with contextlib.ExitStack() as stack:
+        bodies = [RequestBody(limits, scope, piece, piece) for _ in range(4)]
+        got = []
+        for body in [stack.enter_context(each) for each in bodies]:
+            try:
+                asyncio.run(body.receive())
+                got.append(200)
+            except ApiError as error:
+                got.append(error.status)
+    assert got == [200, 200, 503, 503]
+    assert counts.total(Count.BODY_BYTES) == 0
+
+
 @pytest.mark.parametrize("key", ["", " ", "é", "two words", "a\tb", "a\n"])
 def test_a_key_that_no_client_could_send_is_refused(key, capsys):
     with pytest.raises(SystemExit):
