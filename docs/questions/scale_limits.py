@@ -8,6 +8,8 @@ import json
 import re
 from pathlib import Path
 
+from milestone_llm.serving.engine_client import EngineReport
+from milestone_llm.serving.engine_metrics import EngineMetrics
 from milestone_llm.serving.metrics import Metrics
 from milestone_llm.serving.router import Router
 
@@ -30,19 +32,28 @@ router.add("r0")
 router.choose([number.to_bytes(32, "big") for number in range(50_000)], 1)
 name_bytes = router.stats()["bytes"] / 50_000
 num_names = KV_BYTES / TOKEN_BYTES / BLOCK_SIZE
-page = Metrics("model").page(None)
-num_series = sum(not line.startswith(b"#") for line in page.splitlines())
+
+
+def page_of(replicas):
+    """The lines of /metrics and their bytes."""
+    names = [f"{number:08x}" for number in range(replicas)]
+    page = Metrics("model").page([EngineReport({}, EngineMetrics(), name) for name in names])
+    return sum(not line.startswith(b"#") for line in page.splitlines()), len(page)
+
+
+num_series, num_bytes = page_of(1)
 
 print(
     f"a replica: {tokens:,.0f} tokens and {prompts:.0f} prompts a second; {num_names:,.0f} blocks"
 )
 print(f"the front: {http_ms:.3f} ms of Python a streamed token; {num_series} series, and")
-print(f"{len(page) / 1e3:.0f} kB a page of metrics; the router: {name_bytes:.0f} bytes a name\n")
+print(f"{num_bytes / 1e3:.0f} kB a page of metrics; the router: {name_bytes:.0f} bytes a name\n")
 print("replicas  prompts/s   tokens/s  fronts busy  names, MB  every 8th  series  a page, kB")
 for replicas in (1, 8, 1000):
     size = replicas * num_names * name_bytes / 1e6
+    num_series, num_bytes = page_of(replicas)
     print(
         f"{replicas:8,}{replicas * prompts:11,.0f}{replicas * tokens:11,.0f}"
         f"{replicas * tokens * http_ms / 1e3:13,.1f}{size:11,.0f}{size / STRIDE:11,.0f}"
-        f"{replicas * num_series:8,}{replicas * len(page) / 1e3:12,.0f}"
+        f"{num_series:8,}{num_bytes / 1e3:12,.0f}"
     )

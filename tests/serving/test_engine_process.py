@@ -166,26 +166,33 @@ def test_all_that_the_engine_says_is_said_in_its_own_thread(oracle):
     assert {thread for _, thread in speakers} == {threading.current_thread()}
 
 
-def test_what_a_process_of_http_has_asked_for_ends_with_it(oracle):
-    """Its end of the pipe is closed before the first step; the other process asks what became of
-    the request.
+def test_what_a_process_of_http_has_asked_for_ends_with_it(oracle, monkeypatch):
+    """Its end of the pipe is closed before the first step; the other process asks for figures until
+    the request has ended.
     """
     (ours, inner), (theirs, gone) = multiprocessing.Pipe(), multiprocessing.Pipe()
     params = SamplingParams(max_tokens=200, ignore_eos=True)
     theirs.send(Orders(requests={"r": EngineRequest("r", [3, 4, 5], params, sender=1)}))
     theirs.close()
-    ended = {}
+    ended, finish = {}, oracle.core.finish_request
+
+    def finish_request(request, reason):
+        ended[request.request_id] = reason
+        finish(request, reason)
+
+    monkeypatch.setattr(oracle.core, "finish_request", finish_request)
 
     def ask():
-        while not ended:
+        num_tokens = 0
+        while not ended and num_tokens < 200:
             ours.send(Orders(wants_report=True))
             while (message := ours.recv())[0] != "report":
                 pass
-            ended.update(message[1][0].metrics.ended)
+            num_tokens = message[1][0].metrics.num_generation_tokens
         ours.send(Orders(is_last=True))
 
     asker = threading.Thread(target=ask)
     asker.start()
     engine_process._run_loop(EngineLoop(oracle), [inner, gone])
     asker.join()
-    assert ended == {"abort": 1}
+    assert ended == {"r": "abort"}
