@@ -16,14 +16,16 @@ from m4_prefix_chunked import EngineConfig
 from milestone_llm.core.errors import InputError
 from milestone_llm.serving import command
 from milestone_llm.serving.app import build_app
+from milestone_llm.serving.body_limits import FREE_BYTES, BodyLimits, RequestBody
 from milestone_llm.serving.command import serve_parser, spec_of
 from milestone_llm.serving.connection import ConnectionLimits
 from milestone_llm.serving.engine_client import EngineInfo
+from milestone_llm.serving.errors import ApiError
 from milestone_llm.serving.limits import Limits
 from milestone_llm.serving.protocol import ChatRequest
 from milestone_llm.serving.server import Server
 from milestone_llm.serving.service import Service
-from milestone_llm.serving.shared_counts import SharedCounts
+from milestone_llm.serving.shared_counts import Count, SharedCounts
 from serving_helpers import byte_tokenizer, http_request, read_answer, serve, wait_for
 
 LONG = {"prompt": "a", "max_tokens": 900, "ignore_eos": True}
@@ -190,7 +192,7 @@ def test_bodies_that_come_together_have_the_room_that_they_announce():
                 asyncio.run(body.receive())
                 got.append(200)
             except ApiError as error:
-                got.append(error.status)
+                got.append(error.status_code)
     assert got == [200, 200, 503, 503]
     assert counts.total(Count.BODY_BYTES) == 0
 

@@ -161,7 +161,11 @@ def test_a_file_that_is_no_trace_gets_a_message_with_the_line(
         (["kv", "stored_tokens"], -1, "a number below 0 in KVUsage("),
         (["events", 0, "type"], "<script>", "the type of an event of ('alloc', 'free', 'share'"),
         (["events", 0, "request_id"], 1, "events.0.request_id: Input should be a valid string"),
-        (["events", 0, "request_id"], "gone", "events.request_id: 'gone' is no request of this run"),
+        (
+            ["events", 0, "request_id"],
+            "gone",
+            "events.request_id: 'gone' is no request of this run",
+        ),
         (["events", 0, "blocks"], [-1], "block -1 is named, but kv.total is 6"),
     ],
 )
