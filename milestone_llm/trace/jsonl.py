@@ -53,16 +53,12 @@ def read_run(path: str | Path) -> list[StepRecord]:
         with _open(Path(path), "rt") as file:
             for line in file:
                 record = StepRecord.from_json(line)
+                known |= record.requests
+                for name in {event.request_id for event in record.events} - known:
+                    raise ValueError(f"events.request_id: {name!r:.100} is no request of this run")
                 if records and record.step <= records[-1].step:
                     follows = f"step {record.step} follows step {records[-1].step}"
                     raise InputError(f"{follows}: the file holds several runs")
-                known |= record.requests
-                for event in record.events:
-                    if event.request_id not in known:
-                        raise InputError(
-                            f"{path}, line {len(records) + 1}: events.request_id: "
-                            f"{event.request_id!r:.100} is no request of this run"
-                        )
                 records.append(record)
     except EOFError:  # of gzip
         pass
