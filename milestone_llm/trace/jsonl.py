@@ -48,7 +48,7 @@ def read_run(path: str | Path) -> list[StepRecord]:
             the message names the line.
     """
     records: list[StepRecord] = []
-    known: set[str] = set()
+    known: set[str | None] = {None}  # an eviction is nobody's
     try:
         with _open(Path(path), "rt") as file:
             for line in file:
