@@ -18,13 +18,13 @@ from .engine_metrics import SECONDS, TOKENS, Histogram
 if TYPE_CHECKING:
     from milestone_llm.frontend.output_processor import RequestState
 
-_DELIVERY_SECONDS = (2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+DELIVERY_SECONDS = (2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 DELIVERY = "token_delivery_seconds"
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "e2e_request_latency_seconds": ("from a request's arrival to its end", SECONDS),
     "request_prompt_tokens": ("prompt tokens of a request", TOKENS),
     "request_generation_tokens": ("output tokens of a request", TOKENS),
-    DELIVERY: ("from a step's end until its tokens are in a stream's socket", _DELIVERY_SECONDS),
+    DELIVERY: ("from a step's end until its tokens are in a stream's socket", DELIVERY_SECONDS),
 }
 """What each says, and its bounds."""
 
