@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import operator
+import threading
+import urllib.error
+import urllib.request
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +20,7 @@ from milestone_llm.core.plan import StepPlan
 from milestone_llm.lab.playground.machine import MACHINES
 from milestone_llm.lab.playground.own import OwnFile
 from milestone_llm.lab.playground.program import program_of
+from milestone_llm.lab.playground.server import PlaygroundServer
 from milestone_llm.lab.playground.service import Playground, presets
 from milestone_llm.lab.playground.setting import RequestSpec, Setting, Side, defaults_of
 from milestone_llm.lab.playground.simulate import run_setting
@@ -307,3 +311,19 @@ def test_what_lies_beside_the_file_is_loaded_again_too(tmp_path, monkeypatch):
     setting = replace(CROWD, sides=[replace(PAGED, engine=e) for e in ("own before", "own")])
     assert [outcome.step for outcome in run_setting(setting, file.refresh())] == [10, 10]
     assert file.version == 2
+
+
+def test_a_number_too_long_for_python_is_refused_in_a_line():
+    server = PlaygroundServer(Playground(None), 0)
+    threading.Thread(target=server.handle_request).start()
+    body = b'{"seed": ' + b"9" * 5000 + b"}"
+    headers = {"Content-Type": "application/json", "Origin": server.url.rstrip("/")}
+    path = next(iter(server.answers))
+    request = urllib.request.Request(server.url.rstrip("/") + path, body, headers)
+    try:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=20)
+        assert refused.value.code == 400
+        assert "digits" in refused.value.read().decode()
+    finally:
+        server.server_close()
