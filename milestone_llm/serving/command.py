@@ -283,6 +283,8 @@ def _replicas(spec: EngineSpec, args: argparse.Namespace) -> Replicas:
         raise InputError("--replicas of engines on several GPUs each are not supported")
     if importlib.util.find_spec("ray") is None:
         raise InputError('--replicas needs Ray: pip install -c constraints.txt "ray[serve]"')
+    if not args.ray_address:  # a Ray of our own, which listens at all addresses of the machine
+        os.environ["RAY_AUTH_MODE"] = "token"  # it reads this when it is imported
     from .replicas import Replicas
 
     return Replicas(

@@ -192,8 +192,6 @@ class Replicas:
 
 def _start_ray(address: str | None, max_replicas: int) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of it unasked
-    if address is None:
-        os.environ["RAY_AUTH_MODE"] = "token"  # it listens at all addresses of the machine
     num_cpus = None if address else max(max_replicas, os.cpu_count() or 1)
     ray.init(
         address or "local",
