@@ -44,8 +44,8 @@ class EngineConfig(base.EngineConfig):
     quantization: str | None = None
     """"int8": matrices of weights are rounded to integers of eight bits when they are loaded, with
     a scale a row: half the memory of bfloat16. "gguf": on a CPU, a GGUF file's matrices stay in the
-    four or eight bits that they have there. Both for the families of the fused decoder. None: they
-    become numbers of the model's dtype."""
+    four or eight bits that they have there. Both for the families of the fused decoder, and in
+    bfloat16 unless `dtype` says otherwise. None: they become numbers of the model's dtype."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,6 +58,8 @@ class EngineConfig(base.EngineConfig):
             raise InputError(
                 f'quantization must be "int8", "gguf" or None, got {self.quantization!r}'
             )
+        if self.quantization == "gguf" and self.tensor_parallel_size > 1:
+            raise InputError('quantization="gguf" takes whole matrices: tensor_parallel_size is 1')
 
     def for_scheduler(self) -> m4_prefix_chunked.config.EngineConfig:
         """M4's scheduler plans the steps, and knows M4's fields."""

@@ -55,7 +55,7 @@ def demo(args: argparse.Namespace) -> None:
     show.summary(runs)
     if args.quantization is None and engine.model.device.type == "cpu" and find_gguf(args.model):
         options = {"model": args.model, "quantization": "gguf", "trace": None, "scheduler": None}
-        runs.append(work.run("M5 in 4 bits", m5_kernels, **options))
+        runs.append(work.run("M5 in few bits", m5_kernels, **options))
         show.in_fewer_bits(runs)
         runs.pop()
     show.timeline(runs, args.out / PICTURE)

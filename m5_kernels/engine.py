@@ -41,11 +41,12 @@ from .decoder.products import Products
 from .decoder.weights import Matrices
 from .device_state import check_rows
 from .extras.cpu.attention import CPUAttention
-from .extras.cpu.int8 import CPUInt8Product, CPUInt8Weight
+from .extras.cpu.int8 import CPUInt8Weight
 from .extras.cpu.layers import OneCPU, RopeAndWrite
-from .extras.cpu.products import PlainProduct
+from .extras.cpu.products import OwnProduct, PlainProduct
 from .extras.gguf.file import open_gguf
-from .extras.gguf.matrices import GGUFMatrices, PackedProduct
+from .extras.gguf.matrices import GGUFMatrices
+from .extras.gguf.packed import PackedMatrix
 from .extras.guesses.proposer import DeviceProposer
 from .extras.guesses.runner import GuessingRunner
 from .extras.hopper.chunks import attention_of_chunks
@@ -124,12 +125,12 @@ class LLMEngine(BaseEngine):
             check_quantization(whole.config, config.quantization)
             starts = Starts(here)
         if config.quantization == "int8" and attention is not None:
-            products, matrices = Products([CPUInt8Product()]), Int8Matrices(CPUInt8Weight)
+            products, matrices = Products([OwnProduct(CPUInt8Weight)]), Int8Matrices(CPUInt8Weight)
         elif config.quantization == "int8":
             products, matrices = Products(int8_products(here)), Int8Matrices()
         elif config.quantization == "gguf":
             weights = open_gguf(model, here)
-            products, matrices = Products([PackedProduct()]), GGUFMatrices(weights)
+            products, matrices = Products([OwnProduct(PackedMatrix)]), GGUFMatrices(weights)
         if ranks is not None:
             gpus = TensorParallel(
                 ranks.shard, whole.config.hidden_size, config.max_num_seqs, whole.dtype, here,

@@ -18,10 +18,10 @@ from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.decoder.products import Products
 from m5_kernels.extras.cpu import int8
 from m5_kernels.extras.cpu.layers import OneCPU, RopeAndWrite
-from m5_kernels.extras.cpu.products import PlainProduct
+from m5_kernels.extras.cpu.products import OwnProduct, PlainProduct
 from m5_kernels.extras.gguf import packed
 from m5_kernels.extras.gguf.file import open_gguf
-from m5_kernels.extras.gguf.matrices import GGUFMatrices, PackedProduct
+from m5_kernels.extras.gguf.matrices import GGUFMatrices
 from m5_kernels.extras.int8.products import Int8Matrices
 from milestone_llm.command.cli import console, positive
 from milestone_llm.lab.bench.report import table
@@ -54,10 +54,13 @@ def main() -> None:
     plain = decoder(products=Products([PlainProduct()]))
     plain.load(iter(model.named_parameters()))
     bytes_ = decoder(
-        products=Products([int8.CPUInt8Product()]), matrices=Int8Matrices(int8.CPUInt8Weight)
+        products=Products([OwnProduct(int8.CPUInt8Weight)]),
+        matrices=Int8Matrices(int8.CPUInt8Weight),
     )
     bytes_.load(iter(model.named_parameters()))
-    words = decoder(products=Products([PackedProduct()]), matrices=GGUFMatrices(file))
+    words = decoder(
+        products=Products([OwnProduct(packed.PackedMatrix)]), matrices=GGUFMatrices(file)
+    )
     words.load(file)
     theirs = load_model(MODEL, dtype="bfloat16", device="cpu").model
     ways: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -91,7 +91,7 @@ class Request:
     @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens that a step can compute now: none while the last token is in flight."""
-        num_tokens = self.num_tokens
+        num_tokens = len(self.token_ids) + self.num_in_flight
         if self.num_in_flight and num_tokens >= self.max_num_tokens:
             return 0
         return num_tokens - self.num_computed_tokens

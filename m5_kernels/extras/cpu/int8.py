@@ -9,16 +9,12 @@ multiplying, the integers are made into numbers and multiplied as ever.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from m5_kernels.decoder.products import Matrix, Weight
 from m5_kernels.extras.int8.int8_weight import LARGEST, ROWS_AT_ONCE
-
-from .products import gated
 
 MANY_ROWS = 32
 """From so many on it is faster to unpack: measured, see `docs/m5_cpu.md`."""
@@ -97,22 +93,3 @@ def has_int8_product() -> bool:
     except (AttributeError, RuntimeError):
         return False
     return torch.equal(product.T, integers * scale[:, None])
-
-
-class CPUInt8Product:
-    """Products with `CPUInt8Weight`."""
-
-    def suits(self, hidden: torch.Tensor, weight: Matrix, is_gated: bool) -> bool:
-        """Whether the weight is one."""
-        return isinstance(weight, CPUInt8Weight)
-
-    def __call__(
-        self, hidden: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, is_gated: bool
-    ) -> torch.Tensor:
-        """As `Products.linear`, or gated as `gate_up`."""
-        output = weight.product(hidden, bias)
-        return gated(output) if is_gated else output
-
-    def token_counts(self, max_tokens: int, weights: Sequence[Weight]) -> Iterable[int]:
-        """None: nothing is compiled."""
-        return ()

@@ -1,13 +1,40 @@
-"""Products on a CPU: torch's, all of them."""
+"""Products on a CPU: those of tensors by torch, those of few bits by the weights themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from m5_kernels.decoder.products import Matrix, Weight
+
+
+class OwnProduct:
+    """Of weights that know how they are multiplied with.
+
+    Args:
+        weight_class: theirs; it has `product(hidden, bias)`.
+    """
+
+    def __init__(self, weight_class: type[Any]) -> None:
+        self.weight_class = weight_class
+
+    def suits(self, hidden: torch.Tensor, weight: Matrix, is_gated: bool) -> bool:
+        """Whether the weight is one of them."""
+        return isinstance(weight, self.weight_class)
+
+    def __call__(
+        self, hidden: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, is_gated: bool
+    ) -> torch.Tensor:
+        """As `Products.linear`, or gated as `gate_up`."""
+        output = weight.product(hidden, bias)
+        return gated(output) if is_gated else output
+
+    def token_counts(self, max_tokens: int, weights: Sequence[Weight]) -> Iterable[int]:
+        """None: nothing is compiled."""
+        return ()
 
 
 class PlainProduct:

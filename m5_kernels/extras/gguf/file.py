@@ -7,6 +7,7 @@ Hugging Face has one after the other, alternate.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -139,7 +140,9 @@ class GGUFFile:
     def __init__(self, path: Path, index: Path) -> None:
         self.path = path
         if not index.exists():
-            index.write_text(json.dumps(_read_index(path)), encoding="utf-8")
+            own = index.with_name(f"{index.name}.{os.getpid()}")
+            own.write_text(json.dumps(_read_index(path)), encoding="utf-8")
+            own.replace(index)  # whole, or not there at all, for others that look
         about = json.loads(index.read_text(encoding="utf-8"))
         self.weights: dict[str, FileWeight] = {}
         """By Hugging Face's names."""
@@ -177,13 +180,12 @@ def _read_index(path: Path) -> dict[str, object]:
     reader = GGUFReader(path)
     architecture = reader.fields["general.architecture"].contents()
 
-    def number(name: str) -> int:
-        return int(reader.fields[f"{architecture}.attention.{name}"].contents())
-
+    heads = reader.fields[f"{architecture}.attention.head_count"]
+    kv_heads = reader.fields.get(f"{architecture}.attention.head_count_kv", heads)
     return {
         "architecture": architecture,
-        "num_heads": number("head_count"),
-        "num_kv_heads": number("head_count_kv"),
+        "num_heads": int(heads.contents()),
+        "num_kv_heads": int(kv_heads.contents()),
         "tensors": {
             tensor.name: [
                 tensor.tensor_type.name,

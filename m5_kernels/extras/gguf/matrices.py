@@ -1,15 +1,13 @@
-"""A decoder's matrices, in the words of a file, and the products with them."""
+"""A decoder's matrices, in the words of a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
-from m5_kernels.decoder.products import Matrix, Weight
+from m5_kernels.decoder.products import Matrix
 from m5_kernels.decoder.weights import Matrices
-from m5_kernels.extras.cpu.products import gated
 
 from .file import GGUFFile
 from .packed import PackedMatrix
@@ -48,22 +46,3 @@ class GGUFMatrices(Matrices):
         """All are filled: bring them into the order of products, before a request waits for it."""
         for matrix in self._made:
             _ = matrix.packed
-
-
-class PackedProduct:
-    """Products with `PackedMatrix`."""
-
-    def suits(self, hidden: torch.Tensor, weight: Matrix, is_gated: bool) -> bool:
-        """Whether the weight is one."""
-        return isinstance(weight, PackedMatrix)
-
-    def __call__(
-        self, hidden: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, is_gated: bool
-    ) -> torch.Tensor:
-        """As `Products.linear`, or gated as `gate_up`."""
-        output = weight.product(hidden, bias)
-        return gated(output) if is_gated else output
-
-    def token_counts(self, max_tokens: int, weights: Sequence[Weight]) -> Iterable[int]:
-        """None: nothing is compiled."""
-        return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from transformers import PreTrainedModel
 import m1_single
 import m5_kernels
 from m1_single import SamplingParams
+from m5_kernels import demo
 from m5_kernels.extras.gguf import packed
 from m5_kernels.extras.gguf.file import GGUFFile
-from m5_kernels.extras.gguf.packed import PackedMatrix, has_packed_product
+from m5_kernels.extras.gguf.packed import PackedMatrix
 from milestone_llm.core.errors import InputError
 from milestone_llm.models.tiny_models import build_tiny_model
 
@@ -128,9 +130,25 @@ def test_tokens_are_those_of_the_model_with_the_same_numbers(saved: tuple[Path, 
     assert all(len(each.token_ids) == 8 for each in engine.generate(prompts, params))
 
 
+@pytest.mark.usefixtures("no_pixels")
+def test_the_demo_ends_with_the_bits_of_the_file(
+    saved: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--model", str(saved[0]), "--max-tokens", "4", "--out", str(tmp_path)]
+    assert demo.main(options) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "M4 and M5 gave the same tokens" in out
+    rates = re.search(r"Tokens a second: M4 [\d.,]+, M5 [\d.,]+, M5 in few bits [\d.,]+", out)
+    assert rates, out
+    assert demo.main([*options, "--quantization", "gguf", "--no-m4"]) == 0
+    assert "weights in the file's own bits" in " ".join(capsys.readouterr().out.split())
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="gguf"):
         m5_kernels.LLMEngine("tiny-llama", quantization="gguf", device="cpu")
+    with pytest.raises(InputError, match="tensor_parallel_size"):
+        m5_kernels.EngineConfig(quantization="gguf", tensor_parallel_size=2)
     model = build_tiny_model("llama", **SIZES)
     with torch.no_grad():
         write(tmp_path / "tiny.gguf", model, TYPES.Q5_0)
@@ -148,4 +166,3 @@ def test_products_do_without_the_private_function(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(packed, "has_packed_product", lambda: False)
     product = PackedMatrix(16, 64, words).product(hidden)
     torch.testing.assert_close(product, wanted, rtol=3e-2, atol=5e-2)
-    assert has_packed_product() in (True, False)
