@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -82,8 +81,9 @@ class Work:
         """Over all runs, so that it speaks once; then how long they will take is known."""
         watch = ThreadWatch(self.loaded.model.device.type, warn)
         if watch.slowness and self.args.model == OPTIONS["model"]["default"]:
-            seconds = self.args.seconds * max(1.0, watch.slowness)
-            log_console.print(f"About {10 * math.ceil(seconds / 10)} s.", style="dim")
+            seconds, self.args.seconds = self.args.seconds * max(1.0, watch.slowness), 0
+            if seconds:  # said once, for all the work of a demo
+                log_console.print(f"About {5 * max(1, round(seconds / 5))} s.", style="dim")
         return watch
 
     @property
