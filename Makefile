@@ -30,7 +30,7 @@ PAGES := runs/pages
 M5_TRACES := docs/traces/m5_h200_launched.jsonl.gz docs/traces/m5_h200_graphs.jsonl.gz
 M5_LABELS := "M5 on an H200 - kernel by kernel,M5 on an H200 - graphs and pipeline"
 
-.PHONY: help setup demo serve play pages test storm lint clean
+.PHONY: help setup demo serve play pages test test-all storm lint clean
 
 help:
 	@echo "make demo   watch $(NEWEST) generate text, step by step"
@@ -38,6 +38,7 @@ help:
 	@echo "make play   the schedulers of M1 to M4 under your hands, at http://127.0.0.1:8100 (no model)"
 	@echo "make pages  a page for each milestone that replays a run, in $(PAGES)"
 	@echo "make test   lint, type check and run the tests"
+	@echo "make test-all   the same, with tests that take long"
 	@echo "make storm  random traffic with fresh seeds, SECONDS=600 for ten minutes; says how to repeat a find"
 	@echo "make lint   lint and type check only"
 	@echo "make clean  remove .venv and what the tools left behind"
@@ -78,6 +79,9 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 test: lint
+	$(PYTEST) -m "not slow"
+
+test-all: lint
 	$(PYTEST)
 
 storm: $(INSTALLED)

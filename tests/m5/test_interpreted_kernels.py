@@ -37,9 +37,10 @@ def test_interpreted_kernels_equal_their_twins(kernel_tests: list[str]) -> None:
     assert f"right sequences: yours {'' if is_begun else '-, before'}" in output
 
 
-def test_the_engine_takes_its_gpu_path() -> None:
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_the_engine_takes_its_gpu_path(which: str) -> None:
     """On a device that stands in for a GPU; apart from the kernels, to be run beside them."""
-    interpreted(GPU_PATH)
+    interpreted("-m", which, GPU_PATH)
 
 
 def interpreted(*arguments: str) -> str:

@@ -105,6 +105,7 @@ def test_graphs_captured_at_the_start_are_those_that_steps_replay(machine, monke
     assert machine.num_replays > 0
 
 
+@pytest.mark.slow
 def test_guesses_of_the_device_give_the_tokens_of_m4(machine):
     prompts = [[5, 9, 33, 7] * 4, [8, 21] * 5]
     params = [
@@ -118,6 +119,7 @@ def test_guesses_of_the_device_give_the_tokens_of_m4(machine):
     assert any("propose" in name for name in machine.launches)
 
 
+@pytest.mark.slow
 def test_what_sampling_may_need_gives_the_tokens_of_m4(machine):
     """Filters, penalties, log-probabilities, prompt log-probabilities, several completions."""
     prompts = [[5, 9, 33], [7, 40, 8], [3, 4, 5, 6]]
@@ -147,6 +149,7 @@ def about(logprobs: Any) -> list[Any]:
     return [pytest.approx(entries, abs=1e-4) for entries in numbers(logprobs)]
 
 
+@pytest.mark.slow
 def test_blocks_that_are_swapped_come_back(machine):
     fields: dict[str, Any] = {**LIMITS, "kv_cache_tokens": 24, "max_model_len": 24}
     fields |= {"preemption": "swap", "swap_space_tokens": 128, "enable_prefix_caching": False}
@@ -158,6 +161,7 @@ def test_blocks_that_are_swapped_come_back(machine):
     assert machine.launches["copy to the host"] > 0
 
 
+@pytest.mark.slow
 def test_a_replay_launches_what_the_step_launches_without_a_graph():
     replayed, eager = (
         launches_of_step(1, [*range(1, 20)], enforce_eager, "bfloat16", num_layers=1)
@@ -203,6 +207,7 @@ def test_graphs_whose_memory_is_given_back_are_seen(machine):
         tokens(engine, *TWO)
 
 
+@pytest.mark.slow
 def test_an_engine_that_goes_while_a_step_is_under_way_waits_for_it(machine):
     engine = on_device(**FEW)
     engine.add_request([5, 9, 33], SamplingParams(max_tokens=9, **GREEDY))
@@ -214,6 +219,7 @@ def test_an_engine_that_goes_while_a_step_is_under_way_waits_for_it(machine):
     torch.cuda.synchronize()
 
 
+@pytest.mark.slow
 def test_no_launch_can_be_left_out(machine, monkeypatch):
     """Memory that was not written holds nothing that would do."""
     run, left_out = Machine.launch_triton, set[str]()
