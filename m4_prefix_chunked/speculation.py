@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from m3_paged.block_manager import BlockManager
+from milestone_llm.core.allowed_tokens import AllowedTokens
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import ScheduledRequest, StepPlan
 from milestone_llm.core.request import Request
@@ -79,6 +80,7 @@ class GuessingRow(ScheduledRequest):
     def figures(self) -> dict[str, int]:
         """How many tokens were guessed, and how many of them came true."""
         return {
+            **super(GuessingRow, self).figures,
             "num_draft_tokens": len(self.draft_token_ids),
             "num_accepted_tokens": self.num_accepted or 0,
         }
@@ -120,6 +122,11 @@ class GuessedRequest:
     def stop_token_ids(self) -> frozenset[int]:
         """The request's."""
         return self.request.stop_token_ids
+
+    @property
+    def allowed_tokens(self) -> AllowedTokens | None:
+        """The request's, which goes by the tokens that it is given."""
+        return self.request.allowed_tokens
 
 
 def accept(guesses: list[int], sampled: list[SampledToken]) -> list[SampledToken]:
@@ -227,6 +234,9 @@ class Speculation:
             if most <= 0 or luck.rest >= 0:
                 continue
             guesses = self.proposer.propose(request, most)
+            if request.allowed_tokens is not None:
+                output = request.output_token_ids
+                guesses = request.allowed_tokens.continuation(output, guesses, most)
             end = row.end + len(guesses)
             if guesses and self.kv.can_append(request.request_id, row.start, end):
                 plan.copies += self.kv.append(request.request_id, row.start, end)

@@ -48,13 +48,18 @@ class Needs(NamedTuple):
 
 
 def needs_host_sampler(row: ScheduledRequest) -> bool:
-    """Whether the device cannot do it: several requests begin with the row (n > 1), `min_tokens`
-    bans more stop tokens than it knows, or `logit_bias` has more tokens."""
+    """Whether the device cannot do it: several requests begin with the row (n > 1), a rule of its
+    own says which tokens are allowed, `min_tokens` bans more stop tokens than the device knows, or
+    `logit_bias` has more tokens."""
     request, params = row.request, row.request.sampling_params
     bans = request.stop_token_ids if request.num_output_tokens < params.min_tokens else ()
     return len(row.sampling_requests) > 1 or (
         row.samples
-        and (len(bans) > MAX_DEVICE_STOP_IDS or len(params.logit_bias) > MAX_DEVICE_BIASES)
+        and (
+            request.allowed_tokens is not None
+            or len(bans) > MAX_DEVICE_STOP_IDS
+            or len(params.logit_bias) > MAX_DEVICE_BIASES
+        )
     )
 
 

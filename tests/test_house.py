@@ -30,7 +30,7 @@ DOORS = {"demo", "walkthrough", "bench", "serve"}
 OTHER_PROGRAMS = {"m1_single.timeline"}  # the chapter's command, at the path where its file lies
 FLOORS = [
     rf"{GROUND}\.__init__",
-    *(rf"{GROUND}\.{room}\..*" for room in ("core", "models", "frontend", "trace", "command")),
+    *(rf"{GROUND}\.{room}\..*" for room in ("core", "models", "structured", "frontend", "trace", "command")),
     *(rf"{name}\.(?!({'|'.join(sorted(DOORS))}|timeline)$|tools\.).*" for name in MILESTONES[:-1]),
     # M5's lesson, what takes the place of its objects, and the engine, which chooses.
     rf"m5_kernels\.(?!({'|'.join(sorted(DOORS))}|engine|__init__)$|extras\.|tools\.).*",

@@ -65,7 +65,8 @@ class ScheduledRequest:
     @property
     def figures(self) -> dict[str, int]:
         """What else a record of the step says of the row, by the name of its field."""
-        return {}
+        rule = self.request.allowed_tokens if self.samples else None
+        return {} if rule is None else {"num_allowed_tokens": rule.num_allowed}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from .allowed_tokens import AllowedTokens
 from .outputs import EngineCoreOutput, Logprob, RequestFacts, SampledToken
 from .sampling_params import SamplingParams
 
@@ -49,6 +50,8 @@ class Request:
     priority: float = 0
     seed: int = 0
     eos_token_ids: frozenset[int] = frozenset()
+    allowed_tokens: AllowedTokens | None = None
+    """Its own, as it follows the output. None: any token may come next."""
 
     status: RequestStatus = RequestStatus.WAITING
     """Changed by `become`."""
@@ -155,7 +158,10 @@ class Request:
 
     def _end_if_due(self) -> None:
         is_stop = self.token_ids[-1] in self.stop_token_ids
-        if is_stop and self.num_output_tokens > self.sampling_params.min_tokens:
+        if is_stop and (
+            self.num_output_tokens > self.sampling_params.min_tokens
+            or self.allowed_tokens is not None  # nothing else was
+        ):
             self.finish("stop")
         elif len(self.token_ids) >= self.max_num_tokens:
             self.finish("length")

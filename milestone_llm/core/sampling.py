@@ -1,11 +1,11 @@
 """From logits to tokens, for every request of a step at once and each in its own way.
 
-A row goes through `logit_bias`, repetition, frequency and presence penalty, `min_tokens` mask (the
-order of vLLM), temperature, top-k, top-p and min-p (that of Hugging Face), then argmax(scores +
-Gumbel noise), which draws from softmax(scores). Work is vectorised over the rows that ask for it
-and skipped where none does: a batch of greedy requests costs one argmax. Sampling keeps no state,
-and no row sees another: sums whose last bits would depend on the batch are taken over integers, so
-a request gets the same tokens alone and in company.
+A row goes through `logit_bias`, repetition, frequency and presence penalty, the mask of its own
+allowed tokens and that of `min_tokens` (the order of vLLM), temperature, top-k, top-p and min-p
+(that of Hugging Face), then argmax(scores + Gumbel noise), which draws from softmax(scores). Work
+is vectorised over the rows that ask for it and skipped where none does: a batch of greedy requests
+costs one argmax. Sampling keeps no state, and no row sees another: sums whose last bits would
+depend on the batch are taken over integers, so a request gets the same tokens alone and in company.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .allowed_tokens import AllowedTokens
 from .logprobs import logprob_columns, read_logprobs
 from .outputs import Logprob, SampledToken
 from .philox import gumbel_noise, gumbel_noise_at, seeds_to_tensor
@@ -48,6 +49,10 @@ class SamplingState(Protocol):
     @property
     def stop_token_ids(self) -> frozenset[int]:
         """Tokens that end the request."""
+
+    @property
+    def allowed_tokens(self) -> AllowedTokens | None:
+        """What else limits its next token."""
 
 
 def sample(logits: Tensor, requests: Sequence[SamplingState]) -> list[SampledToken]:
@@ -83,13 +88,14 @@ def sample(logits: Tensor, requests: Sequence[SamplingState]) -> list[SampledTok
 
 
 def apply_penalties(logits: Tensor, requests: Sequence[SamplingState]) -> Tensor:
-    """`logit_bias`, three penalties and `min_tokens`, in this order.
+    """`logit_bias`, three penalties, allowed tokens and `min_tokens`, in this order.
 
     The bias comes first, as in vLLM: it is part of what the model says, so the penalty that divides
     positive logits and multiplies negative ones (repetition; CTRL, Keskar et al. 2019, section 4.1)
     goes by the sign of the sum. That one is for tokens in the prompt or the output. Frequency and
     presence penalty are for tokens in the output. They are taken off: the first for each time, the
-    second once. Stop tokens are -inf while the output has fewer than `min_tokens` tokens.
+    second once. Tokens that are not allowed are -inf, and stop tokens while the output has fewer
+    than `min_tokens` tokens, unless nothing else is allowed.
 
     Returns:
         `[num_rows, vocab_size]` fp32, the very logits if there is nothing to do.
@@ -99,7 +105,9 @@ def apply_penalties(logits: Tensor, requests: Sequence[SamplingState]) -> Tensor
         params = request.sampling_params
         is_counted = bool(params.frequency_penalty or params.presence_penalty)
         may_stop = request.num_output_tokens >= params.min_tokens or not request.stop_token_ids
-        if may_stop and params.repetition_penalty == 1 and not (is_counted or params.logit_bias):
+        rule = request.allowed_tokens
+        is_plain = may_stop and params.repetition_penalty == 1 and rule is None
+        if is_plain and not (is_counted or params.logit_bias):
             continue
         scores = logits.clone() if scores is logits else scores
         own = scores[row]
@@ -115,9 +123,15 @@ def apply_penalties(logits: Tensor, requests: Sequence[SamplingState]) -> Tensor
             seen = _index(counts, own)
             own[seen] -= params.frequency_penalty * own.new_tensor([*counts.values()])
             own[seen] -= params.presence_penalty
+        if rule is not None:
+            num_prompt_tokens = len(request.token_ids) - request.num_output_tokens
+            mask = rule.mask(request.token_ids[num_prompt_tokens:])
+            own.masked_fill_(~mask.to(own.device), -math.inf)
         if not may_stop:
             stops = [token_id for token_id in request.stop_token_ids if token_id < logits.shape[-1]]
-            own[_index(stops, own)] = -math.inf
+            banned = own.index_fill(0, _index(stops, own), -math.inf)
+            if rule is None or banned.max() > -math.inf:
+                own.copy_(banned)
     return scores
 
 

@@ -59,6 +59,8 @@ class SamplingParams:
     """Those of each prompt token after the first; the prompt is computed in full, cached or not."""
     cache_salt: str = ""
     """Requests with different salts never share KV through the prefix cache (from M4 on)."""
+    structured_outputs: Any = None
+    """`StructuredOutputsParams`: what the output has to look like. None: like anything."""
     n: int = 1
     """Completions of the same prompt (from m3_paged on)."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.structured.grammars import Grammars
 
 from .inputs import (
     Prompt,
@@ -65,6 +66,7 @@ class InputProcessor:
         self.is_taken = is_taken
         self.validate = validate
         self.aging_seconds = aging_seconds
+        self.grammars = Grammars(tokenizer, vocab_size, eos_token_ids)
         self._encoding = threading.RLock()  # a tokenizer is not made for several threads
         self._began = perf_counter()
         self.num_arrivals = 0
@@ -108,6 +110,7 @@ class InputProcessor:
                 self._encoding.release()
         check_prompt(token_ids, self.vocab_size, self.max_model_len)
         check_params(params, self.vocab_size, self.tokenizer, self.eos_token_ids)
+        self.grammars.rule_of(params)  # compiled here, or refused
         return EncodedPrompt(token_ids, params)
 
     # -- within a change of the engine -------------------------------------------------------
@@ -153,6 +156,8 @@ class InputProcessor:
         if params.n > 1:
             further = [self._free_id(f"{request_id}/{index}") for index in range(1, params.n)]
             requests = build_requests([request_id, *further], *parts)
+        for request in requests:
+            request.allowed_tokens = self.grammars.rule_of(params)
         self.num_arrivals += 1
         return requests
 

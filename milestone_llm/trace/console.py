@@ -38,6 +38,7 @@ _COLUMNS = (
     "phase",
     "tokens",
     "guessed",
+    "allowed",
     "positions",
     "context",
     "sampled",
@@ -54,11 +55,12 @@ _DROP_ORDER = (
     "blocks",
     "cached",
     "context",
+    "allowed",
     "guessed",
     "tokens",
 )
 """Columns that go first where the console is narrow: rich makes columns narrower, never fewer."""
-_NUMBERS = ("tokens", "guessed", "context", "sampled", "cached", "region")
+_NUMBERS = ("tokens", "guessed", "allowed", "context", "sampled", "cached", "region")
 _STYLE = {"prefill": "bold", "decode": "", "padding": "dim"}
 _SIGN = {"prefill": "▸", "decode": "•", "padding": "░"}
 _NONE = Text("-")
@@ -169,6 +171,8 @@ class ConsoleSink:
         }
         if row.num_draft_tokens:
             cells["guessed"] = Text(f"{row.num_accepted_tokens} of {row.num_draft_tokens}")
+        if row.num_allowed_tokens:
+            cells["allowed"] = Text(f"{row.num_allowed_tokens:,}")
         if row.phase != "padding":  # which computes for nobody
             last = f"..{row.end - 1}" if row.num_new_tokens > 1 else ""
             cells |= {"positions": Text(f"{row.start}{last}"), "context": Text(str(row.end))}

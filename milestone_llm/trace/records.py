@@ -32,7 +32,7 @@ _KV_FIELDS = (
 )
 """Names and order in a JSON line; those of the rest are the fields of `StepRecord`."""
 
-_OF_GUESSES = ("num_draft_tokens", "num_accepted_tokens")
+_OF_SOME = ("num_draft_tokens", "num_accepted_tokens", "num_allowed_tokens")
 """Written where there are any."""
 
 _CAUSES = {
@@ -64,6 +64,8 @@ class BatchRow:
     """Guesses that were computed with the row. Those that came true count in `num_new_tokens`."""
     num_accepted_tokens: NonNegativeInt = 0
     """How many that is."""
+    num_allowed_tokens: NonNegativeInt = 0
+    """How many tokens could come, where a grammar decides; 0: where none does."""
 
     @property
     def end(self) -> int:
@@ -213,7 +215,7 @@ class StepRecord:
         """The record as plain data, in the order and with the names of the JSON lines."""
         data = dict(vars(self))
         data["batch"] = [
-            {name: value for name, value in vars(row).items() if name not in _OF_GUESSES or value}
+            {name: value for name, value in vars(row).items() if name not in _OF_SOME or value}
             for row in self.batch
         ]
         data["kv"] = {name: getattr(self.kv, name) for name in _KV_FIELDS}

@@ -45,12 +45,14 @@ function batchTable(view, record) {
     ["th", "td", "phase", (row) => `${PHASE_SIGNS[row.phase]} ${row.phase}`],
     ["th.n", "td.n", "positions", positions],
     ["th.n", "td.n", "guessed", (row) => (row.num_draft_tokens ? `${row.num_accepted_tokens ?? 0} of ${row.num_draft_tokens}` : "–")],
+    ["th.n", "td.n", "allowed", (row) => row.num_allowed_tokens || "–"],
     ["th.n", "td.n", "cached", (row) => row.num_cached_tokens || "–"],
     ["th", "td", unit === "block" ? "block table" : unit, (row) => blockTable(run, row)],
     ["th.n", "td.n", "sampled", (row) => row.sampled_token ?? "–"],
     ["th", "td.text", "text", (row) => (row.sampled_token === null ? "" : JSON.stringify(run.meta.texts[row.sampled_token] ?? ""))],
   ].filter(([, , title]) => {
     if (title === "guessed") return record.batch.some((row) => row.num_draft_tokens);
+    if (title === "allowed") return record.batch.some((row) => row.num_allowed_tokens);
     if (title === "cached") return record.batch.some((row) => row.num_cached_tokens);
     if (title === "text") return record.batch.some((row) => row.sampled_token in run.meta.texts);
     return title !== "token"; // m1_single has neither blocks nor regions

@@ -1,0 +1,23 @@
+"""What else limits a request's next token, beside its parameters: a grammar, for instance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class AllowedTokens(Protocol):
+    """A rule of one request. It goes by the output so far and by nothing else: a request that was
+    preempted or restarted has its tokens, and so needs nothing more."""
+
+    num_allowed: int
+    """By the mask that was made last."""
+
+    def mask(self, output_token_ids: Sequence[int]) -> Any:
+        """A tensor, bool `[vocab_size]` on the CPU: the tokens that may follow this output."""
+
+    def continuation(
+        self, output_token_ids: Sequence[int], token_ids: list[int], most: int
+    ) -> list[int]:
+        """What may follow, one after the other: these tokens up to the first that is not allowed;
+        or at most `most` others, where the rule leaves no choice."""

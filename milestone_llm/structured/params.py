@@ -1,0 +1,74 @@
+"""What an output has to look like. Names follow vLLM."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from milestone_llm.core.errors import InputError
+
+MAX_LENGTH = 100_000
+"""Characters of a schema, regex or grammar."""
+
+
+@dataclass(frozen=True)
+class StructuredOutputsParams:
+    """One of these five.
+
+    Raises:
+        InputError: none or several are given, or one is of a wrong kind or too long.
+    """
+
+    json: str | dict[str, Any] | bool | None = None
+    """A JSON schema, as text or as what it means."""
+    regex: str | None = None
+    """A regular expression of the whole output."""
+    choice: tuple[str, ...] | None = None
+    """The output is one of these."""
+    grammar: str | None = None
+    """A grammar in Lark's notation, or in that of GBNF."""
+    json_object: bool | None = None
+    """True: some JSON object."""
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in vars(self).items() if value not in (None, False)}
+        if len(given) != 1:
+            names = ", ".join(field.name for field in fields(self))
+            got = ", ".join(given) or "none"
+            raise InputError(f"structured outputs want exactly one of {names}, got {got}")
+        ((name, value),) = given.items()
+        if name == "choice":
+            if isinstance(value, str) or not all(isinstance(each, str) and each for each in value):
+                raise InputError(f"choice must be a list of texts, got {value!r:.200}")
+            if not value:
+                raise InputError("choice must have at least one text, got none")
+            object.__setattr__(self, name, tuple(value))
+        elif name == "json":
+            object.__setattr__(self, name, _schema(value))
+        elif name != "json_object" and not isinstance(value, str):
+            raise InputError(f"{name} must be a text, got {value!r:.200}")
+        length = len(json.dumps(getattr(self, name)))
+        if length > MAX_LENGTH:
+            raise InputError(f"{name} has {length:,} characters; at most {MAX_LENGTH:,} are taken")
+
+    @property
+    def key(self) -> str:
+        """Equal for those that ask for the same."""
+        return json.dumps(vars(self), sort_keys=True)
+
+
+def _schema(value: Any) -> str:
+    """A JSON schema as text.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        schema = json.loads(value) if isinstance(value, str) else value
+        text = json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"json is no JSON schema: {error}") from None
+    if not isinstance(schema, dict | bool):
+        raise InputError(f"json must be a JSON schema, got {value!r:.200}")
+    return text
