@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from milestone_llm import how_to_install
 from milestone_llm.core.errors import InputError
 
 from .pretrained import check_whole, one_line, quiet_transformers
@@ -125,6 +126,11 @@ def _acquire(lock: FileLock, gguf: Path) -> FileLock:
 
 def _convert(gguf: Path, folder: Path) -> None:
     """The real conversion, about 35 s for 135M parameters on two cores."""
+    try:
+        for library in ("gguf", "accelerate"):  # transformers reads GGUF with both
+            importlib.import_module(library)
+    except ModuleNotFoundError as error:
+        raise InputError(how_to_install(error)) from None
     with (
         _progress_line(f"Converting {gguf.name} (once, well under a minute for 135M)") as stage,
         quiet_transformers(),
