@@ -39,7 +39,7 @@ help:
 	@echo "make pages  a page for each milestone that replays a run, in $(PAGES)"
 	@echo "make test   lint, type check and run the tests"
 	@echo "make storm  random traffic with fresh seeds, SECONDS=600 for ten minutes; says how to repeat a find"
-	@echo "make lint   lint and type check only"
+	@echo "make lint   format, lint, types and who imports whom, only"
 	@echo "make clean  remove .venv and what the tools left behind"
 
 setup: $(INSTALLED)
@@ -76,6 +76,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check --exclude exercises .
 	$(BIN)/ruff check --exclude exercises .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 test: lint
 	$(PYTEST)
