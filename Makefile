@@ -40,7 +40,7 @@ help:
 	@echo "make test   lint, type check and run the tests"
 	@echo "make test-all   the same, with tests that take long"
 	@echo "make storm  random traffic with fresh seeds, SECONDS=600 for ten minutes; says how to repeat a find"
-	@echo "make lint   lint and type check only"
+	@echo "make lint   format, lint, types and who imports whom, only"
 	@echo "make clean  remove .venv and what the tools left behind"
 
 setup: $(INSTALLED)
@@ -77,6 +77,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check --exclude exercises .
 	$(BIN)/ruff check --exclude exercises .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 test: lint
 	$(PYTEST) -m "not slow"

@@ -111,7 +111,7 @@ class Builder:
             text = text[: marker.end] + fill(where, marker, text[marker.end :])
         text = _MEASURED.sub(lambda match: self._measured(where, match), text)
         text = _CODE_LINK.sub(lambda match: self._code_link(path, match), text)
-        text = _READING_TIME.sub(lambda match: self._reading_time(where, match), text)
+        text = _READING_TIME.sub(_reading_time, text)
         if not self.is_check:
             path.write_text(text, encoding="utf-8")
 
@@ -183,13 +183,6 @@ class Builder:
             self._differs(page.relative_to(ROOT).as_posix(), "link", match[0], new)
         return new
 
-    def _reading_time(self, where: str, match: re.Match[str]) -> str:
-        minutes = reading_minutes(match.string)
-        new = f"{match[1]}*{minutes} minutes to read, without what is folded away.*\n"
-        if self.is_check and new != match[0]:
-            self._differs(where, "reading time", match[0], new)
-        return new
-
     def _differs(self, where: str, command: str, old: str, new: str) -> None:
         lines = difflib.unified_diff(
             old.splitlines(), new.splitlines(), where, command, lineterm=""
@@ -197,10 +190,11 @@ class Builder:
         self.problems.append("\n".join(list(lines)[:60]))
 
 
-def reading_minutes(text: str) -> int:
-    """How long a page takes: all its words but comments, folded answers and this line itself."""
-    text = _NOT_READ.sub("", _READING_TIME.sub("", text))
-    return max(1, round(len(text.split()) / WORDS_A_MINUTE))
+def _reading_time(match: re.Match[str]) -> str:
+    """The line on all of a page's words but comments, folded answers and the line itself."""
+    words = _NOT_READ.sub("", _READING_TIME.sub("", match.string)).split()
+    minutes = max(1, round(len(words) / WORDS_A_MINUTE))
+    return f"{match[1]}*{minutes} minutes to read, without what is folded away.*\n"
 
 
 def line_of(path: Path, name: str) -> int:

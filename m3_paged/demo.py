@@ -51,7 +51,6 @@ def demo(args: argparse.Namespace) -> None:
     """Serve the requests; show steps with block maps, text, summary and pictures."""
     from milestone_llm.lab.demo import show
     from milestone_llm.lab.demo.work import load_work
-    from milestone_llm.lab.plots.kvmap import draw_kvmap
 
     from .tools.demo_maps import print_maps, print_memory
 
@@ -70,8 +69,7 @@ def demo(args: argparse.Namespace) -> None:
     print_memory(run)
     timeline, kvmap = (args.out / picture for picture in PICTURES)
     show.timeline([*ours, run], timeline)
-    draw_kvmap(run.records, kvmap)
-    show.written("kvmap", kvmap)
+    show.kvmap(run, kvmap)
     show.page([*ours, run], args.explore)
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from forked import run_python
+from milestone_llm import MILESTONES
 from milestone_llm.command.cli import config_fields, run_command, try_to_write
 from milestone_llm.core.errors import InputError
+from milestone_llm.lab.demo import show
 
 PROGRAM = """
 import argparse, sys
@@ -55,6 +61,69 @@ def test_every_other_exception_is_left_alone(error):
 
     with pytest.raises(error, match="a bug"):
         run(body)
+
+
+@pytest.mark.parametrize(
+    ("library", "extra"), [("uvicorn", "serve"), ("matplotlib.figure", "plots"), ("gguf", "gguf")]
+)
+def test_a_library_of_an_extra_is_asked_for_in_one_line(capsys, library, extra):
+    def body(args):
+        raise ModuleNotFoundError(name=library)
+
+    assert run(body) == 2
+    assert f"pip install -e '.[{extra}]'" in capsys.readouterr().err
+
+
+def test_a_python_that_is_not_the_projects_is_told_of_in_one_line():
+    program = "import sys; sys.modules['rich'] = None; import m2_batching.demo"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "make setup" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_any_other_library_is_missing_in_ones_own_code():
+    with pytest.raises(ModuleNotFoundError, match="torchtune"):
+        run(lambda args: importlib.import_module("torchtune"))
+
+
+def test_without_matplotlib_a_demo_lacks_its_picture_alone(capsys, monkeypatch):
+    for name in list(sys.modules):
+        if name.startswith("milestone_llm.lab.plots."):
+            monkeypatch.delitem(sys.modules, name)
+        elif name.split(".")[0] == "matplotlib":
+            monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    show.timeline([], Path("timeline.png"))
+    assert "no timeline" in (out := capsys.readouterr().out)
+    assert "pip install -e '.[plots]'" in out
+
+
+BASE_ALONE = """
+import importlib, sys
+for name in list(sys.modules):  # this process was forked from one that has imported all of them
+    if name.split(".")[0] in {blocked}:
+        sys.modules[name] = None
+    elif name.split(".")[0] in ("milestone_llm", *{milestones}):
+        del sys.modules[name]
+sys.modules.update(dict.fromkeys({blocked}))
+for milestone in {milestones}:
+    for door in ("demo", "walkthrough", "bench", "serve"):
+        importlib.import_module(f"{{milestone}}.{{door}}")
+    importlib.import_module(f"{{milestone}}.engine").LLMEngine("tiny-llama").generate([[5, 6]])
+"""
+
+
+def test_the_base_install_runs_all_engines(tmp_path):
+    """The doors are there, too: they answer `--help`, and say what they lack."""
+    extras = [
+        *("fastapi", "starlette", "uvicorn", "httptools", "prometheus_client"),
+        *("matplotlib", "gguf", "accelerate", "ray"),
+    ]
+    program = tmp_path / "base.py"
+    program.write_text(BASE_ALONE.format(blocked=extras, milestones=MILESTONES))
+    done = run_python(program)
+    assert done.returncode == 0, done.stderr
 
 
 def test_ctrl_c_says_what_it_did(capsys):

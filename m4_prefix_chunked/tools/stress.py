@@ -80,8 +80,8 @@ def stress(args: argparse.Namespace) -> int:
     run = Stress(engine, args)
     run.serve()
     show.facts(run.lines())
-    write_picture(args.out / PICTURE, "picture", run.figure)
-    show.written("\npicture", args.out / PICTURE)
+    path = args.out / PICTURE
+    show.picture("\npicture", path, lambda: write_picture(path, "picture", run.figure))
     return int(bool(run.broken or run.blocks_lost))
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from rich.console import Console
 
+from milestone_llm import how_to_install
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.garbage import nothing_collected
 
@@ -180,7 +181,8 @@ def run_command(
     args: argparse.Namespace,
     before: Callable[[argparse.Namespace], object] = lambda args: None,
 ) -> int:
-    """Run a command's body; an `InputError`, Ctrl-C and pdb's `quit` end it with one line.
+    """Run a command's body; an `InputError`, a library that is not installed, Ctrl-C and pdb's
+    `quit` end it with one line.
 
     Args:
         body: imports the libraries that it needs, so that Ctrl-C is caught meanwhile, too.
@@ -241,9 +243,10 @@ def ended_in_one_line(body: Callable[[], int | None]) -> int:
             raise
         log_console.print("\nStopped. Unfinished requests were aborted.", style="bold")
         return 130
-    except InputError as error:
+    except (InputError, ModuleNotFoundError) as error:
+        text = str(error) if isinstance(error, InputError) else how_to_install(error)
         log_console.print("error:", style="bold red", end=" ")
-        log_console.print(str(error), markup=False, soft_wrap=True)
+        log_console.print(text, markup=False, soft_wrap=True)
         return 2
 
 

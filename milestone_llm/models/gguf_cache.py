@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from milestone_llm import how_to_install
 from milestone_llm.core.errors import InputError
 
 from .pretrained import check_whole, one_line, quiet_transformers
@@ -126,6 +127,11 @@ def _acquire(lock: FileLock, gguf: Path) -> FileLock:
 
 def _convert(gguf: Path, folder: Path) -> None:
     """The real conversion, about 10 s for 135M parameters on two cores."""
+    try:
+        for library in ("gguf", "accelerate"):  # transformers reads GGUF with both
+            importlib.import_module(library)
+    except ModuleNotFoundError as error:
+        raise InputError(how_to_install(error)) from None
     with (
         _progress_line(f"Converting {gguf.name} (once, some 10 s for 135M)") as stage,
         quiet_transformers(),
@@ -165,8 +171,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 @contextlib.contextmanager
 def _read_once() -> Iterator[None]:
     """transformers reads the file three times, and makes one table of names for each module."""
-    import gguf
-
+    gguf = importlib.import_module("gguf")
     originals = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
     try:
         for name, original in originals.items():

@@ -131,15 +131,3 @@ def test_what_the_table_of_names_calls_ours_is_called_so_in_the_code():
         names = re.findall(r"`([A-Za-z_][\w.]*)`", row.split("|")[1])
         unknown = [name for name in names if not words.issuperset(name.split("."))]
         assert not unknown, f"no code has {', '.join(unknown)}"
-
-
-def test_what_is_said_of_others_names_the_day_or_the_release_that_was_read():
-    text = (ROOT / "docs/reference/other_engines.md").read_text(encoding="utf-8")
-    head = next(line for line in text.splitlines() if line.startswith("| |"))
-    others = [cell.strip() for cell in head.split("|")[3:-1]]
-    assert len(others) == 4
-    for column in others:
-        assert re.search(r"\((main, 20\d\d-\d\d-\d\d|\d+\.\d+\.\d+)\)", column), column
-    names = (ROOT / "docs/reference/names.md").read_text(encoding="utf-8")
-    commits = {re.search(r"main\s+branch at ([0-9a-f]{7})", page)[1] for page in (text, names)}
-    assert len(commits) == 1, "both pages speak of the same nano-vllm"

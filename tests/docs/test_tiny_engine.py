@@ -157,7 +157,7 @@ def test_what_could_never_fit_is_refused():
         engine_of("gpt2")
 
 
-def test_the_file_is_short_needs_nothing_of_ours_and_names_files_that_exist():
+def test_the_file_needs_nothing_of_ours_and_names_files_that_exist():
     text = PATH.read_text(encoding="utf-8")
     imported = {
         (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).split(".")[0]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
+from milestone_llm import how_to_install
 from milestone_llm.command.cli import console
 from milestone_llm.lab.bench.report import table
-from milestone_llm.lab.plots.timeline import draw_timeline
 from milestone_llm.lab.trace.explore import Run, write_page
 from milestone_llm.lab.trace.positions import useful_share
 from milestone_llm.trace.console import print_changes
@@ -150,10 +150,36 @@ def _totals(run: DemoRun) -> dict[str, str]:
 
 def timeline(runs: Sequence[DemoRun], path: Path, by: str = "step", label: str = "{}") -> None:
     """Draw the traces on shared axes, by step or by time, and say where the picture is."""
-    traces = [run.records for run in runs]
-    draw_timeline(traces, [label.format(run.label) for run in runs], path, by=by)
     console.print()
-    written("timeline", path)
+
+    def draw() -> None:
+        from milestone_llm.lab.plots.timeline import draw_timeline
+
+        traces = [run.records for run in runs]
+        draw_timeline(traces, [label.format(run.label) for run in runs], path, by=by)
+
+    picture("timeline", path, draw)
+
+
+def kvmap(run: DemoRun, path: Path) -> None:
+    """Draw whose each block was at each step, and say where the picture is."""
+
+    def draw() -> None:
+        from milestone_llm.lab.plots.kvmap import draw_kvmap
+
+        draw_kvmap(run.records, path)
+
+    picture("kvmap", path, draw)
+
+
+def picture(what: str, path: Path, draw: Callable[[], object]) -> None:
+    """Draw and say where the picture is. Without matplotlib the demo has shown the rest."""
+    try:
+        draw()
+    except ModuleNotFoundError as error:
+        console.print(f"no {what}: {how_to_install(error)}", markup=False, soft_wrap=True)
+    else:
+        written(what, path)
 
 
 def page(runs: Sequence[DemoRun], path: Path | None) -> None:
