@@ -21,6 +21,7 @@ import torch
 
 from m5_kernels.kernels.backend import ceil_div
 from m5_kernels.kernels.step_metadata import RowState
+from milestone_llm.core.errors import InputError
 from milestone_llm.core.request import Request
 from milestone_llm.models.machine import check_memory
 
@@ -28,6 +29,8 @@ MAX_DEVICE_STOP_IDS = 16
 """Stop tokens of a request that the device knows."""
 MAX_DEVICE_BIASES = 16
 """Entries of a request's `logit_bias` that the device knows."""
+MAX_GPU_ROWS = 8192
+"""`expand_step` compares each with 128 tokens, and Triton's tensors have 2**20 elements at most."""
 BYTES_OF_A_ROW = 640
 """Beside its tokens and blocks: parameters, workspace, what the host knows of it."""
 
@@ -200,8 +203,10 @@ def check_rows(num_rows: int, max_model_len: int, block_size: int, device: torch
     """Refuse so many rows if memory does not hold them: token ids and two block tables each.
 
     Raises:
-        InputError: it does not.
+        InputError: it does not, or they are more than a GPU's kernels look at together.
     """
+    if device.type == "cuda" and num_rows > MAX_GPU_ROWS:
+        raise InputError(f"max_num_seqs={num_rows}, but a GPU's step has {MAX_GPU_ROWS:,} at most")
     width = max_model_len + 2 * 16 * ceil_div(max_model_len, 16 * block_size)
     what = f"the state of max_num_seqs={num_rows} requests of max_model_len={max_model_len} tokens"
     num_bytes = num_rows * (4 * width + BYTES_OF_A_ROW)

@@ -20,6 +20,9 @@ from milestone_llm.core.request import Request
 from .device_state import MAX_DEVICE_BIASES, MAX_DEVICE_STOP_IDS, DeviceState
 from .kernels.sample import sample
 
+FEW = 32
+"""Rows that are penalised together."""
+
 
 class Needs(NamedTuple):
     """Which features the rows of a step use. Features that no row uses are not computed."""
@@ -89,8 +92,14 @@ class Sampler:
                 self._raw = logits.new_empty(state.num_seqs, logits.shape[-1])
             self._raw[: len(logits)] = logits
         if needs.penalties or needs.additions:
-            index = rows.clamp(min=0)
-            logits = self._penalised(logits.float(), index, positions, needs.additions)
+            # A few rows at a time: some of what is computed is as wide as the longest context.
+            parts = zip(logits.split(FEW), rows.split(FEW), positions.split(FEW), strict=True)
+            logits = torch.cat(
+                [
+                    self._penalised(own.float(), index.clamp(min=0), at, needs.additions)
+                    for own, index, at in parts
+                ]
+            )
         return sample(
             logits, rows, state.temperature, state.top_k, state.top_p, state.min_p, state.seeds,
             positions, needs.filters,

@@ -15,6 +15,7 @@ import torch
 from milestone_llm.core.sampling import MIN_TEMPERATURE
 
 from .backend import next_power_of_2, tl, triton
+from .tiles import most_warps
 
 LOWEST_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
 
@@ -41,7 +42,7 @@ def find_cutoffs(
         # bf16 numbers, seen as fp32, differ in their upper 16 bits only; fp16 ones in 19.
         LOW_BIT={torch.bfloat16: 16, torch.float16: 13}.get(logits.dtype, 0),
         BLOCK=min(16384, next_power_of_2(vocab_size)),
-        num_warps=32 if vocab_size > 4096 else 4,
+        num_warps=most_warps(logits.device) if vocab_size > 4096 else 4,
     )  # fmt: skip
     return cutoffs, last_ties
 

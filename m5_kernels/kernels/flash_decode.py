@@ -223,7 +223,9 @@ def _flash_decode_kernel(
         last_token = tl.maximum(context_len - 1, 0).to(tl.uint32)
         tokens = tl.minimum((low * TILE + tile_tokens).to(tl.uint32), last_token)
         blocks = tl.load(table + tokens // BLOCK_SIZE)
-        wait_for_previous(PDL)  # for queries, and the newest keys and values
+        # For queries, and the newest keys and values. It must stay out of a `for` that Triton
+        # pipelines, which may bring the loop's loads in front of a wait in it (Triton's #11905).
+        wait_for_previous(PDL)
         q = tl.load(
             query + seq_id * query_stride + heads * query_head_stride + dims[None, :],
             mask=row_mask,

@@ -97,10 +97,8 @@ def _rope_kv_write_kernel(
     dtype = qkv.dtype.element_ty
     slot = tl.load(slot_mapping + token)
     if q_norm is not None:
-        weights = tl.where(is_query[:, None], q_norm + halves[None, :], k_norm + halves[None, :])
-        is_normed = (is_query | is_key)[:, None] & is_half[None, :]
-        weight_low = tl.load(weights, mask=is_normed, other=0.0).to(tl.float32)
-        weight_high = tl.load(weights + HALF, mask=is_normed, other=0.0).to(tl.float32)
+        weight_low = _norm_of_heads(is_query, q_norm, k_norm, halves, is_half)
+        weight_high = _norm_of_heads(is_query, q_norm + HALF, k_norm + HALF, halves, is_half)
     angles = cos_sin + tl.load(positions + token).to(tl.int64) * HEAD_DIM + halves
     # A value is "rotated" by an angle of zero.
     cos = tl.where(is_value[:, None], 1.0, tl.load(angles, mask=is_half, other=1.0)[None, :])
@@ -134,6 +132,14 @@ def _rope_kv_write_kernel(
         value_mask = is_value[:, None] & is_half[None, :]
         tl.store(value_cache + offsets, low.to(key_cache.dtype.element_ty), mask=value_mask)
         tl.store(value_cache + offsets + HALF, high.to(key_cache.dtype.element_ty), mask=value_mask)
+
+
+@triton.jit
+def _norm_of_heads(is_query, q_norm, k_norm, halves, is_half):
+    """Chosen after loading: AMD's compiler cannot choose between pointers."""
+    q = tl.load(q_norm + halves, mask=is_half, other=0.0).to(tl.float32)
+    k = tl.load(k_norm + halves, mask=is_half, other=0.0).to(tl.float32)
+    return tl.where(is_query[:, None], q[None, :], k[None, :])
 
 
 def rope_kv_write_torch(

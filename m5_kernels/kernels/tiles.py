@@ -39,6 +39,12 @@ class GPU(NamedTuple):
         )
 
 
+@functools.cache
+def most_warps(device: torch.device) -> int:
+    """Of a program: it has 1,024 threads at most, and an AMD GPU's wavefront may have 64."""
+    return 1024 // (GPU.of(device).warp_size if device.type == "cuda" else 32)
+
+
 class DecodeTile(NamedTuple):
     """How Flash-Decoding walks a context."""
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import operator
 import threading
 import urllib.error
 import urllib.request
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from docs.questions.playground_formula import steps
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.lab.playground.machine import MACHINES
-from milestone_llm.lab.playground.own import OwnFile
+from milestone_llm.lab.playground.own import Here, InAProcess, OwnFile
 from milestone_llm.lab.playground.program import program_of
 from milestone_llm.lab.playground.server import PlaygroundServer
 from milestone_llm.lab.playground.service import Playground, presets
@@ -233,10 +231,10 @@ class Mine(Scheduler):
 """
 
 
-def run_own(tmp_path, line):
+def run_own(tmp_path, line, version_class=Here):
     path = tmp_path / "mine.py"
     path.write_text(OWN.format(line=line))
-    file = OwnFile(path)
+    file = OwnFile(path, version_class)
     sides = [PAGED, replace(PAGED, engine="own")]
     return run_setting(replace(CROWD, sides=sides), file.refresh()), file
 
@@ -265,12 +263,39 @@ def test_an_exception_and_a_broken_invariant_are_told_with_step_and_line(
     assert len(mine.records) in (3, 4)
 
 
-def test_a_loop_without_an_end_is_stopped_at_its_line(tmp_path, monkeypatch):
-    clock = SimpleNamespace(monotonic=itertools.count().__next__)  # a second each time one looks
-    monkeypatch.setattr("milestone_llm.lab.playground.own.time", clock)
-    (_, mine), _ = run_own(tmp_path, "while self.steps: pass")
-    assert mine.problem.startswith("TimeoutError: stopped after")
-    assert mine.where.startswith("mine.py, line 9")
+@pytest.fixture
+def own_process(tmp_path, monkeypatch):
+    """A file of one's own whose versions are processes, with little time."""
+    monkeypatch.setattr("milestone_llm.lab.playground.own.SECONDS", 0.6)
+    (_, mine), file = run_own(tmp_path, "pass", InAProcess)
+    assert mine.problem == ""
+    yield file
+    for version in file.versions.values():
+        version.end()
+
+
+def test_what_does_not_end_is_ended_at_its_line_and_the_next_version_runs(own_process):
+    file = own_process
+    setting = replace(CROWD, sides=[replace(PAGED, engine="own")])
+
+    def saved(text):
+        file.path.write_text(text)
+        (outcome,) = run_setting(setting, file.refresh())
+        return outcome
+
+    for line in ("while True: pass", "import sys; sys.settrace(None)\n        while True: pass"):
+        outcome = saved(OWN.format(line=line))
+        assert outcome.problem.startswith("stopped after")
+        assert outcome.where.endswith("while True: pass")
+    outcome = saved("while True: pass\n")
+    assert outcome.problem.startswith("stopped after")
+    assert outcome.where == "mine.py, line 1: while True: pass"
+    assert "SystemExit" in saved(OWN.format(line="raise SystemExit(3)")).problem
+    assert "SystemExit" in saved("raise SystemExit(3)\n").problem
+    assert "status 3" in saved(OWN.format(line="import os; os._exit(3)")).problem
+    outcome = saved(OWN.format(line="pass"))
+    assert outcome.problem == ""
+    assert outcome.records
 
 
 def test_a_plan_without_rows_is_told(tmp_path):

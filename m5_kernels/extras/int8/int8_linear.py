@@ -53,7 +53,7 @@ def int8_linear(
     out_size = len(weight)
     if tile is None and num_tokens <= max_int8_tokens(out_size, in_size):
         tile = skinny_int8_tile(out_size, in_size)
-    tile = tile or int8_tile(num_tokens, hidden.element_size())
+    tile = tile or int8_tile(num_tokens, hidden.element_size(), hidden.device)
     output = hidden.new_empty(num_tokens, out_size)
     if isinstance(tile, LinearTile):
         _skinny_int8_kernel[(ceil_div(out_size, tile.columns),)](

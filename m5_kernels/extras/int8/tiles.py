@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
-from m5_kernels.kernels.tiles import LinearTile
+import torch
+
+from m5_kernels.kernels.tiles import GPU, LinearTile
 
 
 class Int8Tile(NamedTuple):
@@ -25,10 +28,14 @@ def skinny_int8_tile(out_size: int, in_size: int) -> LinearTile:
     return LinearTile(4, 512, 1) if is_wide else LinearTile(4, 1024, 2)
 
 
-def int8_tile(num_tokens: int, element_size: int) -> Int8Tile:
+@functools.cache
+def int8_tile(num_tokens: int, element_size: int, device: torch.device) -> Int8Tile:
     """The tile of a matrix product with a weight in eight bits, for more rows than a few."""
     if element_size > 2:
         return Int8Tile(32, 32, 64, 4, 2)
     if num_tokens <= 16:
         return Int8Tile(32, 16, 256, 2, 4)
-    return Int8Tile(32, 32, 256, 4, 4) if num_tokens <= 64 else Int8Tile(64, 64, 128, 4, 3)
+    if num_tokens <= 64:
+        fits = device.type != "cuda" or GPU.of(device).shared_bytes >= 80 * 1024  # MI300 has 64 KiB
+        return Int8Tile(32, 32, 256, 4, 4 if fits else 3)
+    return Int8Tile(64, 64, 128, 4, 3)

@@ -45,7 +45,7 @@ def program_of(setting: Setting, own: Own = NO_OWN) -> str:
     steps = {name: each.step for each in outcome.records for name in each.arrived}
     requests = enumerate(setting.in_order())
     defaults, mine = defaults_of(outcome.milestone), own.get(side.engine)
-    scheduler, config, num_blocks = assemble(side.fields, outcome.milestone, mine)
+    scheduler, config, num_blocks = assemble(side.fields, outcome.milestone)
     chosen = {name: getattr(config, name) for name in defaults}
     fields = {name: value for name, value in chosen.items() if value != defaults[name]}
     fields["max_model_len"] = scheduler.max_model_len

@@ -10,10 +10,10 @@ import importlib
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.core.errors import InputError
@@ -32,7 +32,6 @@ from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.tracer import Tracer
 
 from .machine import MACHINES, Machine
-from .own import NO_OWN, Own, OwnScheduler
 from .setting import (
     ENGINES,
     MAX_MODEL_LEN,
@@ -108,37 +107,70 @@ class Outcome:
     """File, line and what it says, where the problem is one of code."""
 
 
-def run_setting(setting: Setting, own: Own = NO_OWN) -> list[Outcome]:
+class RunsASide(Protocol):
+    """What takes the place of a milestone's scheduler."""
+
+    def run(self, setting: Setting, index: int) -> Outcome:
+        """A side of the setting."""
+
+
+NONE_OF_ITS_OWN: Mapping[str, RunsASide] = {}
+
+
+def run_setting(setting: Setting, own: Mapping[str, RunsASide] = NONE_OF_ITS_OWN) -> list[Outcome]:
     """Run each side to its end, or to where it breaks."""
-    outcomes = []
-    for side, label in zip(setting.sides, setting.labels(), strict=True):
-        mine = own.get(side.engine)
-        outcome = Outcome(label, mine.milestone if mine else side.engine)
-        outcomes.append(outcome)
-        try:
-            with mine.stopped_in_time() if mine else nullcontext():
-                _run(setting, side.fields, outcome, mine)
-        except InputError as error:
-            outcome.problem = str(error)
-        except Exception as error:
-            outcome.problem = f"{type(error).__name__}: {error}".removesuffix(": ")
-            outcome.where = place_of(error, mine.path.parent if mine else None)
-        if outcome.records:
-            outcome.figures = figures_of(outcome.records, setting.in_order())
-    return outcomes
+    return [
+        own[side.engine].run(setting, index)
+        if side.engine in own
+        else run_side(setting, index, side.engine)
+        for index, side in enumerate(setting.sides)
+    ]
+
+
+def run_side(
+    setting: Setting,
+    index: int,
+    milestone: str,
+    scheduler: type[BaseScheduler] | BaseException | None = None,
+    folder: Path | None = None,
+) -> Outcome:
+    """Run one side.
+
+    Args:
+        scheduler: in place of the milestone's, or what is wrong with it.
+        folder: whose lines are named where its code is the problem.
+    """
+    outcome = Outcome(setting.labels()[index], milestone)
+    try:
+        if isinstance(scheduler, BaseException):
+            raise scheduler
+        _run(setting, setting.sides[index].fields, outcome, scheduler)
+    except InputError as error:
+        outcome.problem = str(error)
+    except BaseException as error:
+        if folder is None and not isinstance(error, Exception):
+            raise  # Ctrl-C of whoever runs the page
+        outcome.problem = f"{type(error).__name__}: {error}".removesuffix(": ")
+        outcome.where = place_of(error, folder)
+    if outcome.records:
+        outcome.figures = figures_of(outcome.records, setting.in_order())
+    return outcome
 
 
 def _run(
-    setting: Setting, fields: Mapping[str, Any], outcome: Outcome, mine: OwnScheduler | None
+    setting: Setting,
+    fields: Mapping[str, Any],
+    outcome: Outcome,
+    scheduler_class: type[BaseScheduler] | None,
 ) -> None:
     if setting.machine not in MACHINES:
         raise InputError(f"machine must be one of {', '.join(MACHINES)}, got {setting.machine!r}")
-    scheduler, config, _ = assemble(fields, outcome.milestone, mine)
+    scheduler, config, _ = assemble(fields, outcome.milestone, scheduler_class)
     coming = deque(_requests_for(scheduler, setting.in_order()))
     machine, size = MACHINES[setting.machine], getattr(config, "block_size", 1)
     clock = SimulatedClock(machine, size, Tracer(), now=coming[0][0])
     outcome.records, outcome.budget = clock.tracer.records, config.max_num_batched_tokens
-    log = StepLog(outcome.milestone, scheduler, clock, check_invariants=mine is not None)
+    log = StepLog(outcome.milestone, scheduler, clock, check_invariants=scheduler_class is not None)
     core, num_rows = EngineCore(scheduler, RuleRunner(), listener=log), 0
     while coming or scheduler.has_unfinished_requests():
         if not scheduler.has_unfinished_requests():
@@ -157,7 +189,7 @@ def _run(
 
 
 def assemble(
-    given: Mapping[str, Any], milestone: str, mine: OwnScheduler | None = None
+    given: Mapping[str, Any], milestone: str, own: type[BaseScheduler] | None = None
 ) -> tuple[BaseScheduler, Any, int]:
     """A scheduler, its config and its number of blocks, as the engine of a milestone has them.
 
@@ -170,11 +202,7 @@ def assemble(
     later = defaults_of("m4_prefix_chunked").keys() - defaults_of(milestone).keys()
     fields = {name: value for name, value in given.items() if name not in later}
     config = config_class(milestone).from_fields(**fields)
-    scheduler_class = importlib.import_module(f"{milestone}.scheduler").Scheduler
-    if mine is not None:
-        if isinstance(mine.loaded, Exception):
-            raise mine.loaded
-        scheduler_class = mine.loaded
+    scheduler_class = own or importlib.import_module(f"{milestone}.scheduler").Scheduler
     length, num_blocks = config.resolve_max_model_len(MAX_MODEL_LEN), 0
     sizes, pool = [config.max_num_seqs], []
     if "block_size" in defaults_of(milestone):
