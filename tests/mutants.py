@@ -116,7 +116,7 @@ def run_tests(
         return f"no end after {SECONDS} s"
     if run.returncode == 0:
         return None
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", run.stdout, re.MULTILINE)
     if found is None and run.returncode > 0:  # else a signal has ended it
         raise RuntimeError(f"pytest ended with {run.returncode}:\n{run.stdout[-3000:]}")
     return found[1] if found else f"ended by signal {-run.returncode}"

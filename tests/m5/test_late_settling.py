@@ -154,12 +154,15 @@ class Service(EngineCore):
         sampled |= {name: [SampledToken(-1)] for name in sampled.keys() & self.wrong}
         step.launched = LaunchedStep(lambda: sampled)
         ended = [row.request for row in plan.rows if row.request.is_finished]
-        outputs = super().settle()
+        outputs, num_rejected = super().settle(), 0
         for row in plan.rows:
             if isinstance(row, GuessingRow) and row.num_accepted is not None:
                 self.counts["accepted"] += row.num_accepted
-                self.counts["rejected"] += len(row.draft_token_ids) - row.num_accepted
-        assert [row.request for row in plan.rows if row.is_padding] == ended
+                num_rejected += len(row.draft_token_ids) - row.num_accepted
+        self.counts["rejected"] += num_rejected
+        in_vain = [row for row in plan.rows if row.is_padding]
+        assert [row.request for row in in_vain] == ended
+        assert plan.num_padding_tokens == num_rejected + sum(row.num_new_tokens for row in in_vain)
         self.counts["padding"] += len(ended)
         return outputs
 
