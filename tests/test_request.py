@@ -37,7 +37,10 @@ def test_a_token_that_was_half_taken_leaves_no_log_probabilities():
 def test_a_prompt_that_is_computed_again_has_its_log_probabilities_once():
     request = Request("r", PROMPT, SamplingParams(prompt_logprobs=0))
     row = ScheduledRequest(request, 0, 3)
-    positions, columns = row.prompt_positions, logprob_columns(torch.eye(9)[5:7], torch.tensor([6, 7]), 0)
+    positions, columns = (
+        row.prompt_positions,
+        logprob_columns(torch.eye(9)[5:7], torch.tensor([6, 7]), 0),
+    )
     for _ in range(2):
         note_prompt_logprobs(row, positions, columns)
     assert [entry and next(iter(entry)) for entry in request.prompt_logprobs] == [None, 6, 7]
