@@ -103,7 +103,7 @@ def run_tests(
     variables = {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "KERNEL_SEED": "0"}
     try:
         run = subprocess.run(
-            [*command, "-q", "--tb=no", "-rfE", *tests],
+            [*command, "-q", "--tb=no", "-rfE", "--hypothesis-profile=mutants", *tests],
             cwd=tree,
             env={**os.environ, **variables, **dict(environment)},
             stdin=subprocess.DEVNULL,
