@@ -30,7 +30,7 @@ PAGES := runs/pages
 M5_TRACES := docs/traces/m5_h200_launched.jsonl.gz docs/traces/m5_h200_graphs.jsonl.gz
 M5_LABELS := "M5 on an H200 - kernel by kernel,M5 on an H200 - graphs and pipeline"
 
-.PHONY: help setup demo serve play pages test test-all storm lint clean
+.PHONY: help setup demo serve play pages test test-all storm mutants lint clean
 
 help:
 	@echo "make demo   watch $(NEWEST) generate text, step by step"
@@ -40,6 +40,7 @@ help:
 	@echo "make test   lint, type check and run the tests"
 	@echo "make test-all   the same, with tests that take long"
 	@echo "make storm  random traffic with fresh seeds, SECONDS=600 for ten minutes; says how to repeat a find"
+	@echo "make mutants  one-line mistakes, each of which a test must find; half an hour"
 	@echo "make lint   format, lint, types and who imports whom, only"
 	@echo "make clean  remove .venv and what the tools left behind"
 
@@ -88,6 +89,9 @@ test-all: lint
 storm: $(INSTALLED)
 	STORM=1 $(PYTEST) tests -k "random or stateful or storm or families"
 	$(BIN)/python tests/storm.py --seconds $(SECONDS)
+
+mutants: $(INSTALLED)
+	$(BIN)/python tests/mutants.py
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -24,7 +24,7 @@ os.environ.pop("NO_COLOR", None)
 os.environ.pop("LLM_TRACE", None)
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,6 +40,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The same examples in every run; `make storm` draws others, and says how to get them again.
 settings.register_profile("same", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("storm", deadline=None, derandomize=False, print_blob=True)
+settings.register_profile(  # `make mutants`: that it fails is enough
+    "mutants", deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate]
+)
 settings.load_profile("storm" if os.environ.get("STORM") else "same")
 
 

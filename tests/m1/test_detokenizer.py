@@ -196,7 +196,7 @@ def test_special_tokens_are_skipped_and_added_ones_are_not() -> None:
     assert stream(tokenizer, token_ids)[0][-1] == "T<tool>e"
 
 
-@pytest.mark.parametrize("text", ["plain words and 你好 ", "\ufffd", FAMILY])
+@pytest.mark.parametrize("text", ["plain words and 你好 ", "\ufffd", FAMILY, "</s>"])
 def test_each_token_is_decoded_a_few_times_only(text: str) -> None:
     tokenizer = CountingTokenizer(TOKENIZERS["byte-level"])
     token_ids = tokenizer.encode(text * 3000)[:3000]
@@ -229,6 +229,7 @@ def test_text_is_cut_before_a_stop_string_however_tokens_fall(stop: str) -> None
 
 
 @settings(max_examples=200, deadline=None)
+@example("ab", ["aba", "ba"])
 @given(
     st.text("ab你😀", max_size=25),
     st.lists(st.text("ab你😀", min_size=1, max_size=4), min_size=1, max_size=3),
@@ -267,6 +268,7 @@ def test_the_stop_string_that_is_complete_first_counts() -> None:
     tokenizer = TOKENIZERS["byte-level"]
     token_ids = tokenizer.encode("The quick brown fox")
     assert stream(tokenizer, token_ids, ("brown fox", "ow", "zzz"))[0][-1] == "The quick br"
+    assert stream(word_tokenizer(), [12], ("w12", "1"))[0][-1] == "w"  # both of one token
 
 
 def test_a_stop_string_within_min_tokens_is_text() -> None:

@@ -156,6 +156,17 @@ def test_a_failed_step_ends_its_requests_and_the_queue_goes_on():
     assert describe(scheduler.schedule()) == "c[0:2]"
 
 
+def test_a_request_that_has_outgrown_a_step_is_computed_again_in_a_step_of_its_own():
+    scheduler, request = make_scheduler(max_num_batched_tokens=4), make_request("a", 4, 5)
+    runner = FakeRunner()
+    scheduler.add(request)
+    for _ in range(2):
+        plan = scheduler.schedule()
+        scheduler.update(plan, runner.run(plan))
+    scheduler.restart([request])
+    assert describe(scheduler.schedule()) == "a[0:6]"
+
+
 def test_kv_usage_shows_what_a_region_reserves_and_what_it_stores():
     scheduler, runner = make_scheduler(max_model_len=64), FakeRunner()
     for n, name in enumerate("ab"):

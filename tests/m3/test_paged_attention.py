@@ -51,7 +51,8 @@ def test_rows_of_all_kinds_in_one_step(
     cache = BlockCache(tiny_model(), 128, block_size)
     for tensor in cache.keys + cache.values:
         tensor.copy_(50 * random_tensor(generator, *tensor.shape))
-    free = torch.randperm(128, generator=generator).tolist()
+        tensor[0] = torch.nan  # nobody's: not even masked may it be read
+    free = (1 + torch.randperm(127, generator=generator)).tolist()
 
     rows, queries, keys, values, expected = [], [], [], [], []
     for number, (num_prompt_tokens, start, num_new) in enumerate(STEP):

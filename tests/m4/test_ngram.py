@@ -35,6 +35,12 @@ def test_what_followed_the_last_tokens_before_is_guessed(known, guesses):
     assert NgramProposer().propose(request_of(known), 3) == guesses
 
 
+def test_nothing_is_guessed_behind_a_token_in_flight():
+    request = request_of([1, 2, 1, 2])
+    request.num_in_flight = 1
+    assert NgramProposer().propose(request, 3) == []
+
+
 def test_token_by_token_the_guesses_are_those_of_a_search_through_all():
     rng, proposer, request = random.Random(0), NgramProposer(), request_of([1])
     num_guessed = 0

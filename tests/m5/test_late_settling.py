@@ -154,12 +154,15 @@ class Service(EngineCore):
         sampled |= {name: [SampledToken(-1)] for name in sampled.keys() & self.wrong}
         step.launched = LaunchedStep(lambda: sampled)
         ended = [row.request for row in plan.rows if row.request.is_finished]
-        outputs = super().settle()
+        outputs, num_rejected = super().settle(), 0
         for row in plan.rows:
             if isinstance(row, GuessingRow) and row.num_accepted is not None:
                 self.counts["accepted"] += row.num_accepted
-                self.counts["rejected"] += len(row.draft_token_ids) - row.num_accepted
-        assert [row.request for row in plan.rows if row.is_padding] == ended
+                num_rejected += len(row.draft_token_ids) - row.num_accepted
+        self.counts["rejected"] += num_rejected
+        in_vain = [row for row in plan.rows if row.is_padding]
+        assert [row.request for row in in_vain] == ended
+        assert plan.num_padding_tokens == num_rejected + sum(row.num_new_tokens for row in in_vain)
         self.counts["padding"] += len(ended)
         return outputs
 
@@ -237,3 +240,21 @@ def test_settling_a_step_late_loses_no_token_and_no_block():
     assert min(late[kind] for kind in kinds) > 15, late
     assert min(late["abort"], late["error"]) > 5, late
     assert min(late["accepted"], late["rejected"]) > 50, late
+
+
+def test_a_block_whose_last_token_was_in_flight_when_it_filled_up_is_found_later():
+    """It has no name then: it gets one when its owner is preempted, or ends."""
+    core = EngineCore(make_scheduler(3), ReadBackRunner(4), lambda plan: True)
+    cache = core.scheduler.prefix_cache
+
+    def run(*requests: Request) -> None:
+        for request in requests:
+            core.add_request(request)
+        while core.scheduler.has_unfinished_requests():
+            core.step()
+
+    run(request_of("a", [4, 5, 6], 3), b := request_of("b", [7, 8, 9], 6, arrival=1))
+    assert (b.num_preemptions, cache.counts["saved_tokens"]) == (1, 4)
+    run(c := request_of("c", [3, 4, 5], 2))
+    run(request_of("d", [*c.token_ids[:4], 9]))
+    assert cache.counts["saved_tokens"] == 8

@@ -22,16 +22,17 @@ NUM_ROWS = 64
 def request_of(rng: random.Random) -> Request:
     """One with anything that changes scores, or several of them, in the middle of its output."""
     tokens = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 24))]
+    num_prompt_tokens = rng.randint(1, len(tokens))
     params = SamplingParams(
         temperature=0,
         repetition_penalty=rng.choice([1, 1, 1.2]),
         frequency_penalty=rng.choice([0, 0, 0.3, -0.2]),
         presence_penalty=rng.choice([0, 0, 1.1, -0.6]),
         logit_bias=rng.choice([{}, {3: 1.5}, {token: rng.random() for token in range(5)}]),
-        min_tokens=rng.choice([0, 0, 9]),
+        min_tokens=rng.choice([0, 9, len(tokens) - num_prompt_tokens]),
+        stop_token_ids=[VOCAB_SIZE + 1],  # which stops nobody
         max_tokens=40,
     )
-    num_prompt_tokens = rng.randint(1, len(tokens))
     request = Request("r", tokens[:num_prompt_tokens], params, eos_token_ids=frozenset({2, 4}))
     request.token_ids = tokens
     return request

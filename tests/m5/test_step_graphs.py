@@ -185,7 +185,7 @@ def test_graphs_that_become_garbage_break_no_capture():
         ((100, 100, 100, 0), (112, 112, 112, 0)),
         ((20, 1, 0, 1), (64, 16, 16, MAX_CHUNKS)),
         ((70, 50, 49, 1), (128, 64, 64, MAX_CHUNKS)),
-        ((80, 70, 69, 1), (128, 128, 128, MAX_CHUNKS)),  # as many tokens as rows, at least
+        ((140, 130, 129, 1), (256, 200, 200, MAX_CHUNKS)),  # as many tokens as rows, at least
         ((MAX_TOKENS, 17, 1, 16), (MAX_TOKENS, 64, 64, MAX_CHUNKS)),
         ((MAX_TOKENS + 1, 17, 1, 16), None),
         ((600, 17, 0, 17), None),

@@ -11,7 +11,7 @@ from engine_helpers import make_request
 from m1_single import SamplingParams
 from m5_kernels.device_state import DeviceState
 from m5_kernels.sampler import Needs, Sampler
-from m5_kernels.to_host import NUM_TURNS, HostTokens, fetch
+from m5_kernels.to_host import HostTokens, fetch
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.request import Request
 
@@ -20,10 +20,10 @@ def test_tokens_of_a_step_stay_as_they_are_while_others_are_in_flight() -> None:
     host_tokens = HostTokens(5, torch.device("cpu"))
     of_graph = torch.empty(5, dtype=torch.int32)  # each replay writes there
     taken = []
-    for step in range(NUM_TURNS):
+    for step in range(2):  # as many as there ever are
         of_graph.fill_(step)
         taken.append(host_tokens.take(of_graph[:3]))
-    assert [tokens.tolist() for tokens in taken] == [[step] * 3 for step in range(NUM_TURNS)]
+    assert [tokens.tolist() for tokens in taken] == [[0] * 3, [1] * 3]
 
 
 def test_memory_that_a_kernel_may_still_write_to_is_kept_until_it_has():

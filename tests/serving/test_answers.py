@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import threading
 from types import SimpleNamespace
 
@@ -58,7 +59,7 @@ def answered(params, is_stream, tokenizing):
         engine.event_loop = asyncio.get_running_loop()
         request = engine.open_request(NUM_CHOICES)
         request.start([EngineRequest("r", [65, 66], params)], is_stream, None)
-        entry = {67: Logprob(-0.5, 1), 68: Logprob(-1.5, 2)}
+        entry = {67: Logprob(-0.5, 1), 68: Logprob(-math.inf, 2)}
         logprobs = [entry] if params.logprobs else []
         message = EngineCoreOutputs()
         of_prompt = RequestFacts(prompt_logprobs=[None, {66: Logprob(-0.5, 1)}])
@@ -79,6 +80,7 @@ def test_tokens_are_decoded_where_the_tokenizer_is_used_anyway(is_stream, tokeni
     answer, threads = answered(params, is_stream, tokenizing)
     assert threads == {"tokenizer_0"}
     assert answer.count(b'"tokens":["A","B","C"]') == NUM_CHOICES
+    assert b"Infinity" not in answer, "which is no JSON"
 
 
 def test_between_two_choices_others_have_their_turn(tokenizing):

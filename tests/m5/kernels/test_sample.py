@@ -7,6 +7,7 @@ import torch
 
 from m5_kernels.kernels.backend import tl, triton
 from m5_kernels.kernels.sample import _rough_gumbel, sample, sample_torch
+from milestone_llm.core.philox import gumbel_noise
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 
@@ -101,6 +102,21 @@ def test_ties_with_the_kth_logit_are_all_kept(device: str) -> None:
     rows[:, 4:] = -torch.inf  # the logits that are kept, by hand
     torch.manual_seed(seed)  # the same noise
     assert tokens == check(rows, [3.0] * 12, has_filters=False, num_seeds=1)
+
+
+def test_top_p_weighs_what_top_k_has_left(device: str) -> None:
+    """Of eight tokens nearly alike, four are left, and two of those are half of them."""
+    rows = (torch.arange(8, device=device) * -0.01).bfloat16().expand(8, -1).contiguous()
+    tokens = check(rows, [1.0] * 8, top_k=[4] * 8, top_p=[0.5] * 8, num_seeds=1)
+    assert max(tokens) < 2
+
+
+def test_scores_that_differ_by_less_than_rough_noise_are_told_apart(device: str) -> None:
+    rows = torch.arange(4, dtype=torch.int32, device=device)
+    zeros = torch.zeros(4, device=device)
+    logits = -gumbel_noise(rows.long(), rows, 64)  # so that all scores are nearly 0
+    arguments = rows, zeros + 1, rows * 0, zeros + 1, zeros, rows.long(), rows, False
+    assert sample(logits, *arguments).tolist() == sample_torch(logits, *arguments).tolist()
 
 
 def test_negative_and_signed_zero_logits(device: str) -> None:

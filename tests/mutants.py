@@ -1,0 +1,156 @@
+"""Do the tests find mistakes? Each of `mutants.txt` is made in a copy, and its tests are run there.
+
+    python tests/mutants.py              all: some twenty minutes on two cores (`make mutants`)
+    python tests/mutants.py swap top-p   those with `swap` or `top-p` in their name or place
+
+A mistake that no test finds has survived: it wants a test, or, if nobody could see it, another
+mistake in its place. The list says what it looks like; a line that is no longer there, or no
+longer unique, is an error, which `test_mutants.py` finds as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LIST = Path(__file__).with_name("mutants.txt")
+SECONDS = 300
+"""A mistake may make a test wait for ever: that is found, too."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mistake of one line."""
+
+    name: str
+    path: str
+    function: str
+    """Or class; empty: the file has the line once."""
+    before: str
+    after: str
+    tests: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+
+    def in_text(self, text: str) -> str:
+        """The file with the mistake in it.
+
+        Raises:
+            ValueError: the line is not there, or more than once.
+        """
+        lines = text.splitlines(keepends=True)
+        spans = [(0, len(lines))]
+        if self.function:
+            kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+            spans = [
+                (node.lineno - 1, node.end_lineno or 0)
+                for node in ast.walk(ast.parse(text))
+                if isinstance(node, kinds) and node.name == self.function
+            ]
+        parts = ["".join(lines[first:end]) for first, end in spans]
+        count = sum(part.count(self.before) for part in parts)
+        if len(spans) != 1 or count != 1:
+            raise ValueError(f"{self.name}: {len(spans)} places, in which it stands {count} times")
+        changed = parts[0].replace(self.before, self.after)
+        return "".join(lines[: spans[0][0]]) + changed + "".join(lines[spans[0][1] :])
+
+
+def read_list(text: str) -> Iterator[Mutant]:
+    """The mistakes of a list, whose first lines say how it is written."""
+    tests: list[str] = []
+    for block in re.split(r"\n\s*\n", text):
+        lines = [line for line in block.splitlines() if line and not line.startswith("#")]
+        if lines and lines[0].startswith("=="):
+            tests = " ".join(lines[1:]).split()
+        elif lines:
+            name, place, before, after, *own = lines
+            if before[:2] != "- " or after[:1] != "+":
+                raise ValueError(f"{name}: a line of `- ` is followed by one of `+`")
+            words = " ".join(own).split() or tests
+            settings = [word for word in words if re.match(r"[A-Z_]+=", word)]
+            path, _, function = place.partition("::")
+            yield Mutant(
+                name, path, function, before[2:], after[2:],
+                tuple(word for word in words if word not in settings),
+                tuple((key, value) for key, _, value in (word.partition("=") for word in settings)),
+            )  # fmt: skip
+
+
+def copy_tree(to: Path) -> None:
+    """Copy what git tracks, or would."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, to / name)
+
+
+def run_tests(
+    tree: Path, tests: tuple[str, ...], environment: tuple[tuple[str, str], ...]
+) -> str | None:
+    """Run tests in a tree. The first that fails; None: none does."""
+    command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider"]
+    variables = {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "KERNEL_SEED": "0"}
+    try:
+        run = subprocess.run(
+            [*command, "-q", "--tb=no", "-rfE", "--hypothesis-profile=mutants", *tests],
+            cwd=tree,
+            env={**os.environ, **variables, **dict(environment)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no end after {SECONDS} s"
+    if run.returncode == 0:
+        return None
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", run.stdout, re.MULTILINE)
+    if found is None and run.returncode > 0:  # else a signal has ended it
+        raise RuntimeError(f"pytest ended with {run.returncode}:\n{run.stdout[-3000:]}")
+    return found[1] if found else f"ended by signal {-run.returncode}"
+
+
+def main(parts: list[str]) -> int:
+    """Run the mutants whose name or place has one of these parts; all, if there are none."""
+    mutants = list(read_list(LIST.read_text(encoding="utf-8")))
+    if parts:
+        mutants = [m for m in mutants if any(part in f"{m.name} {m.path}" for part in parts)]
+    survivors = []
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder)
+        copy_tree(tree)
+        for environment in sorted({mutant.environment for mutant in mutants}):
+            tests = {t for m in mutants if m.environment == environment for t in m.tests}
+            if failed := run_tests(tree, tuple(sorted(tests)), environment):
+                print(f"{failed} fails as it is: mend that first")
+                return 2
+        for mutant in mutants:
+            path, start = tree / mutant.path, time.perf_counter()
+            text = path.read_text(encoding="utf-8")
+            path.write_text(mutant.in_text(text), encoding="utf-8")
+            killer = run_tests(tree, mutant.tests, mutant.environment)
+            path.write_text(text, encoding="utf-8")
+            seconds = time.perf_counter() - start
+            print(f"{seconds:4.0f} s  {mutant.name}: {killer or 'SURVIVED'}", flush=True)
+            if killer is None and "(equivalent" not in mutant.name:
+                survivors.append(mutant)
+    print(f"{len(mutants)} mistakes, {len(survivors)} not found")
+    for mutant in survivors:
+        print(f"  {mutant.name}: {mutant.path}")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
