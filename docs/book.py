@@ -3,7 +3,8 @@
 The Markdown files are read as they are, in the order of the tables of docs/README.md, and so is
 all that they link to: code becomes a page with an anchor for each line, a folder becomes a list.
 The book can be put on any web server, at any path, and opens from disk, too. No page asks another
-server for anything. A link or an anchor that leads nowhere is an error.
+server for anything. A link or an anchor that leads nowhere is an error. Where there is npm, the
+playground is in it, with Python for the reader's browser.
 
 A line `<!-- replay: QUESTION -->` in a chapter becomes a frame in which the runs of that preset of
 the playground can be replayed. GitHub does not show it.
@@ -33,6 +34,7 @@ from pygments.util import ClassNotFound
 
 from milestone_llm.command.cli import Formatter, console, ended_in_one_line
 from milestone_llm.core.errors import InputError
+from milestone_llm.lab.playground.browser.pack import has_npm, pack
 from milestone_llm.lab.playground.service import presets
 from milestone_llm.lab.playground.setting import Setting
 from milestone_llm.lab.playground.simulate import run_setting
@@ -346,8 +348,15 @@ def build(folder: Path) -> None:
     if folder.exists() and not (folder / "search.js").exists():
         raise InputError(f"{folder} is there, and is no book: choose another folder")
     shutil.rmtree(folder, ignore_errors=True)
-    num_pages = Book(folder).build()
+    has_playground = has_npm()
+    if has_playground:
+        pack(folder / "play")
+    num_pages = Book(folder, has_playground=has_playground).build()
     console.print(f"{num_pages} pages: open {folder}/index.html in a browser", soft_wrap=True)
+    if has_playground:
+        console.print(f"with the playground: python -m http.server -d {folder}", soft_wrap=True)
+    else:
+        console.print("without the playground: it wants npm and Node, https://nodejs.org")
 
 
 if __name__ == "__main__":

@@ -101,6 +101,8 @@ class PagePart:
     script: str
     """Defines `runPart()`, which the page calls at its start."""
     style: str
+    policy: Mapping[str, str] = field(default_factory=dict)
+    """What the page's content security policy says otherwise."""
 
 
 def token_texts(
@@ -151,6 +153,7 @@ def explorer_html(
         "form-action": "'none'",
         "require-trusted-types-for": "'script'",  # and nothing makes a type that is trusted
         "trusted-types": "'none'",
+        **(part.policy if part else {}),
     }
     parts = {
         "title": html.escape(" beside ".join(names)),

@@ -1,0 +1,49 @@
+// The page asks Python in a worker. Until that is there, presets have recorded answers.
+
+const python = { worker: null, isReady: false, failure: "", waiting: new Map(), lastId: 0, recorded: null };
+
+const busyWords = () => (python.isReady ? "computing …" : "Python is on its way: 11 MB, once …");
+
+async function ask(path, body) {
+  startWorker();
+  python.recorded ??= recordedAnswers().catch(() => new Map());
+  const known = path === "/run" && !python.isReady && (await python.recorded).get(JSON.stringify(body));
+  if (known) return known;
+  if (python.failure) throw new Error(python.failure);
+  const { isFine, text } = await new Promise((resolve) => {
+    python.waiting.set(++python.lastId, resolve);
+    python.worker.postMessage({ id: python.lastId, path, body });
+  });
+  if (!isFine) throw new Error(text);
+  return text;
+}
+
+// By setting, and by link.
+async function recordedAnswers() {
+  const texts = await (await fetch("answers.json")).json();
+  return new Map(texts.flatMap((text, index) => {
+    const { setting, link } = JSON.parse(text.split("\n", 1)[0]);
+    const asked = [wholeSetting(lab.data.presets[index]), wholeSetting(setting), link];
+    return asked.map((each) => [JSON.stringify(each), text]);
+  }));
+}
+
+function startWorker() {
+  if (python.worker || python.failure) return;
+  if (location.protocol === "file:") return failWorker("Python starts only where a web server serves this page: python -m http.server");
+  const addresses = window.trustedTypes?.createPolicy("python", { createScriptURL: (address) => address });
+  python.worker = new Worker(addresses?.createScriptURL("worker.js") ?? "worker.js", { type: "module" });
+  python.worker.onerror = () => failWorker("Python cannot be started in this browser");
+  python.worker.onmessage = ({ data: { id, isReady, failure, ...answer } }) => {
+    if (failure) return failWorker(`Python cannot be started: ${failure}`);
+    if (isReady) return Object.assign(document.body.dataset, { python: (python.isReady = isReady) });
+    python.waiting.get(id)(answer);
+    python.waiting.delete(id);
+  };
+}
+
+function failWorker(text) {
+  python.failure = text;
+  for (const resolve of python.waiting.values()) resolve({ isFine: false, text });
+  python.waiting.clear();
+}
