@@ -49,8 +49,8 @@ STYLES = {"": "default", ':root[data-theme="dark"] ': "github-dark"}
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]+)[^)\s]*\)")
 _COMMENT = re.compile(r"<!--\s*(?:replay: (?P<replay>.*?)|.*?)\s*-->", re.S)
 _ELSEWHERE = re.compile(r"[a-z]+:")
-_ADDRESS = re.compile(r'\b(href|src)="([^"]*)"')
-_ANCHOR = re.compile(r'\bid="([^"]*)"')
+_ADDRESS = re.compile(r'<[^<>]*\b(href|src)="([^"]*)"')
+_ANCHOR = re.compile(r'<[^<>]*\bid="([^"]*)"')
 
 
 @dataclass

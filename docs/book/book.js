@@ -57,3 +57,4 @@ addEventListener("keydown", (event) => {
   }
 });
 found.onclick = () => (found.hidden = true); // a heading of this page
+document.body.dataset.ready = true;

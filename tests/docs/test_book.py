@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from docs.book import ROOT, Book, broken_links, contents, target
+from page_helpers import Opened
 
 
 @pytest.fixture(scope="module")
@@ -46,5 +47,38 @@ def test_a_page_of_the_book_asks_no_other_server(book):
 def test_a_link_that_leads_nowhere_is_noticed(tmp_path, link):
     (tmp_path / "index.html").touch()
     kind = "src" if link.startswith("http") else "href"
-    pages = {PurePosixPath("index.html"): f'<p id="here"><a {kind}="{link}" href="#here">'}
+    pages = {PurePosixPath("index.html"): f'<p id="here"><a {kind}="{link}"><a href="#here">'}
     assert len(list(broken_links(pages, tmp_path))) == 1
+
+
+def test_the_book_opens_from_disk_and_is_searched_by_keyboard(browser, book):
+    opened = Opened(browser, (book.folder / "docs/m3_paged.html").as_uri())
+    page = opened.page
+    assert page.inner_text("nav [aria-current]") == "M3: paged KV memory"
+    page.keyboard.press("/")
+    page.keyboard.type("preemption swap")
+    assert "Preemption" in page.inner_text("#found li >> nth=0")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**#preemption")
+    page.click("main a[href*='scheduler.py.html']")
+    page.wait_for_url("**/scheduler.py.html*")
+    theme = opened("() => document.documentElement.dataset.theme")
+    page.click("#theme")
+    assert opened("() => document.documentElement.dataset.theme") != theme
+    page.set_viewport_size({"width": 390, "height": 900})
+    assert opened("() => document.documentElement.scrollWidth") == 390
+    page.click("#menu")
+    page.click("nav a:text('Glossary')")
+    page.wait_for_url("**/glossary.html")
+    assert {request[:7] for request in opened.requests} == {"file://"}
+    assert opened.errors == []
+
+
+@pytest.mark.parametrize("place", ["docs/m5_kernels.html", "m3_paged/scheduler.py.html"])
+def test_axe_finds_nothing_serious_in_the_book(browser, book, place):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    opened = Opened(browser, (book.folder / place).as_uri())
+    found = axe.Axe().run(opened.page).response["violations"]
+    serious = [each for each in found if each["impact"] in ("serious", "critical")]
+    assert [(each["id"], each["nodes"][0]["html"]) for each in serious] == []
