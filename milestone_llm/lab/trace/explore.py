@@ -102,7 +102,7 @@ class PagePart:
     """Defines `runPart()`, which the page calls at its start."""
     style: str
     policy: Mapping[str, str] = field(default_factory=dict)
-    """What the page's content security policy says otherwise."""
+    """What the page's content security policy allows besides."""
 
 
 def token_texts(
@@ -153,8 +153,9 @@ def explorer_html(
         "form-action": "'none'",
         "require-trusted-types-for": "'script'",  # and nothing makes a type that is trusted
         "trusted-types": "'none'",
-        **(part.policy if part else {}),
     }
+    for name, allowed in (part.policy if part else {}).items():
+        policy[name] = f"{policy.get(name, '')} {allowed}".replace("'none'", "").strip()
     parts = {
         "title": html.escape(" beside ".join(names)),
         "policy": "; ".join(map(" ".join, policy.items())),

@@ -25,6 +25,7 @@ from milestone_llm.core.errors import InputError
 from milestone_llm.lab.playground.service import Playground, presets
 
 from .carrier import carrier
+from .files import Files
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
@@ -32,7 +33,8 @@ CONSTRAINTS = ROOT / "constraints-browser.txt"
 PLATFORM = ["--platform", "pyemscripten_2026_0_wasm32", "--platform", "any"]
 PYTHON = ["--python-version", "314", "--implementation", "cp", "--abi", "cp314", "--abi", "none"]
 RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm")
-POLICY = {"trusted-types": "python", "worker-src": "'self'"}
+EDITOR = HERE / "editor.js"
+POLICY = {"trusted-types": "python", "worker-src": "'self'", "script-src": "'self'"}
 
 
 def has_npm() -> bool:
@@ -70,13 +72,14 @@ def fetched_runtime() -> Path:
         raise InputError("the playground for a browser wants npm and Node: https://nodejs.org")
     text = CONSTRAINTS.read_text(encoding="utf-8")
     pins = [line for line in text.splitlines() if line and not line.startswith("#")]
-    name = hashlib.sha256(text.encode() + (HERE / "compile.mjs").read_bytes()).hexdigest()[:12]
+    made_of = [CONSTRAINTS, HERE / "compile.mjs", EDITOR]
+    name = hashlib.sha256(b"".join(each.read_bytes() for each in made_of)).hexdigest()[:12]
     kept = ROOT / "runs" / "browser" / name
     if (kept / "site").exists():
         return kept
-    pyodide, *libraries = pins
+    libraries = [pin for pin in pins if "==" in pin]
     npm = ["npm", "install", "--silent", "--no-save", "--ignore-scripts", "--prefix", str(kept)]
-    _run([*npm, pyodide.replace("==", "@")])
+    _run([*npm, *(pin for pin in pins if pin not in libraries)])
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *PLATFORM, *PYTHON]
     _run([*pip, "--only-binary", ":all:", "--dest", str(kept / "wheels"), *libraries])
     came = kept / "node_modules" / "pyodide"
@@ -98,13 +101,17 @@ def fetched_runtime() -> Path:
         (made / "pyodide/pyodide-lock.json").write_text(json.dumps(lock | {"packages": {}}))
         for file_name in RUNTIME:
             shutil.copy(came / file_name, made / "pyodide")
+        bundle = [str(kept / "node_modules/.bin/esbuild"), "--bundle", "--minify", "--format=esm"]
+        shutil.copy(EDITOR, kept)  # where it finds the packages
+        _run([*bundle, str(kept / EDITOR.name), f"--outfile={made / EDITOR.name}"])
         shutil.copytree(made, kept / "site")
     return kept
 
 
 def _recorded_answers() -> list[str]:
     """What the playground answers to each preset."""
-    answer = carrier()
+    answer = carrier(str(ROOT))
+    answer("/files", "null")
     for path in ("/trace", "/program"):  # so that all modules that it needs are imported
         answer(path, json.dumps(presets()[0]))
     return [answer("/run", json.dumps(preset))[1] for preset in presets()]
@@ -112,12 +119,12 @@ def _recorded_answers() -> list[str]:
 
 def _write_engine(kept: Path, file: Path) -> None:
     """Pack the modules of the project that answering has imported, with their sources."""
-    packages = {"milestone_llm", *MILESTONES}
-    modules = {name: module for name, module in sys.modules.items() if name != "__main__"}
-    ours = [each for name, each in modules.items() if name.partition(".")[0] in packages]
+    packages = {"milestone_llm", "exercises", *MILESTONES}
+    names = [name for name in sys.modules if name.partition(".")[0] in packages]
+    files = [getattr(sys.modules[name], "__file__", None) for name in names]
+    parts = [ROOT / name for name in Files(ROOT, ROOT).texts()]
     with tempfile.TemporaryDirectory() as temporary:
-        for module in ours:
-            source = Path(str(module.__file__))
+        for source in {*map(Path, filter(None, files)), *parts}:
             target = Path(temporary) / source.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)

@@ -6,6 +6,7 @@ export async function startPython(loadPyodide, read) {
   python.unpackArchive(engine, "zip", { extractDir: "/engine" });
   const answer = python.runPython(`
 import sys
+sys.dont_write_bytecode = True  # the reader's files change more than once a second
 sys.path[:0] = ["/engine", "/libraries"]
 from milestone_llm.lab.playground.browser.carrier import carrier
 carrier()`);

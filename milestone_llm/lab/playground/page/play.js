@@ -16,6 +16,7 @@ async function runPart() {
   byId("play-dice").replaceChildren(...dice, el("button", "take these"));
   byId("axis").value = state.axis = "seconds";
   connectPlay();
+  beginAsking();
   await openLink(location.hash);
   if (lab.data.own) await watchOwn();
 }
