@@ -212,7 +212,6 @@ class Book:
             "title": html.escape(title),
             "up": up,
             "nav": "".join(self._nav(page, up)),
-            "play": f'<a href="{up}/play/index.html">Playground</a>' * self.has_playground,
             "toc": toc,
             "foot": "".join(self._neighbours(page, up)),
             "kind": "wide-page" if wide else "",
@@ -224,6 +223,8 @@ class Book:
         (self.folder / place).write_text(text, encoding="utf-8")
 
     def _nav(self, page: PurePosixPath, up: str) -> Iterator[str]:
+        if self.has_playground:
+            yield f'<a class="play" href="{up}/play/index.html">Open the playground</a>'
         for title, pages in self.groups:
             yield f"<h2>{html.escape(title)}</h2><ol>"
             for each in pages:

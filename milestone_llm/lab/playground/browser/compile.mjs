@@ -16,6 +16,7 @@ import compileall, json, pathlib, py_compile
 for index, job in enumerate(json.loads(jobs)):
     root = f"/in{index}"
     options = {"stripdir": root, "prependdir": job["place"], "legacy": not job["has_sources"]}
+    options["optimize"] = 0 if job["has_sources"] else 2  # nobody reads docstrings of libraries here
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     if not compileall.compile_dir(root, quiet=1, invalidation_mode=mode, **options):
         raise SystemExit(f"{job['root']} cannot be compiled")
