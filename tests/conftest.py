@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported, so set before
 os.environ["COLUMNS"] = "80"  # what is printed is compared, and no matter of the shell
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from milestone_llm.models.checkpoint import LoadedModel
 
 IS_CI = bool(os.environ.get("CI"))
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 # A shell makes what it runs in the background ignore Ctrl-C, and so does all that this starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -123,3 +125,18 @@ def smollm2() -> LoadedModel:
             raise
         pytest.skip(str(error))
     return load_model(DEFAULT_MODEL, dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")  # no longer: its event loop runs, and others could not have theirs
+def browser() -> Iterator[Any]:
+    """Headless Chromium. Without it these tests are skipped, and say what to install."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="the page's tests want `pip install playwright`"
+    )
+    if CHROMIUM is None:
+        pytest.skip("the page's tests want Chromium: `apt-get install chromium`")
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with playwright.sync_playwright() as api:
+        chromium = api.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield chromium
+        chromium.close()

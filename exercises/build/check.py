@@ -72,6 +72,8 @@ class Step:
     check: Callable[[Parts], None]
     seconds: int = 10
     """CPU time after which the check is taken for an endless loop."""
+    needs_model: bool = False
+    """Whether it wants torch, which a browser has not."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from docs.questions.playground_formula import steps
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.lab.playground.machine import MACHINES
-from milestone_llm.lab.playground.own import Here, InAProcess, OwnFile
+from milestone_llm.lab.playground.own import Here, OwnFile
+from milestone_llm.lab.playground.own_process import InAProcess
 from milestone_llm.lab.playground.program import program_of
 from milestone_llm.lab.playground.server import PlaygroundServer
 from milestone_llm.lab.playground.service import Playground, presets
@@ -266,7 +267,7 @@ def test_an_exception_and_a_broken_invariant_are_told_with_step_and_line(
 @pytest.fixture
 def own_process(tmp_path, monkeypatch):
     """A file of one's own whose versions are processes, with little time."""
-    monkeypatch.setattr("milestone_llm.lab.playground.own.SECONDS", 0.6)
+    monkeypatch.setattr("milestone_llm.lab.playground.own_process.SECONDS", 0.6)
     (_, mine), file = run_own(tmp_path, "pass", InAProcess)
     assert mine.problem == ""
     yield file

@@ -68,6 +68,9 @@ def test_a_preset_is_drawn_by_the_explorer_and_its_figures_are_the_simulations(b
     assert opened.page.locator("#play-figures tr.shows").count() == 2
     opened.page.click("#play-tell")
     assert opened.page.inner_text("#play-answer") == presets()[4]["answer"]
+    opened.page.click("#guess")
+    assert not opened.page.is_visible("#play-figures"), "they tell the end"
+    opened.page.click("#guess")
     opened.page.select_option("#play-preset", label="What do more rows cost?")
     opened.page.wait_for_selector("[data-index='11']")
     is_cut = "(all) => all.some((each) => each.value && each.scrollWidth > each.clientWidth)"
@@ -82,6 +85,8 @@ def test_requests_are_dragged_pulled_longer_added_copied_and_deleted(browser, se
     drag(opened, "[data-index='0'] [data-drag=output]", 60)
     assert opened(first)["output"] > before["output"]
     assert figures(opened) != figures_before
+    assert opened.page.input_value("#play-preset") == "", "the preset's answer may not hold"
+    assert opened.page.locator("#play-figures tr.shows").count() == 0
     drag(opened, "[data-index='0'] [data-drag=prompt]", 40)
     assert opened(first)["prompt"] > before["prompt"]
     drag(opened, "[data-index='3'] [data-drag=arrival]", -400)
@@ -134,6 +139,11 @@ def test_bad_numbers_are_told_in_a_line_and_can_be_mended(browser, serve):
     opened.page.fill("[data-field=max_num_seqs][data-of='0']", "3")
     opened.page.keyboard.press("Tab")
     opened.page.wait_for_selector("#play-problem", state="hidden")
+    for prompt, is_stale in (("0.5", True), ("8", False)):
+        opened.page.fill("[data-focus='prompt:0']", prompt)
+        opened.page.keyboard.press("Tab")
+        opened.page.wait_for_function(IDLE)
+        assert opened("() => document.body.classList.contains('stale')") is is_stale
     bad = Opened(browser, serve() + "#{%22requests%22:3}")
     assert "requests" in bad.page.inner_text("#play-problem")
     assert bad("() => lab.setting.requests.length") == 4, "the first preset"

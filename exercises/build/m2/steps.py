@@ -257,5 +257,6 @@ STEPS = [
         "Nothing new to write: an engine with your scheduler gives the same tokens as M2.",
         check_serves,
         seconds=100,
+        needs_model=True,
     ),
 ]

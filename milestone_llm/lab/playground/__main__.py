@@ -18,13 +18,14 @@ from milestone_llm.command.cli import Formatter, console, ended_in_one_line, who
 from milestone_llm.core.errors import InputError
 
 from .own import OwnFile
+from .own_process import InAProcess
 from .server import PlaygroundServer
 from .service import Playground
 
 
 def serve(args: argparse.Namespace) -> None:
     """Serve until Ctrl-C."""
-    playground = Playground(OwnFile(args.scheduler) if args.scheduler else None)
+    playground = Playground(OwnFile(args.scheduler, InAProcess) if args.scheduler else None)
     try:
         server = PlaygroundServer(playground, args.port)
     except (OSError, OverflowError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -22,6 +22,7 @@ CHOICES = {  # fields of an `EngineConfig` that are one of some words
     "preemption": ["recompute", "swap"],
     "prefill_policy": ["mixed", "prefill_first"],
 }
+NO_POLICY: Mapping[str, str] = {}
 
 
 class Playground:
@@ -64,8 +65,13 @@ class Playground:
             specs = random_requests(**(data if isinstance(data, dict) else {}))
         return json.dumps([vars(spec) for spec in specs])
 
-    def html(self) -> str:
-        """The page."""
+    def html(self, ask: str = "", policy: Mapping[str, str] = NO_POLICY) -> str:
+        """The page.
+
+        Args:
+            ask: a script that takes the place of page/ask.js: what brings questions to `answers`.
+            policy: what that script must be allowed, as `PagePart` has it.
+        """
         milestones = {name: (title, name) for name, title in ENGINES.items()}
         if self.file is not None:
             name = self.file.path.name
@@ -85,7 +91,8 @@ class Playground:
         }
         text = json.dumps(data).replace("<", "\\u003c")  # nothing in it ends the element
         html = _asset("play.html").replace("{{data}}", text)
-        part = PagePart("Playground", html, _asset("play.js"), _asset("play.css"))
+        script = (ask or _asset("ask.js")) + _asset("play.js")
+        part = PagePart("Playground", html, script, _asset("play.css"), policy)
         return explorer_html(part=part)
 
 

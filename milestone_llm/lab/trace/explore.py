@@ -101,6 +101,8 @@ class PagePart:
     script: str
     """Defines `runPart()`, which the page calls at its start."""
     style: str
+    policy: Mapping[str, str] = field(default_factory=dict)
+    """What the page's content security policy allows besides."""
 
 
 def token_texts(
@@ -152,6 +154,8 @@ def explorer_html(
         "require-trusted-types-for": "'script'",  # and nothing makes a type that is trusted
         "trusted-types": "'none'",
     }
+    for name, allowed in (part.policy if part else {}).items():
+        policy[name] = f"{policy.get(name, '')} {allowed}".replace("'none'", "").strip()
     parts = {
         "title": html.escape(" beside ".join(names)),
         "policy": "; ".join(map(" ".join, policy.items())),

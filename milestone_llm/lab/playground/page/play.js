@@ -4,6 +4,7 @@
 // line of the answer: figures and problems of the sides. The explorer draws the runs.
 
 const lab = { setting: null, data: null, head: null, isAsked: false, isDue: false, drag: null };
+const LATE_MS = 300;
 const NUMBERS = { arrival: "at, s", prompt: "prompt", output: "output", priority: "priority", shared: "shared" };
 const DICE = { count: ["how many", 12], rate: ["a second", 1], seed: ["seed", 0], prompt: ["prompt", 16], prompt_to: ["to", 128], output: ["output", 16], output_to: ["to", 128] };
 
@@ -15,28 +16,29 @@ async function runPart() {
   byId("play-dice").replaceChildren(...dice, el("button", "take these"));
   byId("axis").value = state.axis = "seconds";
   connectPlay();
+  beginAsking();
   await openLink(location.hash);
   if (lab.data.own) await watchOwn();
 }
 
-// --- asking the server -----------------------------------------------------------------------------
-
-async function ask(path, body) {
-  const response = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
-  if (!response.ok) throw new Error(await response.text());
-  return response.text();
-}
+// --- asking, by ask.js -----------------------------------------------------------------------------
 
 const showProblems = (lines) => Object.assign(byId("play-problem"), { hidden: !lines.length, textContent: lines.join("\n") });
 const tellError = (error) => showProblems([error.message]);
 
-// While one answer is on its way, further changes wait and become one question.
+// While one answer is on its way, further changes wait and become one question. Until the answer to
+// the last is there, figures and runs are those of another setting, and look so.
 async function recompute() {
   lab.isDue = true;
   if (lab.isAsked) return;
   for (lab.isAsked = true; lab.isDue; ) {
     lab.isDue = false;
-    await ask("/run", lab.setting).then(showAnswer).catch(tellError);
+    document.body.classList.add("stale");
+    const isLate = setTimeout(() => (byId("play-busy").textContent = busyWords()), LATE_MS);
+    const isShown = await ask("/run", lab.setting).then(showAnswer).catch(tellError);
+    clearTimeout(isLate);
+    byId("play-busy").textContent = "";
+    document.body.classList.toggle("stale", lab.isDue || isShown !== true);
   }
   lab.isAsked = false;
 }
@@ -60,6 +62,7 @@ function showAnswer(text) {
   byId("play-formula").textContent = formula;
   clearTimeout(lab.timer); // a browser refuses hundreds of addresses a second
   lab.timer = setTimeout(() => history.replaceState(null, "", link), 300);
+  return true;
 }
 
 // --- opening, changing, saving ---------------------------------------------------------------------
@@ -73,16 +76,31 @@ async function openLink(link) {
   tellError(text);
 }
 
-function openSetting(given, index) {
+// With its defaults filled in.
+function wholeSetting(given) {
   const { requests, sides, ...rest } = structuredClone(given);
-  lab.setting = { machine: "laptop", question: "", answer: "", shows: [], ...rest };
-  lab.setting.requests = requests.map((each) => ({ ...lab.data.request, ...each }));
-  lab.setting.sides = sides.map((each) => ({ engine: "m4_prefix_chunked", fields: {}, ...each }));
+  return {
+    machine: "laptop", question: "", answer: "", shows: [], ...rest,
+    requests: requests.map((each) => ({ ...lab.data.request, ...each })),
+    sides: sides.map((each) => ({ engine: "m4_prefix_chunked", fields: {}, ...each })),
+  };
+}
+
+function openSetting(given, index) {
+  lab.setting = wholeSetting(given);
+  lab.began = "";
   const [one, other = one] = lab.setting.sides.map(({ fields }) => fields);
   lab.first = Object.keys({ ...one, ...other }).filter((name) => one[name] !== other[name]); // what it is about
   byId("play-preset").value = index;
   byId("play-tell").setAttribute("aria-expanded", false);
   return changed();
+}
+
+// What was asked of a preset, and how its figures compare, need not hold for what the reader makes of it.
+function becomeOnesOwn() {
+  if (lab.setting.question) lab.began = `It began as: ${lab.setting.question}`;
+  Object.assign(lab.setting, { question: "", answer: "", shows: [] });
+  byId("play-preset").value = "";
 }
 
 // After every change but those amid a drag. What had the focus has it again.
@@ -91,7 +109,7 @@ function changed() {
   const { question, answer, sides } = lab.setting;
   const isTold = byId("play-tell").getAttribute("aria-expanded") === "true";
   const hint = answer ? "The figures with ▸ hold the answer." : "Drag requests, change fields, and see what becomes of the run.";
-  byId("play-question").textContent = byId("play-preset").value ? "" : question;
+  byId("play-question").textContent = byId("play-preset").value ? "" : question || lab.began;
   byId("play-answer").textContent = isTold ? answer : hint;
   byId("play-tell").hidden = !answer;
   byId("play-dice").hidden = byId("play-random").getAttribute("aria-expanded") !== "true";
@@ -114,8 +132,7 @@ async function save({ save: what, side = 0 }) {
 async function watchOwn() {
   const beside = (engine) => {
     const side = lab.setting.sides.find((each) => each.engine === "own") ?? lab.setting.sides[0];
-    Object.assign(lab.setting, { question: "", answer: "", shows: [] });
-    byId("play-preset").value = "";
+    becomeOnesOwn();
     lab.setting.sides = structuredClone([{ ...side, engine }, { ...side, engine: "own" }]);
     return changed();
   };
@@ -186,6 +203,7 @@ function goOnDragging({ clientX }) {
   const digits = Math.max(0, Math.ceil(-Math.log10(unit))); // no finer than a pixel
   request[name] = name === "arrival" ? Number(Math.max(0, moved).toFixed(digits)) : Math.max(1, Math.round(moved));
   placeRequest(row, request);
+  becomeOnesOwn();
   recompute();
 }
 
@@ -219,10 +237,11 @@ function drawSides() {
   const rows = ["engine", ...lab.first, ...rest].map((name) => [name, sides.map((side, of) => cell(name, side, of))]);
   const lines = rows.filter(([, cells]) => cells.some((each) => each !== "–")).map(([name, cells]) => {
     const [one, other = one] = cells.filter((each) => each !== "–").map(({ value }) => value);
-    return el(one === other ? "tr" : "tr.differs", el("th", name), cells.map((each) => el("td", each)));
+    return el(one === other ? "tr" : "tr.differs", el("th", name.replaceAll("_", "_\u200b")), cells.map((each) => el("td", each)));
   });
-  const last = choose({ id: "play-machine", "data-focus": "machine", "aria-label": "machine" }, Object.entries(machines), machine);
-  byId("play-sides").replaceChildren(el("tr", el("th", ""), columns("th")), ...lines, el("tr", el("th", "machine"), el("td", { colspan: sides.length }, last)));
+  byId("play-sides").replaceChildren(el("tr", el("th", ""), columns("th")), ...lines);
+  byId("play-machine").replaceChildren(...Object.entries(machines).map(([value, title]) => el("option", { value }, title)));
+  byId("play-machine").value = machine;
 }
 
 function changeField({ dataset: { field, of }, value }) {
@@ -259,6 +278,7 @@ function connectPlay() {
     if (target.dataset.field) changeField(target);
     else if (target.dataset.number) requestOfRow(target)[target.dataset.number] = Number(target.value);
     else lab.setting.machine = target.value;
+    becomeOnesOwn();
     changed();
   });
   on("click", ({ target }) => {
@@ -269,8 +289,9 @@ function connectPlay() {
     else if (gone && requests.length > 1) requests.splice(Number(gone), 1);
     else if (target.id === "play-add") requests.push({ ...lab.data.request, arrival: requests.at(-1).arrival });
     else if (target.id === "play-beside") sides.length > 1 ? sides.pop() : sides.push(structuredClone(sides[0]));
-    else if (target.ariaExpanded) target.ariaExpanded = target.ariaExpanded !== "true";
+    else if (target.ariaExpanded) return changed((target.ariaExpanded = target.ariaExpanded !== "true"));
     else return;
+    becomeOnesOwn();
     changed();
   });
   on("submit", (event) => {
@@ -278,6 +299,6 @@ function connectPlay() {
     const numbers = Object.fromEntries([...new FormData(event.target)].map(([name, value]) => [name, Number(value)]));
     const { prompt, prompt_to, output, output_to, ...rest } = numbers;
     ask("/random", { ...rest, prompt: [prompt, prompt_to], output: [output, output_to] })
-      .then((text) => changed((lab.setting.requests = JSON.parse(text)))).catch(tellError);
+      .then((text) => changed(Object.assign(lab.setting, { requests: JSON.parse(text) }, becomeOnesOwn()))).catch(tellError);
   });
 }

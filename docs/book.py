@@ -1,0 +1,364 @@
+"""The chapters as a book for a browser: `python -m docs.book FOLDER`, or `make book`
+
+The Markdown files are read as they are, in the order of the tables of docs/README.md, and so is
+all that they link to: code becomes a page with an anchor for each line, a folder becomes a list.
+The book can be put on any web server, at any path, and opens from disk, too. No page asks another
+server for anything. A link or an anchor that leads nowhere is an error. Where there is npm, the
+playground is in it, with Python for the reader's browser.
+
+A line `<!-- replay: QUESTION -->` in a chapter becomes a frame in which the runs of that preset of
+the playground can be replayed. GitHub does not show it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+from posixpath import normpath, relpath
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexer import Lexer
+from pygments.lexers import get_lexer_by_name, get_lexer_for_filename
+from pygments.util import ClassNotFound
+
+from milestone_llm.command.cli import Formatter, console, ended_in_one_line
+from milestone_llm.core.errors import InputError
+from milestone_llm.lab.playground.browser.pack import has_npm, pack
+from milestone_llm.lab.playground.service import presets
+from milestone_llm.lab.playground.setting import Setting
+from milestone_llm.lab.playground.simulate import run_setting
+from milestone_llm.lab.trace.explore import Run, write_page
+
+ROOT = Path(__file__).resolve().parents[1]
+ASSETS = Path(__file__).parent / "book"
+FIRST = [PurePosixPath("README.md"), PurePosixPath("docs/README.md")]
+AS_TEXT = {".css", ".html", ".js", ".json", ".jsonl", ".md", ".py", ".toml", ".txt"}
+STYLES = {"": "default", ':root[data-theme="dark"] ': "github-dark"}
+
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]+)[^)\s]*\)")
+_COMMENT = re.compile(r"<!--\s*(?:replay: (?P<replay>.*?)|.*?)\s*-->", re.S)
+_ELSEWHERE = re.compile(r"[a-z]+:")
+_ADDRESS = re.compile(r'<[^<>]*\b(href|src)="([^"]*)"')
+_ANCHOR = re.compile(r'<[^<>]*\bid="([^"]*)"')
+
+
+@dataclass
+class Heading:
+    """A part of a chapter, as search and the list beside the text show it."""
+
+    level: int
+    words: str
+    anchor: str
+    texts: list[str] = field(default_factory=list)
+
+
+class Book:
+    """Writes all pages into a folder; `build` returns how many."""
+
+    def __init__(self, folder: Path, *, has_playground: bool = False) -> None:
+        self.folder, self.has_playground = folder, has_playground
+        self.markdown = MarkdownIt("commonmark", {"html": True, "highlight": _fence})
+        self.markdown.enable(["table", "strikethrough"])
+        self.template = (ASSETS / "page.html").read_text(encoding="utf-8")
+        self.groups = contents()
+        self.chapters = [page for _, pages in self.groups for page in pages]
+        self.titles = {page: _title(page) for page in self.chapters}
+        self.wanted = list(self.chapters)  # and what these link to, and so on
+        self.pages: dict[PurePosixPath, str] = {}
+        self.search: list[tuple[str, str, str]] = []
+
+    def build(self) -> int:
+        """Write every page that a reader can come to.
+
+        Raises:
+            InputError: links that lead nowhere.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self.wanted:  # which grows
+            self._write_file(path)
+        style = (ASSETS / "book.css").read_text(encoding="utf-8")
+        for scope, name in STYLES.items():
+            style += HtmlFormatter(style=name).get_style_defs(f"{scope}.code") + "\n"
+        (self.folder / "book.css").write_text(style, encoding="utf-8")
+        shutil.copy(ASSETS / "book.js", self.folder)
+        entries = json.dumps(self.search, separators=(",", ":"))
+        (self.folder / "search.js").write_text(f"const SEARCH = {entries};\n", encoding="utf-8")
+        if broken := sorted(broken_links(self.pages, self.folder)):
+            raise InputError("links that lead nowhere:\n" + "\n".join(broken))
+        return len(self.wanted)
+
+    def _write_file(self, path: PurePosixPath) -> None:
+        whole = ROOT / path
+        if whole.is_dir():
+            self._write_folder(path)
+        elif path.suffix == ".md":
+            self._write_chapter(path)
+        elif path.suffix in AS_TEXT:
+            self._write_code(path)
+        else:
+            (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(whole, self.folder / path)
+
+    # --- chapters ------------------------------------------------------------------------------
+
+    def _write_chapter(self, page: PurePosixPath) -> None:
+        tokens = self.markdown.parse((ROOT / page).read_text(encoding="utf-8"))
+        headings: list[Heading] = []
+        for index, token in enumerate(tokens):
+            if token.type == "heading_open":
+                headings.append(_heading(token, tokens[index + 1], headings))
+            elif token.type in ("inline", "fence") and headings:
+                headings[-1].texts.append(_words(token))
+            elif token.type == "html_block":
+                token.content = _COMMENT.sub(lambda found: self._frame(page, found), token.content)
+            for child in token.children or []:
+                self._mend(child, page)
+        body = self.markdown.renderer.render(tokens, self.markdown.options, {})
+        body = body.replace("<table>", '<div class="wide" tabindex="0"><table>')
+        body = body.replace("</table>", "</table></div>")
+        place = target(page)
+        self.search += [
+            (f"{place}#{each.anchor}", each.words, " ".join(" ".join(each.texts).split()))
+            for each in headings
+        ]
+        toc = "".join(
+            f'<li class="level{each.level}"><a href="#{each.anchor}">{html.escape(each.words)}</a>'
+            for each in headings
+            if each.level in (2, 3)
+        )
+        self._write(page, headings[0].words, body, toc=toc)
+
+    def _mend(self, token: Token, page: PurePosixPath) -> None:
+        """Make links and pictures lead to pages of the book; take comments out."""
+        for name in {"link_open": ["href"], "image": ["src"]}.get(token.type, []):
+            token.attrSet(name, self._link(str(token.attrGet(name)), page))
+        if token.type == "image":
+            token.attrSet("loading", "lazy")
+        if token.type == "html_inline":
+            token.content = _COMMENT.sub("", token.content)
+
+    def _link(self, link: str, page: PurePosixPath) -> str:
+        """A link of a file of the repository, as one of its page."""
+        if link.startswith("#") or _ELSEWHERE.match(link):
+            return link
+        path, _, anchor = link.partition("#")
+        file = PurePosixPath(normpath(page.parent / path))
+        if (ROOT / file).exists() and file not in self.wanted:
+            self.wanted.append(file)
+        there = relpath(target(file), target(page).parent)
+        return f"{there}#{anchor}" if anchor else there
+
+    def _frame(self, page: PurePosixPath, found: re.Match[str]) -> str:
+        """A replay, in place of the comment that asks for it."""
+        question = found["replay"]
+        if question is None:
+            return ""
+        preset = next((each for each in presets() if each["question"] == question), None)
+        if preset is None:
+            raise InputError(f"{page}: no preset of the playground asks {question!r}")
+        setting = Setting.of(preset)
+        place = PurePosixPath("replays", f"{slug(question)}.html")
+        if not (self.folder / place).exists():
+            runs = [Run(each.label, each.records, each.budget) for each in run_setting(setting)]
+            write_page(runs, self.folder / place)
+        address, words = relpath(place, target(page).parent), html.escape(question)
+        links = f'<a href="{address}">whole page</a>'
+        if self.has_playground:
+            play = relpath("play/index.html", target(page).parent)
+            links += f' <a href="{play}{html.escape(setting.to_link())}">change it</a>'
+        return (
+            f'<figure class="replay"><figcaption>Replay: {words} {links}</figcaption>'
+            f'<iframe src="{address}" loading="lazy" title="{words}"></iframe></figure>\n'
+        )
+
+    # --- code and folders ----------------------------------------------------------------------
+
+    def _write_code(self, path: PurePosixPath) -> None:
+        text = (ROOT / path).read_text(encoding="utf-8")
+        colored = highlight(text, _lexer(path.name), HtmlFormatter(nowrap=True)).splitlines()
+        lines = "".join(
+            f'<span id="L{number}"><a href="#L{number}" tabindex="-1">{number}</a>{line}\n</span>'
+            for number, line in enumerate(colored, 1)
+        )
+        body = f'<pre class="code lines" tabindex="0"><code>{lines}</code></pre>'
+        self._write(path, str(path), f"<h1><code>{path}</code></h1>{body}", wide=True)
+
+    def _write_folder(self, path: PurePosixPath) -> None:
+        names = sorted(each.name for each in (ROOT / path).iterdir())
+        shown = [name for name in names if not name.startswith((".", "__pycache__"))]
+        links = [(name, self._link(name, path / "of")) for name in shown]
+        items = "".join(f'<li><a href="{link}">{name}</a>' for name, link in links)
+        self._write(path, str(path), f"<h1><code>{path}</code></h1><ul>{items}</ul>", wide=True)
+
+    # --- around all of them --------------------------------------------------------------------
+
+    def _write(
+        self, page: PurePosixPath, title: str, body: str, *, toc: str = "", wide: bool = False
+    ) -> None:
+        place = target(page)
+        up = relpath(".", place.parent)
+        parts = {
+            "title": html.escape(title),
+            "up": up,
+            "nav": "".join(self._nav(page, up)),
+            "toc": toc,
+            "foot": "".join(self._neighbours(page, up)),
+            "kind": "wide-page" if wide else "",
+            "body": body,
+        }
+        text = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], self.template)
+        self.pages[place] = text
+        (self.folder / place).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / place).write_text(text, encoding="utf-8")
+
+    def _nav(self, page: PurePosixPath, up: str) -> Iterator[str]:
+        if self.has_playground:
+            yield f'<a class="play" href="{up}/play/index.html">Open the playground</a>'
+        for title, pages in self.groups:
+            yield f"<h2>{html.escape(title)}</h2><ol>"
+            for each in pages:
+                here = ' aria-current="page"' if each == page else ""
+                name = html.escape(self.titles[each])
+                yield f'<li><a href="{up}/{target(each)}"{here}>{name}</a>'
+            yield "</ol>"
+
+    def _neighbours(self, page: PurePosixPath, up: str) -> Iterator[str]:
+        """Links to the chapter before and the next one."""
+        if page in self.chapters:
+            at = self.chapters.index(page)
+            for words, other in (("← {}", at - 1), ("{} →", at + 1)):
+                if 0 <= other < len(self.chapters):
+                    name = words.format(html.escape(self.titles[self.chapters[other]]))
+                    yield f'<a href="{up}/{target(self.chapters[other])}">{name}</a>'
+
+
+def contents() -> list[tuple[str, list[PurePosixPath]]]:
+    """Titles of groups, and their chapters: a group for each table of docs/README.md."""
+    blocks = (ROOT / FIRST[-1]).read_text(encoding="utf-8").split("\n\n")
+    groups, others = [("Begin here", FIRST)], []
+    for before, block in pairwise(["", *blocks]):
+        files = [PurePosixPath(normpath(f"docs/{link}")) for link in _LINK.findall(block)]
+        pages = [file for file in files if file.suffix == ".md"]
+        if block.startswith("|"):
+            groups.append((before[:-1] if before.endswith(":") else "Chapters", pages))
+        else:
+            others += pages
+    seen = {page for _, pages in groups for page in pages}
+    others = [page for page in dict.fromkeys(others) if page not in seen]
+    return [*groups, ("For all chapters", others)]
+
+
+def target(path: PurePosixPath) -> PurePosixPath:
+    """Where a file or folder of the repository is in the book."""
+    if path.name == "README.md":
+        return path.with_name("index.html")
+    if (ROOT / path).is_dir():
+        return path / "folder.html"
+    if path.suffix == ".md":
+        return path.with_suffix(".html")
+    return path.with_name(f"{path.name}.html") if path.suffix in AS_TEXT else path
+
+
+def slug(words: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w -]", "", words.lower()).replace(" ", "-")
+
+
+def broken_links(pages: Mapping[PurePosixPath, str], folder: Path) -> Iterator[str]:
+    """Links of pages to what is not there, and what a page would ask another server for."""
+    anchors = {place: {"", *_ANCHOR.findall(text)} for place, text in pages.items()}
+    for place, text in pages.items():
+        for kind, address in _ADDRESS.findall(text):
+            if _ELSEWHERE.match(address):
+                if kind == "src":
+                    yield f"{place}: {address} is not in the book"
+                continue
+            path, _, anchor = address.partition("#")
+            there = PurePosixPath(normpath(place.parent / path)) if path else place
+            if not (folder / there).is_file():
+                yield f"{place}: there is no {address}"
+            elif there in anchors and html.unescape(anchor) not in anchors[there]:
+                yield f"{place}: {address} names no heading or line"
+
+
+def _title(page: PurePosixPath) -> str:
+    found = re.search("^# (.*)", (ROOT / page).read_text(encoding="utf-8"), re.M)
+    return found[1].replace("`", "") if found else page.name
+
+
+def _heading(token: Token, inline: Token, before: Sequence[Heading]) -> Heading:
+    """Gives the heading an anchor of its own."""
+    words = "".join(each.content for each in inline.children or [] if "html" not in each.type)
+    anchor = slug(words)
+    num_same = sum(slug(each.words) == anchor for each in before)
+    anchor += f"-{num_same}" if num_same else ""
+    token.attrSet("id", anchor)
+    return Heading(int(token.tag[1]), words, anchor)
+
+
+def _words(token: Token) -> str:
+    """What a reader may look for in a paragraph or a block of code."""
+    shown = {"text", "code_inline", "fence", "softbreak"}
+    parts = [each for each in token.children or [token] if each.type in shown]
+    return "".join(each.content or " " for each in parts)
+
+
+def _fence(text: str, language: str, attributes: str) -> str:
+    """A block of code as HTML; of a terminal, what is typed stands out."""
+    if language == "console":
+        lines = map(html.escape, text.splitlines())
+        told = (f"<b>{line}</b>" if line.startswith("$ ") else line for line in lines)
+        body = "\n".join(told)
+    else:
+        body = highlight(text, _lexer(language), HtmlFormatter(nowrap=True))
+    return f'<pre class="code" tabindex="0"><code>{body}</code></pre>'
+
+
+def _lexer(name: str) -> Lexer:
+    """Of a file or a language; plain text if there is none."""
+    find = get_lexer_for_filename if "." in name else get_lexer_by_name
+    try:
+        return find(name or "text", stripnl=False)
+    except ClassNotFound:
+        return get_lexer_by_name("text", stripnl=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        "python -m docs.book", description=__doc__, formatter_class=Formatter
+    )
+    parser.add_argument("folder", type=Path, help="it is written anew")
+    args = parser.parse_args(arguments)
+    return ended_in_one_line(lambda: build(args.folder))
+
+
+def build(folder: Path) -> None:
+    """Write the book, and say where it is."""
+    if folder.exists() and not (folder / "search.js").exists():
+        raise InputError(f"{folder} is there, and is no book: choose another folder")
+    shutil.rmtree(folder, ignore_errors=True)
+    has_playground = has_npm()
+    if has_playground:
+        pack(folder / "play")
+    num_pages = Book(folder, has_playground=has_playground).build()
+    console.print(f"{num_pages} pages: open {folder}/index.html in a browser", soft_wrap=True)
+    if has_playground:
+        console.print(f"with the playground: python -m http.server -d {folder}", soft_wrap=True)
+    else:
+        console.print("without the playground: it wants npm and Node, https://nodejs.org")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Files that the reader writes on the page: a scheduler of their own, and the courses' parts."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import linecache
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from exercises.build.check import Course, problem
+from milestone_llm import MILESTONES
+from milestone_llm.lab.playground.own import Here, OwnFile
+from milestone_llm.lab.playground.service import Playground
+
+COURSES = ("m2", "m3", "m4")
+SCHEDULERS = [f"{milestone}/scheduler.py" for milestone in MILESTONES[:4]]
+
+
+class Files:
+    """Writes and checks them.
+
+    Args:
+        root: of the engine's sources; a course's files are written there.
+        folder: where the reader's scheduler is written.
+    """
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.root, self.folder = root, folder
+        self.playground = Playground()
+        self.answers: dict[str, Callable[[Any], str]] = {
+            "/files": lambda data: json.dumps(self.texts()),
+            "/write": self.write,
+            "/check": self.check,
+        }
+
+    def texts(self) -> dict[str, str]:
+        """What can be opened, as the reader finds it."""
+        courses = [Course.named(name) for name in COURSES]
+        parts = [course.path(step) for course in courses for step in course.steps]
+        names = dict.fromkeys([*SCHEDULERS, *parts])
+        return {name: (self.root / name).read_text(encoding="utf-8") for name in names}
+
+    def write(self, data: Mapping[str, str]) -> str:
+        """Save the reader's copy of a milestone's scheduler: the playground runs it from now on."""
+        path = self.folder / Path(data["name"]).parent / "scheduler.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(data["text"], encoding="utf-8")
+        if self.playground.file is None or self.playground.file.path != path:
+            self.playground = Playground(OwnFile(path, Here))
+        return self.playground.file.milestone if self.playground.file else ""
+
+    def check(self, data: Mapping[str, Any]) -> str:
+        """Check a course's steps, up to the first that fails, with files by name."""
+        course = Course.named(data["course"])
+        for name, text in data["files"].items():
+            (self.root / name).write_text(text, encoding="utf-8")
+            shutil.rmtree((self.root / name).parent / "__pycache__", ignore_errors=True)
+        package = course.parts.package
+        for name in [each for each in sys.modules if each.startswith(f"{package}.")]:
+            if not name.endswith(".steps"):
+                del sys.modules[name]
+        importlib.invalidate_caches()
+        linecache.checkcache()
+        told = []
+        for number, step in enumerate(course.steps, 1):
+            title = f"{number}  {step.title}"
+            if step.needs_model:
+                told.append(f"{title}: on your machine, python -m exercises.build {course.name}")
+            elif found := problem(step, course.parts):
+                told += [title, "", step.task, f"You write it in {course.path(step)}.", "", found]
+                break
+            else:
+                told.append(f"{title}  passes")
+        return "\n".join(told)

@@ -1,0 +1,84 @@
+"""The book for a browser has all chapters whole, and a link that leads nowhere is noticed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+
+import pytest
+
+from docs.book import ROOT, Book, broken_links, contents, target
+from page_helpers import Opened
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory):
+    """Building it fails if a link in it leads nowhere."""
+    book = Book(tmp_path_factory.mktemp("book"))
+    book.build()
+    return book
+
+
+def test_the_book_has_every_chapter_with_its_tables_and_its_code(book):
+    listed = {page for _, pages in contents() for page in pages}
+    assert {PurePosixPath("docs", page.name) for page in (ROOT / "docs").glob("*.md")} <= listed
+    for page in listed:
+        source = (ROOT / page).read_text(encoding="utf-8")
+        text = book.pages[target(page)]
+        tables = re.sub(r"```.*?```", "", source, flags=re.S)
+        assert text.count("<table>") == len(re.findall(r"^\|[-| :]+\|$", tables, re.M)), page
+        assert text.count("<details>") == source.count("<details>"), page
+        assert text.count('class="replay"') == source.count("<!-- replay:"), page
+        assert "mermaid" not in text, page
+    docs = book.pages[PurePosixPath("docs/index.html")]
+    assert 'href="../milestone_llm/core/engine_core.py.html#L' in docs
+
+
+def test_a_page_of_the_book_asks_no_other_server(book):
+    for place, text in book.pages.items():
+        loaded = re.findall(r'<(?:script|iframe|img|link)\b[^>]*?(?:src|href)="([^"]*)"', text)
+        assert not [each for each in loaded if each.startswith(("http", "//", "/"))], place
+    assert "http" not in (book.folder / "book.css").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "link", ["none.html", "#none", "index.html#L99", "https://else.where/x.js"], ids=str
+)
+def test_a_link_that_leads_nowhere_is_noticed(tmp_path, link):
+    (tmp_path / "index.html").touch()
+    kind = "src" if link.startswith("http") else "href"
+    pages = {PurePosixPath("index.html"): f'<p id="here"><a {kind}="{link}"><a href="#here">'}
+    assert len(list(broken_links(pages, tmp_path))) == 1
+
+
+def test_the_book_opens_from_disk_and_is_searched_by_keyboard(browser, book):
+    opened = Opened(browser, (book.folder / "docs/m3_paged.html").as_uri())
+    page = opened.page
+    assert page.inner_text("nav [aria-current]") == "M3: paged KV memory"
+    page.keyboard.press("/")
+    page.keyboard.type("preemption swap")
+    assert "Preemption" in page.inner_text("#found li >> nth=0")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**#preemption")
+    page.click("main a[href*='scheduler.py.html']")
+    page.wait_for_url("**/scheduler.py.html*")
+    theme = opened("() => document.documentElement.dataset.theme")
+    page.click("#theme")
+    assert opened("() => document.documentElement.dataset.theme") != theme
+    page.set_viewport_size({"width": 390, "height": 900})
+    assert opened("() => document.documentElement.scrollWidth") == 390
+    page.click("#menu")
+    page.click("nav a:text('Glossary')")
+    page.wait_for_url("**/glossary.html")
+    assert {request[:7] for request in opened.requests} == {"file://"}
+    assert opened.errors == []
+
+
+@pytest.mark.parametrize("place", ["docs/m5_kernels.html", "m3_paged/scheduler.py.html"])
+def test_axe_finds_nothing_serious_in_the_book(browser, book, place):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    opened = Opened(browser, (book.folder / place).as_uri())
+    found = axe.Axe().run(opened.page).response["violations"]
+    serious = [each for each in found if each["impact"] in ("serious", "critical")]
+    assert [(each["id"], each["nodes"][0]["html"]) for each in serious] == []
