@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from milestone_llm.lab.playground.own import OwnFile
+from milestone_llm.lab.playground.own_process import InAProcess
 from milestone_llm.lab.playground.server import PlaygroundServer
 from milestone_llm.lab.playground.service import Playground, presets
 from milestone_llm.lab.playground.setting import Setting
@@ -26,7 +27,7 @@ def serve() -> Iterator[Any]:
     servers: list[PlaygroundServer] = []
 
     def start(file: Path | None = None) -> str:
-        server = PlaygroundServer(Playground(OwnFile(file) if file else None), 0)
+        server = PlaygroundServer(Playground(OwnFile(file, InAProcess) if file else None), 0)
         servers.append(server)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
         return server.url
