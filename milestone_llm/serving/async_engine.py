@@ -24,7 +24,6 @@ from milestone_llm.frontend.outputs import RequestOutput
 from .engine_client import EngineClient, EngineCoreOutputs, EngineRequest
 from .errors import ApiError
 from .metrics import Metrics
-from .shared_counts import Count
 
 MAX_MESSAGES = 64
 """Steps whose tokens may wait for HTTP's thread."""
@@ -133,6 +132,8 @@ class AsyncEngine:
         self.closed_because: str | None = None
         """Why no request is let in any more; None while all may come."""
         self._open: dict[ApiRequest, None] = {}
+        self._num_choices = 0
+        """Completions of these."""
         self._owners: dict[str, tuple[ApiRequest, RequestState]] = {}
         """Of a completion of which the engine may have more to say, by its id."""
         self._output_processor = OutputProcessor(copy.deepcopy(client.info.tokenizer))
@@ -156,10 +157,9 @@ class AsyncEngine:
         if num_choices > self.max_choices:
             text = f"{num_choices} completions are asked for, and the server takes at most "
             raise ApiError(400, f"{text}{self.max_choices} at a time")
-        num_inside = self.metrics.counts.total(Count.COMPLETIONS)
-        if num_inside + num_choices > self.max_choices:
-            self.metrics.counts.add(Count.REFUSED, 1)
-            text = f"{num_inside} completions are running or waiting; the server takes "
+        if self._num_choices + num_choices > self.max_choices:
+            self.metrics.counts.num_refused += 1
+            text = f"{self._num_choices} completions are running or waiting; the server takes "
             text += f"{self.max_choices} at a time. Try again later."
             code, headers = "rate_limit_exceeded", {"Retry-After": "1"}
             raise ApiError(429, text, code=code, headers=headers)
@@ -173,12 +173,13 @@ class AsyncEngine:
         self.check_room(num_choices)
         request = ApiRequest(self, num_choices)
         self._open[request] = None
-        self._count(num_choices, 1)
+        self._num_choices += num_choices
         return request
 
-    def _count(self, num_choices: int, num_requests: int) -> None:
-        self.metrics.counts.add(Count.COMPLETIONS, num_choices)
-        self.metrics.counts.add(Count.REQUESTS, num_requests)
+    @property
+    def num_open(self) -> int:
+        """API requests that wait for an answer, or for more of it."""
+        return len(self._open)
 
     def add(self, owner: ApiRequest, requests: Sequence[EngineRequest]) -> list[RequestState]:
         """Pass the requests of an API request to the engine, and follow them."""
@@ -197,7 +198,7 @@ class AsyncEngine:
         if request not in self._open:
             return
         del self._open[request]
-        self._count(-request.num_choices, -1)
+        self._num_choices -= request.num_choices
         reason = "error" if request.is_refused else "abort"
         for state in request.states:
             unfinished = [each for each in state.completions if each.finish_reason is None]
@@ -271,7 +272,7 @@ class AsyncEngine:
         """
         num_before, counts = self._output_processor.num_tokens, self.metrics.counts
         ended = self._output_processor.process(outputs)
-        counts.add(Count.GENERATION_TOKENS, self._output_processor.num_tokens - num_before)
+        counts.num_tokens += self._output_processor.num_tokens - num_before
         owners = [self._owners[completion_id] for completion_id in ended]
         for owner, state in {state.request_id: (owner, state) for owner, state in owners}.values():
             if state.is_done:

@@ -10,7 +10,6 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from .errors import ApiError
-from .shared_counts import Count, HttpCounts
 
 FREE_BYTES = 2**16
 """Of each body, not counted with those of others: whoever asks for little is always heard."""
@@ -18,7 +17,7 @@ LINGER_SECONDS = 1.0
 """For how long the rest of a body is taken from a client that has its answer already."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class BodyLimits:
     """What may lie in memory of the requests that are being read or answered."""
 
@@ -26,8 +25,8 @@ class BodyLimits:
     """Of one request."""
     max_total_bytes: int
     """Of all, but for the first `FREE_BYTES` of each."""
-    counts: HttpCounts
-    """Have as much as there is of these now."""
+    num_bytes: int = 0
+    """There are of these now."""
 
     def check(self, num_bytes: int) -> None:
         """Refuse a body of so many bytes.
@@ -66,13 +65,13 @@ class RequestBody:
         # share out the room until none of them fits.
         expected = max(self._num_bytes, self._announced)
         more = max(0, expected - FREE_BYTES) - self._num_counted
-        num_bytes = self._limits.counts.total(Count.BODY_BYTES)
+        num_bytes = self._limits.num_bytes
         if more and num_bytes + more > self._limits.max_total_bytes:
             text = f"the bodies of all requests have {num_bytes} bytes and may have "
             text += f"{self._limits.max_total_bytes} at a time. Try again later."
             raise ApiError(503, text, headers={"Retry-After": "1", "Connection": "close"})
         self._num_counted += more
-        self._limits.counts.add(Count.BODY_BYTES, more)
+        self._limits.num_bytes += more
         return message
 
     async def send(self, message: Message) -> None:
@@ -95,4 +94,4 @@ class RequestBody:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._limits.counts.add(Count.BODY_BYTES, -self._num_counted)
+        self._limits.num_bytes -= self._num_counted

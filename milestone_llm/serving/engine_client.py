@@ -56,8 +56,6 @@ class EngineRequest:
     arrival_time: float = field(default_factory=time.perf_counter)
     """When the client asked, in seconds of `time.perf_counter()`: all processes of a machine have
     the same."""
-    sender: int = 0
-    """Which of HTTP's processes asks."""
 
     @property
     def completion_ids(self) -> list[str]:
@@ -76,13 +74,10 @@ class Refusal(NamedTuple):
 
 @dataclass
 class EngineCoreOutputs:
-    """What a step has brought to all requests of one of HTTP's processes together: one message, and
-    no object a token."""
+    """What a step has brought to all requests together: one message, and no object a token."""
 
     time: float = field(default_factory=time.perf_counter)
     """When the step ended."""
-    sender: int = 0
-    """Whose requests they are."""
     request_ids: list[str] = field(default_factory=list)
     """Completions that have got one token, and of which nothing else is to be said."""
     token_ids: list[int] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """The counts beside the engine: plain numbers, which can be sent to HTTP.
 
 They are those of steps, and of what a request waits for. Which tokens an answer has in the end, and
-why it ended, is counted in HTTP (`shared_counts.py`), which finds the stop strings.
+why it ended, is counted in HTTP (`http_counts.py`), which finds the stop strings.
 
 At 26,000 tokens a second, a lock for each of them would be felt. They become Prometheus's metrics
 when `/metrics` is read (`metrics.py`).
@@ -10,7 +10,7 @@ when `/metrics` is read (`metrics.py`).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, MutableSequence
+from collections.abc import Mapping
 
 from milestone_llm.core.request import Request
 
@@ -32,21 +32,11 @@ class Histogram:
 
     Args:
         bounds: ascending.
-        cells: where it counts; the last cell is the sum of the values.
     """
 
-    def __init__(
-        self,
-        bounds: tuple[float, ...],
-        cells: MutableSequence[float] | memoryview[float] | None = None,
-    ) -> None:
+    def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        self._cells = [0.0] * self.num_cells(bounds) if cells is None else cells
-
-    @staticmethod
-    def num_cells(bounds: tuple[float, ...]) -> int:
-        """How many it needs: one for each bound, for larger values, and for the sum."""
-        return len(bounds) + 2
+        self._cells = [0.0] * (len(bounds) + 2)  # larger values, and the sum
 
     @property
     def sum(self) -> float:

@@ -13,10 +13,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from . import shared_counts
+from . import http_counts
 from .engine_client import EngineReport
 from .engine_metrics import HISTOGRAMS, EngineMetrics, Histogram
-from .shared_counts import DELIVERY, ENDS, Count, HttpCounts, SharedCounts
+from .http_counts import DELIVERY, HttpCounts
 
 PREFIX = "milestone_llm:"
 OURS_ALONE = {
@@ -30,15 +30,11 @@ Labels = Mapping[str, str]
 
 
 class Metrics(Collector):
-    """What engines count, and what is counted in front of them.
+    """What engines count, and what is counted in front of them."""
 
-    Args:
-        counts: of HTTP; None if it has this process alone.
-    """
-
-    def __init__(self, model_name: str, counts: HttpCounts | None = None) -> None:
+    def __init__(self, model_name: str) -> None:
         self._labels = {"model_name": model_name}
-        self.counts = counts or SharedCounts().of(0)
+        self.counts = HttpCounts()
         self._reports = [EngineReport({}, EngineMetrics())]
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -69,15 +65,12 @@ class Metrics(Collector):
         counts = self.counts
         has_replicas = any(report.replica for report in self._reports)
         labels = {**self._labels, "engine": "all" if has_replicas else "0"}
-        yield _counter(
-            "generation_tokens", "of answers", counts.total(Count.GENERATION_TOKENS), labels
-        )
-        ends = {reason: counts.total(count) for reason, count in ENDS.items()}
-        yield _by_label("request_success", "finished_reason", "ended requests", ends, labels)
-        refused = {"max_queued": counts.total(Count.REFUSED)}
+        yield _counter("generation_tokens", "of answers", counts.num_tokens, labels)
+        yield _by_label("request_success", "finished_reason", "ended requests", counts.ends, labels)
+        refused = {"max_queued": counts.num_refused}
         yield _by_label("admission_rejections", "reason", "refused requests", refused, self._labels)
-        for name, histogram in counts.histograms().items():
-            what, _ = shared_counts.HISTOGRAMS[name]
+        for name, histogram in counts.histograms.items():
+            what, _ = http_counts.HISTOGRAMS[name]
             yield _histogram(name, what, histogram, self._labels if name == DELIVERY else labels)
 
 

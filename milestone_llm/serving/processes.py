@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
-from .threads import too_few
+from milestone_llm.core.errors import InputError
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -35,7 +35,8 @@ def started_process(name: str, work: Callable[..., object], *args: Any) -> BaseP
         with ctrl_c_ignored():  # the child inherits it; the one to end it is this process
             process.start()
     except OSError as error:
-        raise too_few(f"a process ({name})", error) from None
+        text = f"the system gives no process for the {name}: {error}. Raise `ulimit -u` or -v"
+        raise InputError(text) from None
     return process
 
 

@@ -1,4 +1,4 @@
-"""Sends what a step has brought: one message for all requests of one of HTTP's processes together.
+"""Sends what a step has brought: one message for all requests together.
 
 It is the sink of the engine's driver where `OutputProcessor` is that of `generate`: tokens leave as
 they are, and are counted.
@@ -28,7 +28,6 @@ class SentRequest:
     def __init__(self, new: EngineRequest, completions: Sequence[Request]) -> None:
         self.request_id = new.request_id
         self.arrival_time = new.arrival_time
-        self.sender = new.sender
         self.completions = completions
         self.num_going_on = len(completions)
 
@@ -65,12 +64,11 @@ class Sender:
 
     def refuse(self, new: EngineRequest, refusal: Refusal) -> None:
         """Say why nothing will come of a request."""
-        self.deliver(EngineCoreOutputs(sender=new.sender, refusals={new.request_id: refusal}))
+        self.deliver(EngineCoreOutputs(refusals={new.request_id: refusal}))
 
-    def request_ids(self, sender: int | None = None) -> list[str]:
-        """Of all unfinished requests, or those of one of HTTP's processes."""
-        requests = self._requests.values()
-        return [each.request_id for each in requests if sender in (None, each.sender)]
+    def request_ids(self) -> list[str]:
+        """Of all unfinished requests."""
+        return list(self._requests)
 
     def completion_ids(self, request_id: str) -> list[str]:
         """Of a request, if it is unfinished."""
@@ -89,8 +87,8 @@ class Sender:
         Returns:
             Why completions have ended, by id.
         """
-        messages: dict[int, EngineCoreOutputs] = {}
         now, num_tokens, gaps = time.perf_counter(), 0, Counter[float]()
+        message = EngineCoreOutputs(now)
         ended: dict[str, str] = {}
         for output in outputs:
             completion = self._completions.get(output.request_id)
@@ -99,8 +97,6 @@ class Sender:
                 continue
             request = completion.of
             if not completion.is_muted:
-                if (message := messages.get(request.sender)) is None:
-                    message = messages[request.sender] = EngineCoreOutputs(now, request.sender)
                 message.add(output)
             if num_new > 1:
                 gaps[0.0] += num_new - 1
@@ -115,7 +111,7 @@ class Sender:
                 ended[output.request_id] = output.finish_reason
                 self._note_end(output.request_id)
         self._metrics.note_tokens(num_tokens, gaps)
-        for message in messages.values():
+        if message.request_ids or message.others:
             self.deliver(message)
         self.took_at, self.num_taken = now, len(outputs)
         return ended

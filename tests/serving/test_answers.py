@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,6 @@ from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineRequest
 from milestone_llm.serving.metrics import Metrics
 from milestone_llm.serving.response_bodies import ResponseBodies
 from milestone_llm.serving.responses import ApiResponse
-from milestone_llm.serving.threads import started_threads
 
 NUM_CHOICES = 3
 
@@ -32,7 +32,7 @@ class Tokenizer:
 @pytest.fixture
 def tokenizing():
     """A pool of one thread."""
-    with started_threads(1, "tokenizer") as pool:
+    with ThreadPoolExecutor(1, "tokenizer") as pool:
         yield pool
 
 

@@ -5,7 +5,6 @@ import pytest
 from milestone_llm.serving.engine_client import EngineReport
 from milestone_llm.serving.engine_metrics import EngineMetrics, Histogram
 from milestone_llm.serving.metrics import OURS_ALONE, PREFIX, Metrics
-from milestone_llm.serving.shared_counts import Count
 from serving_helpers import wait_for
 
 VLLM_NAMES = {
@@ -107,7 +106,7 @@ def test_with_several_engines_a_label_says_which():
 def test_every_metric_is_vllms_in_name_and_labels_or_is_said_to_be_ours_alone():
     """vLLM's as in vllm/v1/metrics/loggers.py; it labels all with `model_name` and `engine`."""
     metrics = Metrics("tiny")
-    metrics.counts.add(Count.REFUSED, 1)
+    metrics.counts.num_refused += 1
     more = {"request_success": {"finished_reason"}, "num_requests_waiting_by_reason": {"reason"}}
     theirs = {name.partition("{")[0].removesuffix("_total") for name in VLLM_NAMES}
     theirs = {name.removesuffix("_count") for name in theirs} | {"request_success"}
