@@ -136,6 +136,8 @@ class AsyncEngine:
         """Completions of these."""
         self._owners: dict[str, tuple[ApiRequest, RequestState]] = {}
         """Of a completion of which the engine may have more to say, by its id."""
+        self._requests: dict[str, ApiRequest] = {}
+        """By the id of a request to the engine."""
         self._output_processor = OutputProcessor(copy.deepcopy(client.info.tokenizer))
         self._messages: deque[EngineCoreOutputs] = deque()
         """From the engine, and not looked at."""
@@ -189,6 +191,7 @@ class AsyncEngine:
                 each.completion_ids, each.prompt_token_ids, each.params, owner.queue
             )
             self._owners.update(dict.fromkeys(each.completion_ids, (owner, state)))
+            self._requests[each.request_id] = owner
             states.append(state)
         self.client.add_requests(list(requests))
         return states
@@ -205,6 +208,7 @@ class AsyncEngine:
             self._process(
                 [EngineCoreOutput(each.completion_id, finish_reason=reason) for each in unfinished]
             )
+            del self._requests[state.request_id]
             for completion in state.completions:
                 self._owners.pop(completion.completion_id, None)
             if unfinished:
@@ -238,10 +242,9 @@ class AsyncEngine:
         self._has_taken.set()
         for message in messages:
             for request_id, refusal in message.refusals.items():
-                if request_id in self._owners:
-                    owner, _ = self._owners[request_id]
-                    owner.is_refused = True
-                    owner.fail(ApiError(refusal.status, refusal.text))
+                if (refused := self._requests.get(request_id)) is not None:
+                    refused.is_refused = True
+                    refused.fail(ApiError(refusal.status, refusal.text))
             for output in message.outputs():
                 if output.request_id not in self._owners:  # it has been closed
                     continue

@@ -251,6 +251,19 @@ def test_who_waits_is_told_what_the_engine_refuses():
     with_one_request(play)
 
 
+def test_a_refusal_reaches_a_request_whose_first_completion_has_ended():
+    """As when a replica dies: a stop string has ended the one that has the request's own id."""
+
+    async def play(engine, request):
+        deliver(engine, 3, 7)
+        await request.outputs()
+        engine.deliver(EngineCoreOutputs(refusals={"r": Refusal("it has died", 503)}))
+        with pytest.raises(ApiError, match="it has died"):
+            await asyncio.wait_for(request.outputs(), 1)
+
+    with_one_request(play, n=2)
+
+
 def test_a_stream_has_what_came_before_its_deadline():
     async def play(engine, request):
         deliver(engine, 3)
