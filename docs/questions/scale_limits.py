@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 
 from milestone_llm.serving.engine_client import EngineReport
-from milestone_llm.serving.engine_metrics import EngineMetrics
 from milestone_llm.serving.metrics import Metrics
 from milestone_llm.serving.router import Router
 
@@ -37,7 +36,7 @@ num_names = KV_BYTES / TOKEN_BYTES / BLOCK_SIZE
 def page_of(replicas):
     """The lines of /metrics and their bytes."""
     names = [f"{number:08x}" for number in range(replicas)]
-    page = Metrics("model").page([EngineReport({}, EngineMetrics(), name) for name in names])
+    page = Metrics("model").page([EngineReport({}, name) for name in names])
     return sum(not line.startswith(b"#") for line in page.splitlines()), len(page)
 
 

@@ -143,9 +143,9 @@ async def counts_of(replicas):
     """Of each replica: prompt tokens found and looked up, and all tokens that it was sent."""
     counts = {}
     for report in await asyncio.wrap_future(replicas.report()):
-        cache, metrics = report.stats["prefix_cache"], report.metrics
-        load = metrics.num_prompt_tokens + metrics.num_generation_tokens
-        counts[report.replica] = cache["saved_tokens"], cache["queried_tokens"], load
+        cache = report.stats["prefix_cache"]
+        load = cache["queried_tokens"] + report.stats["decode_tokens"]
+        counts[report.engine] = cache["saved_tokens"], cache["queried_tokens"], load
     return counts
 
 

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 from milestone_llm.core.outputs import EngineCoreOutput
 from milestone_llm.serving.bench_server import RunningServer, running_server
 from milestone_llm.serving.command import serve_command
-from milestone_llm.serving.http_counts import DELIVERY_SECONDS
+from milestone_llm.serving.metrics import DELIVERY_SECONDS
 
 from .serving_words import give_words
 

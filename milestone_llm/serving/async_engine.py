@@ -2,7 +2,7 @@
 
 The engine's process sends tokens. Here they become text, and stop strings are found in it, by the
 frontend's `OutputProcessor`; the engine is told of a completion that one has ended. So it is here
-that output tokens and the ends of requests are counted. Everything runs in HTTP's thread, except
+that tokens, waits and ends are counted. Everything runs in HTTP's thread, except
 `AsyncEngine.deliver`.
 """
 
@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from milestone_llm.core.outputs import EngineCoreOutput
 from milestone_llm.frontend.output_processor import OutputProcessor, RequestState
@@ -23,7 +24,7 @@ from milestone_llm.frontend.outputs import RequestOutput
 
 from .engine_client import EngineClient, EngineCoreOutputs, EngineRequest
 from .errors import ApiError
-from .metrics import Metrics
+from .metrics import EngineMetrics, Metrics
 
 MAX_MESSAGES = 64
 """Steps whose tokens may wait for HTTP's thread."""
@@ -97,7 +98,7 @@ class ApiRequest:
     def note_sent(self) -> None:
         """All that there was of a stream is in the client's socket."""
         if self._waits_since is not None:
-            self._engine.metrics.counts.note_delivery(time.perf_counter() - self._waits_since)
+            self._engine.metrics.delivery.observe(time.perf_counter() - self._waits_since)
             self._waits_since = None
 
     def fail(self, error: ApiError) -> None:
@@ -117,6 +118,17 @@ class ApiRequest:
         return not self.queue.unfinished
 
 
+@dataclass(slots=True)
+class Followed:
+    """A completion of which the engine may have more to say."""
+
+    owner: ApiRequest
+    state: RequestState
+    """Of its request."""
+    last_time: float = 0.0
+    """When the step ended that brought its newest token."""
+
+
 class AsyncEngine:
     """Lets API requests in, and passes each the tokens that the engine has for it.
 
@@ -134,8 +146,8 @@ class AsyncEngine:
         self._open: dict[ApiRequest, None] = {}
         self._num_choices = 0
         """Completions of these."""
-        self._owners: dict[str, tuple[ApiRequest, RequestState]] = {}
-        """Of a completion of which the engine may have more to say, by its id."""
+        self._followed: dict[str, Followed] = {}
+        """By the id of a completion."""
         self._requests: dict[str, ApiRequest] = {}
         """By the id of a request to the engine."""
         self._output_processor = OutputProcessor(copy.deepcopy(client.info.tokenizer))
@@ -160,7 +172,7 @@ class AsyncEngine:
             text = f"{num_choices} completions are asked for, and the server takes at most "
             raise ApiError(400, f"{text}{self.max_choices} at a time")
         if self._num_choices + num_choices > self.max_choices:
-            self.metrics.counts.num_refused += 1
+            self.metrics.refused.inc()
             text = f"{self._num_choices} completions are running or waiting; the server takes "
             text += f"{self.max_choices} at a time. Try again later."
             code, headers = "rate_limit_exceeded", {"Retry-After": "1"}
@@ -190,7 +202,7 @@ class AsyncEngine:
             state = self._output_processor.add(
                 each.completion_ids, each.prompt_token_ids, each.params, owner.queue
             )
-            self._owners.update(dict.fromkeys(each.completion_ids, (owner, state)))
+            self._followed |= {name: Followed(owner, state) for name in each.completion_ids}
             self._requests[each.request_id] = owner
             states.append(state)
         self.client.add_requests(list(requests))
@@ -210,7 +222,7 @@ class AsyncEngine:
             )
             del self._requests[state.request_id]
             for completion in state.completions:
-                self._owners.pop(completion.completion_id, None)
+                self._followed.pop(completion.completion_id, None)
             if unfinished:
                 self.client.abort(state.request_id)
 
@@ -241,28 +253,31 @@ class AsyncEngine:
         messages = [self._messages.popleft() for _ in range(num_messages)]
         self._has_taken.set()
         for message in messages:
+            counting = self.metrics.of(message.engine)
+            counting.note_steps(message.steps)
             for request_id, refusal in message.refusals.items():
                 if (refused := self._requests.get(request_id)) is not None:
                     refused.is_refused = True
                     refused.fail(ApiError(refusal.status, refusal.text))
             for output in message.outputs():
-                if output.request_id not in self._owners:  # it has been closed
+                if (followed := self._followed.get(output.request_id)) is None:  # closed
                     continue
-                owner, _ = self._owners[output.request_id]
                 outputs.append(output)
-                waited_since.setdefault(owner, message.time)
+                waited_since.setdefault(followed.owner, message.time)
+                _count(output, followed, counting, message.time)
                 if output.finish_reason == "error":
-                    owner.fail(ApiError(500, "the step that computed this request failed"))
+                    error = ApiError(500, "the step that computed this request failed")
+                    followed.owner.fail(error)
         ended = self._process(outputs)
         for completion_id, reason in ended.items():
             if reason == "error":  # if it is not the engine's, text could not be made of it
-                owner, _ = self._owners[completion_id]
+                owner = self._followed[completion_id].owner
                 owner.fail(ApiError(500, "its text could not be made"))
         for output in outputs:
             if output.finish_reason is not None:  # the engine knows
                 ended.pop(output.request_id, None)
         for completion_id in ended:
-            del self._owners[completion_id]  # what is on its way is dropped
+            del self._followed[completion_id]  # what is on its way is dropped
             self.client.end_completion(completion_id)
         for owner, step_time in waited_since.items():
             owner.note_tokens(step_time)
@@ -273,13 +288,13 @@ class AsyncEngine:
         Returns:
             Why completions have ended, by id.
         """
-        num_before, counts = self._output_processor.num_tokens, self.metrics.counts
+        num_before = self._output_processor.num_tokens
         ended = self._output_processor.process(outputs)
-        counts.num_tokens += self._output_processor.num_tokens - num_before
-        owners = [self._owners[completion_id] for completion_id in ended]
-        for owner, state in {state.request_id: (owner, state) for owner, state in owners}.values():
-            if state.is_done:
-                counts.note_end(state, owner.arrival_time)
+        self.metrics.generation_tokens.inc(self._output_processor.num_tokens - num_before)
+        changed = {each.state.request_id: each for each in map(self._followed.__getitem__, ended)}
+        for each in changed.values():
+            if each.state.is_done:
+                self.metrics.note_end(each.state, each.owner.arrival_time)
         return ended
 
     # -- the end -----------------------------------------------------------------------------
@@ -298,3 +313,20 @@ class AsyncEngine:
         end = time.perf_counter() + seconds
         while self._open and time.perf_counter() < end:
             await asyncio.sleep(0.02)
+
+
+def _count(
+    output: EngineCoreOutput, followed: Followed, counting: EngineMetrics, step_time: float
+) -> None:
+    """Count a completion's tokens of a step: how long each was waited for."""
+    if not (num_tokens := len(output.new_token_ids)):
+        return
+    state = followed.state
+    if followed.last_time:
+        counting.itl.observe(step_time - followed.last_time)
+    elif output.request_id == state.request_id:  # the others are forked from this one
+        num_prompt_tokens, arrival_time = len(state.prompt_token_ids), followed.owner.arrival_time
+        counting.note_first_token(num_prompt_tokens, arrival_time, step_time, output.facts)
+    for _ in range(num_tokens - 1):
+        counting.itl.observe(0.0)
+    followed.last_time = step_time

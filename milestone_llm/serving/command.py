@@ -213,8 +213,8 @@ def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
             importlib.import_module(".server", __package__)  # while the engine loads its model
             process.wait_until_ready()
         from .limits import Limits
+        from .metrics import StatsLog
         from .server import Server
-        from .stats_log import StatsLog
 
         freeze_garbage()
         limits = Limits.of(args, listener)

@@ -32,9 +32,9 @@ from .engine_client import (
     EngineReport,
     EngineRequest,
     Refusal,
+    StepFigures,
     StepSink,
 )
-from .engine_metrics import EngineMetrics
 from .orders import OrderingClient, Orders
 from .sender import Sender
 
@@ -62,8 +62,7 @@ class EngineLoop(OrderingClient):
         )
         self.problem: str | None = None
         self._engine, self._log = engine, engine.step_log
-        self._metrics = EngineMetrics()
-        self._sending = Sender(self._metrics)
+        self._sending = Sender()
         self._driver = EngineDriver(
             engine.core, engine.step_log, self._sending, engine.driver.peers
         )
@@ -135,7 +134,8 @@ class EngineLoop(OrderingClient):
     def _report(self) -> None:
         preempted = sum(bool(each.num_preemptions) for each in self._engine.scheduler.waiting)
         stats = {**self._engine.stats(), "waiting_preempted": preempted}
-        self._on_report([EngineReport(stats, self._metrics)])
+        self._sending.flush()
+        self._on_report([EngineReport(stats)])
 
     def _watch(self, is_watching: bool) -> None:
         watchers = self._log.watchers
@@ -173,11 +173,13 @@ class EngineLoop(OrderingClient):
         self._driver.run(self._driver.finish, completion_ids, reason)
 
     def _step(self) -> None:
-        counts = dict(self._log.counts)
+        before = dict(self._log.counts)
         start = time.perf_counter()
         self._driver.step()
-        if self._log.counts["steps"] > counts["steps"]:
+        if self._log.counts["steps"] > before["steps"]:
             seconds = self._sending.took_at - start
             self._num_failures = 0
-            self._metrics.note_step(seconds, counts, self._log.counts)
+            new = {name: number - before[name] for name, number in self._log.counts.items()}
+            num_tokens = new["prefill_tokens"] + new["decode_tokens"]
+            self._sending.note_step(StepFigures(seconds, new["rows"], num_tokens))
             self._threads.note_step(seconds, self._sending.num_taken)

@@ -29,10 +29,9 @@ from .body_limits import BodyLimits
 from .connection import HttpConnection
 from .engine_client import EngineClient, EngineDeadError
 from .limits import Limits
-from .metrics import Metrics
+from .metrics import Metrics, StatsLog
 from .middleware import AdmissionMiddleware, AllowedHosts, ApiKeys
 from .service import Service
-from .stats_log import StatsLog
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +73,7 @@ class Server:
         has_access_log = limits.log_level in ("info", "debug")
         info = client.info
         max_choices = info.max_num_seqs + limits.max_queued
-        self._engine = AsyncEngine(client, Metrics(info.model_name), max_choices)
+        self._engine = AsyncEngine(client, Metrics(info.model_name, info.engine), max_choices)
         app = build_app(Service(self._engine, limits.has_page))
         keys = ApiKeys(limits.api_keys)
         hosts = AllowedHosts(limits.allowed_hosts, limits.takes_any_host)
@@ -143,7 +142,7 @@ class Server:
             listener.listen(BACKLOG)  # asyncio's own number is that of connections taken at once
         self._has_started.set()
         logging_stats = self._stats_log and asyncio.ensure_future(
-            self._stats_log.follow(self._client)
+            self._stats_log.follow(self._client, self._engine.metrics)
         )
         await serving
         if logging_stats:

@@ -1,9 +1,6 @@
 """Metrics are exact, named as vLLM's, and at rest the gauges are at 0."""
 
-import pytest
-
-from milestone_llm.serving.engine_client import EngineReport
-from milestone_llm.serving.engine_metrics import EngineMetrics, Histogram
+from milestone_llm.serving.engine_client import EngineReport, StepFigures
 from milestone_llm.serving.metrics import OURS_ALONE, PREFIX, Metrics
 from serving_helpers import wait_for
 
@@ -86,18 +83,17 @@ def test_gauges_show_who_is_there_and_return_to_zero(slow):
 
 
 def test_with_several_engines_a_label_says_which():
-    metrics = Metrics("tiny")
-    reports = [
-        EngineReport({"running": place}, EngineMetrics(), replica=name)
-        for place, name in enumerate(("a", "b"))
-    ]
-    for report in reports:
-        report.metrics.num_prompt_tokens = 7
+    metrics = Metrics("tiny", "all")
+    reports = [EngineReport({"running": place}, name) for place, name in enumerate(("a", "b"))]
+    for name in ("a", "b"):
+        metrics.of(name).note_first_token(7, 0.0, 1.0, None)
+        metrics.of(name).note_steps([StepFigures(0.5, 3, 9)])
     page = metrics.page(reports).decode()
     for name, number in (("a", 0.0), ("b", 1.0)):
         labels = f'{{engine="{name}",model_name="tiny"}}'
         assert f"milestone_llm:num_requests_running{labels} {number}\n" in page
         assert f"milestone_llm:prompt_tokens_total{labels} 7.0\n" in page
+        assert f"milestone_llm:step_batch_size_sum{labels} 3.0\n" in page
     assert page.count("# TYPE milestone_llm:prompt_tokens_total counter") == 1
     assert 'generation_tokens_total{engine="all",model_name="tiny"}' in page, "HTTP counts those"
     assert metrics.page(None).decode() == page, "as they were when they last answered"
@@ -106,27 +102,19 @@ def test_with_several_engines_a_label_says_which():
 def test_every_metric_is_vllms_in_name_and_labels_or_is_said_to_be_ours_alone():
     """vLLM's as in vllm/v1/metrics/loggers.py; it labels all with `model_name` and `engine`."""
     metrics = Metrics("tiny")
-    metrics.counts.num_refused += 1
+    metrics.of("0")
     more = {"request_success": {"finished_reason"}, "num_requests_waiting_by_reason": {"reason"}}
     theirs = {name.partition("{")[0].removesuffix("_total") for name in VLLM_NAMES}
     theirs = {name.removesuffix("_count") for name in theirs} | {"request_success"}
     theirs |= {"spec_decode_num_accepted_tokens_per_pos"}
     names = set()
-    for family in metrics.collect():
+    for family in metrics.registry.collect():
         name = family.name.removeprefix(PREFIX)
         names.add(name.removesuffix("_total"))
         for sample in family.samples if name not in OURS_ALONE else ():
             assert set(sample.labels) - {"le"} == {"model_name", "engine"} | more.get(name, set())
     assert names == {name.removesuffix("_total") for name in theirs} | OURS_ALONE
     assert not theirs & OURS_ALONE
-
-
-def test_a_histogram_counts_up_to_and_including_each_bound():
-    histogram = Histogram((1, 2))
-    for value in (0.5, 1, 1.5, 2, 3):
-        histogram.observe(value)
-    assert histogram.buckets() == [("1.0", 2.0), ("2.0", 4.0), ("+Inf", 5.0)]
-    assert histogram.sum == pytest.approx(8)
 
 
 def test_guesses_have_the_names_of_vllm():
@@ -136,7 +124,7 @@ def test_guesses_have_the_names_of_vllm():
         "spec_decode_num_accepted_tokens": 5,
         "spec_decode_num_accepted_tokens_per_pos": [3, 1, 1],
     }
-    page = Metrics("m").page([EngineReport(stats, EngineMetrics())])
+    page = Metrics("m").page([EngineReport(stats)])
     page = page if isinstance(page, str) else page.decode()
     labels = 'engine="0",model_name="m"'
     for name, number in (("drafts", 3), ("draft_tokens", 9), ("accepted_tokens", 5)):

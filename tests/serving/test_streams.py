@@ -14,8 +14,7 @@ from milestone_llm.frontend.detokenizer import Detokenizer
 from milestone_llm.serving.async_engine import MAX_MESSAGES, AsyncEngine
 from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineRequest, Refusal
 from milestone_llm.serving.errors import ApiError
-from milestone_llm.serving.http_counts import DELIVERY
-from milestone_llm.serving.metrics import Metrics
+from milestone_llm.serving.metrics import ENDS, Metrics
 from serving_helpers import PATIENCE, messages_of, wait_for
 
 
@@ -72,6 +71,13 @@ def with_one_request(play, n=1, deadline=None):
     return asyncio.run(run())
 
 
+def counted(metrics, name):
+    """The value of a metric, or of a label."""
+    lines = metrics.page(None).decode().splitlines()
+    (value,) = [line.split()[-1] for line in lines if name in line and line[0] != "#"]
+    return float(value)
+
+
 def deliver(engine, *token_ids, completion="r", finish_reason=None):
     message = EngineCoreOutputs()
     message.add(EngineCoreOutput(completion, list(token_ids), [], finish_reason))
@@ -102,8 +108,7 @@ def test_each_step_is_passed_on_where_http_is_not_busy():
             (output,) = await request.outputs()
             seen.append(output.token_ids)
             request.note_sent()
-        delivery = engine.metrics.counts.histograms[DELIVERY]
-        assert delivery.buckets()[-1] == ("+Inf", 3), "how long they waited"
+        assert counted(engine.metrics, "token_delivery_seconds_count") == 3, "how long they waited"
         return seen
 
     assert with_one_request(play) == [[3], [3, 4], [3, 4, 5]]
@@ -127,9 +132,10 @@ def test_what_the_client_gets_is_what_counts(how, monkeypatch):
             while await request.outputs():
                 pass
         request.close()
-        counts = engine.metrics.counts
-        assert counts.histograms["request_generation_tokens"].sum in (0, counts.num_tokens)
-        return counts.num_tokens, {end: number for end, number in counts.ends.items() if number}
+        num_tokens = counted(engine.metrics, "generation_tokens_total")
+        assert counted(engine.metrics, "request_generation_tokens_sum") in (0, num_tokens)
+        ends = {end: counted(engine.metrics, f'finished_reason="{end}"') for end in ENDS}
+        return num_tokens, {end: number for end, number in ends.items() if number}
 
     expected = (3, {"stop": 1}) if how == "stop string" else (0, {"error": 1})
     assert with_one_request(play) == expected
