@@ -27,7 +27,8 @@ FILES = {
 """Path of each module by its dotted name; a package's root ends in `.__init__`."""
 
 DOORS = {"demo", "walkthrough", "bench", "serve"}
-OTHER_PROGRAMS = {"m1_single.timeline"}  # the chapter's command, at the path where its file lies
+OTHER_PROGRAMS = {"m1_single.timeline", f"{GROUND}.serving.bench"}
+"""Commands of chapters, at the paths where they are called."""
 FLOORS = [
     rf"{GROUND}\.__init__",
     *(rf"{GROUND}\.{room}\..*" for room in ("core", "models", "frontend", "trace", "command")),
@@ -36,8 +37,11 @@ FLOORS = [
     rf"m5_kernels\.(?!({'|'.join(sorted(DOORS))}|engine|__init__)$|extras\.|tools\.).*",
     r"m5_kernels\.extras\..*",
     r"m5_kernels\.(engine|__init__)",
-    rf"{GROUND}\.lab\..*",
-    rf"{GROUND}\.serving\..*",
+    rf"{GROUND}\.lab\.(?!load\.).*",
+    *(rf"{GROUND}\.serving\.{room}\..*" for room in ("engine", "api", "connections|replicas")),
+    rf"{GROUND}\.serving\.(?!bench$).*",
+    rf"{GROUND}\.lab\.load\..*",
+    rf"{GROUND}\.serving\.bench",
     *(rf"{name}\..*" for name in MILESTONES),
 ]
 """From the ground up; the last are the doors and tools of the milestones."""
@@ -55,7 +59,7 @@ SEAMS = re.compile(
 PURE = re.compile(
     rf"{GROUND}\.core\.(errors|kv|outputs|plan(_rules)?|request(_queue)?|sampling_params|scheduler)"
     rf"|{GROUND}\.frontend\.(config|engine_driver|step_log|output_queue|outputs|watching)"
-    rf"|{GROUND}\.serving\.router|{GROUND}\.trace\.(records|tracer)"
+    rf"|{GROUND}\.serving\.replicas\.router|{GROUND}\.trace\.(records|tracer)"
     rf"|m\d_\w+\.(scheduler|config|kv_usage|{KV_MANAGERS})"
 )
 """Modules that decide and keep books: they know requests, tokens and blocks, and no tensors."""
@@ -71,8 +75,6 @@ LIBRARIES_OF_THE_CORE = {
     "math",
 }
 LIBRARIES_OF_THE_CORE |= {"operator", "torch", "typing"}
-MEASURING = {"bench", "bench_report", "bench_server", "open_loop", "overhead"}
-"""The programs of serving that measure, by name."""
 
 
 def tree_of(module: str) -> ast.Module:
@@ -144,9 +146,9 @@ def floor_of(module: str) -> int:
 
 
 def is_door(module: str) -> bool:
-    """Whether a module is a program at the top of a milestone's folder."""
+    """Whether a module is a program at the top of a folder."""
     folder, _, name = module.rpartition(".")
-    return folder in MILESTONES and (name in DOORS or module in OTHER_PROGRAMS)
+    return module in OTHER_PROGRAMS or (folder in MILESTONES and name in DOORS)
 
 
 def room_of(module: str) -> str:
@@ -187,8 +189,8 @@ def test_lab_and_serving_know_milestones_by_their_roots_alone():
 
 
 def test_programs_alone_import_the_lab():
-    """Besides what measures: the server's page, which is the lab's, fed by a running engine."""
-    programs = {f"{GROUND}.serving.{name}" for name in (*MEASURING, "live_page")}
+    """And the server's page, which is the lab's, fed by a running engine."""
+    programs = {f"{GROUND}.serving.api.live_page"}
     programs |= {module for module in FILES if is_door(module) or ".tools." in module}
     importing = {
         module
@@ -378,7 +380,6 @@ def test_the_rules_see_what_they_are_to_forbid():
         module for module in FILES if PURE.fullmatch(module)
     }
     floors = [floor_of(name) for name in ("m1_single.engine", "m5_kernels.kernels.tiles")]
-    floors += [floor_of(f"{GROUND}.lab.doctor"), floor_of(f"{GROUND}.serving.app")]
+    floors += [floor_of(f"{GROUND}.lab.doctor"), floor_of(f"{GROUND}.serving.api.app")]
     floors += [floor_of("m1_single.demo"), floor_of("m4_prefix_chunked.tools.stress")]
     assert floors == sorted(set(floors))
-    assert all((ROOT / GROUND / "serving" / f"{name}.py").exists() for name in MEASURING)

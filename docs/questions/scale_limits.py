@@ -8,9 +8,9 @@ import json
 import re
 from pathlib import Path
 
-from milestone_llm.serving.engine_client import EngineReport
-from milestone_llm.serving.metrics import Metrics
-from milestone_llm.serving.router import Router
+from milestone_llm.serving.api.metrics import Metrics
+from milestone_llm.serving.engine.client import EngineReport
+from milestone_llm.serving.replicas.router import Router
 
 DOCS = Path(__file__).parents[1]
 KV_BYTES = 100e9  # an H200 less weights and activations, roughly

@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from milestone_llm.core.outputs import EngineCoreOutput
-from milestone_llm.serving.bench_server import RunningServer, running_server
+from milestone_llm.lab.load.server import RunningServer, running_server
+from milestone_llm.serving.api.metrics import DELIVERY_SECONDS
 from milestone_llm.serving.command import serve_command
-from milestone_llm.serving.metrics import DELIVERY_SECONDS
 
 from .serving_words import give_words
 
 if TYPE_CHECKING:
     from milestone_llm.frontend.engine import BaseEngine
-    from milestone_llm.serving.engine_loop import EngineLoop
+    from milestone_llm.serving.engine.loop import EngineLoop
 
 NUM_STREAMS = (64, 256)
 RATES = (5_000, 10_000, 20_000, 40_000, 80_000)
@@ -137,7 +137,7 @@ def counts_of(server: RunningServer) -> Counts:
 
 def send_tokens(engine: BaseEngine) -> None:
     """In the engine's process: instead of steps, a token for each request when it is due."""
-    from milestone_llm.serving.engine_loop import EngineLoop  # and torch, which HTTP does not load
+    from milestone_llm.serving.engine.loop import EngineLoop  # and torch, which HTTP does not load
 
     give_words(engine)
     due = 0.0

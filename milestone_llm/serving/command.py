@@ -35,9 +35,8 @@ from milestone_llm.command.cli import (
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.garbage import freeze_garbage
 
-from .engine_client import EngineClient, EngineDeadError
-from .engine_process import EngineProcess
-from .engine_spec import EngineSpec
+from .engine.client import EngineClient, EngineDeadError
+from .engine.process import EngineProcess, EngineSpec
 
 BACKLOG = 2048
 """Clients that may connect while the model is loaded; they wait for it."""
@@ -50,7 +49,7 @@ RESERVED_FILES = 128
 if TYPE_CHECKING:
     from milestone_llm.frontend.engine import BaseEngine
 
-    from .replicas import Replicas
+    from .replicas.replicas import Replicas
 
 
 def serve_command(
@@ -205,15 +204,15 @@ def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
             engine = stack.enter_context(_replicas(spec, args))
         elif args.debug:
             stack.enter_context(model_libraries(spec.num_threads))
-            from .engine_loop import EngineLoop
+            from .engine.loop import EngineLoop
 
             engine = EngineLoop(spec.build())
         else:
             process = engine = stack.enter_context(EngineProcess(spec))
             importlib.import_module(".server", __package__)  # while the engine loads its model
             process.wait_until_ready()
-        from .limits import Limits
-        from .metrics import StatsLog
+        from .api.metrics import StatsLog
+        from .connections.limits import Limits
         from .server import Server
 
         freeze_garbage()
@@ -269,7 +268,7 @@ def _replicas(spec: EngineSpec, args: argparse.Namespace) -> Replicas:
         raise InputError('--replicas needs Ray: pip install -c constraints.txt "ray[serve]"')
     if not args.ray_address:  # a Ray of our own, which listens at all addresses of the machine
         os.environ["RAY_AUTH_MODE"] = "token"  # it reads this when it is imported
-    from .replicas import Replicas
+    from .replicas.replicas import Replicas
 
     return Replicas(
         spec, args.replicas, args.ray_address, config_fields(args.autoscaling, "--autoscaling")

@@ -23,15 +23,14 @@ import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from .app import build_app
-from .async_engine import AsyncEngine
-from .body_limits import BodyLimits
-from .connection import HttpConnection
-from .engine_client import EngineClient, EngineDeadError
-from .limits import Limits
-from .metrics import Metrics, StatsLog
-from .middleware import AdmissionMiddleware, AllowedHosts, ApiKeys
-from .service import Service
+from .api.app import build_app
+from .api.async_engine import AsyncEngine
+from .api.metrics import Metrics, StatsLog
+from .api.service import Service
+from .connections.admission import AdmissionMiddleware, AllowedHosts, ApiKeys, BodyLimits
+from .connections.connection import HttpConnection
+from .connections.limits import Limits
+from .engine.client import EngineClient, EngineDeadError
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ import pytest
 
 from m3_paged import SamplingParams
 from milestone_llm.core.errors import InputError
-from milestone_llm.serving import engine_process, processes
-from milestone_llm.serving.engine_client import EngineRequest
-from milestone_llm.serving.engine_loop import EngineLoop
-from milestone_llm.serving.orders import Orders
+from milestone_llm.serving.engine import process
+from milestone_llm.serving.engine.client import EngineRequest
+from milestone_llm.serving.engine.loop import EngineLoop
+from milestone_llm.serving.engine.orders import Orders
 from serving_helpers import PATIENCE, byte_tokenizer, messages_of
 
 
@@ -49,7 +49,7 @@ def test_ctrl_c_leaves_a_process_alone_that_is_only_starting(ctrl_c):
         run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
         return run.stdout == b"True\n"
 
-    with processes.ctrl_c_ignored():
+    with process.ctrl_c_ignored():
         assert child_ignores()
     assert child_ignores() == (ctrl_c is signal.SIG_IGN), "as it is in this process"
 
@@ -64,7 +64,7 @@ class FakeProcess:
         pass
 
     def join(self, seconds=None):
-        assert self.is_killed or seconds == processes.STOP_SECONDS
+        assert self.is_killed or seconds == process.STOP_SECONDS
 
     def kill(self):
         self.is_killed = True
@@ -72,12 +72,12 @@ class FakeProcess:
 
 @pytest.fixture
 def spawning(monkeypatch):
-    """`CONTEXT` of `processes`, without processes."""
+    """`CONTEXT` without processes."""
     fake = SimpleNamespace(
         Pipe=multiprocessing.Pipe, Process=FakeProcess, RawValue=multiprocessing.RawValue
     )
-    monkeypatch.setattr(processes, "CONTEXT", fake)
-    monkeypatch.setattr(processes, "STOP_SECONDS", 0.01)
+    monkeypatch.setattr(process, "CONTEXT", fake)
+    monkeypatch.setattr(process, "STOP_SECONDS", 0.01)
     return fake
 
 
@@ -86,7 +86,7 @@ def fail(*args):
 
 
 def test_an_engine_that_stands_still_is_killed_at_the_end(spawning):
-    with engine_process.EngineProcess(None) as engine:
+    with process.EngineProcess(None) as engine:
         engine.stop()
         engine.run(None)  # returns, for the connection has ended
     assert engine._process.is_killed
@@ -97,7 +97,7 @@ def test_no_process_for_the_engine_is_one_line(spawning, monkeypatch):
         spawning, "Process", lambda **options: SimpleNamespace(start=fail, kill=None)
     )
     with pytest.raises(InputError, match=r"no process .*: Resource .*ulimit -u"):
-        engine_process.EngineProcess(None)
+        process.EngineProcess(None)
 
 
 def test_prompt_logprobs_travel_once(oracle):
@@ -143,7 +143,7 @@ def test_all_that_the_engine_says_is_said_in_its_own_thread(oracle):
 
     asker = threading.Thread(target=ask)
     asker.start()
-    engine_process._run_loop(EngineLoop(oracle), Pipe(inner))
+    process._run_loop(EngineLoop(oracle), Pipe(inner))
     inner.send(None)
     asker.join()
     assert {kind for kind, _ in speakers} == kinds

@@ -14,15 +14,15 @@ import m4_prefix_chunked.serve
 from m4_prefix_chunked import EngineConfig
 from milestone_llm.core.errors import InputError
 from milestone_llm.serving import command
-from milestone_llm.serving.body_limits import FREE_BYTES, BodyLimits, RequestBody
+from milestone_llm.serving.api.errors import ApiError
+from milestone_llm.serving.api.protocol import ChatRequest
+from milestone_llm.serving.api.service import Service
 from milestone_llm.serving.command import serve_parser, spec_of
-from milestone_llm.serving.connection import ConnectionLimits
-from milestone_llm.serving.engine_client import EngineInfo
-from milestone_llm.serving.errors import ApiError
-from milestone_llm.serving.limits import Limits
-from milestone_llm.serving.protocol import ChatRequest
+from milestone_llm.serving.connections.admission import FREE_BYTES, BodyLimits, RequestBody
+from milestone_llm.serving.connections.connection import ConnectionLimits
+from milestone_llm.serving.connections.limits import Limits
+from milestone_llm.serving.engine.client import EngineInfo
 from milestone_llm.serving.server import Server
-from milestone_llm.serving.service import Service
 from serving_helpers import byte_tokenizer, http_request, read_answer, serve, wait_for
 
 LONG = {"prompt": "a", "max_tokens": 900, "ignore_eos": True}

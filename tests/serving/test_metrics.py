@@ -1,7 +1,7 @@
 """Metrics are exact, named as vLLM's, and at rest the gauges are at 0."""
 
-from milestone_llm.serving.engine_client import EngineReport, StepFigures
-from milestone_llm.serving.metrics import OURS_ALONE, PREFIX, Metrics
+from milestone_llm.serving.api.metrics import OURS_ALONE, PREFIX, Metrics
+from milestone_llm.serving.engine.client import EngineReport, StepFigures
 from serving_helpers import wait_for
 
 VLLM_NAMES = {

@@ -6,9 +6,9 @@ import threading
 from typing import Any
 
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.serving.engine_client import EngineRequest
-from milestone_llm.serving.engine_process import EngineProcess
-from milestone_llm.serving.orders import OrderingClient, Orders
+from milestone_llm.serving.engine.client import EngineRequest
+from milestone_llm.serving.engine.orders import OrderingClient, Orders
+from milestone_llm.serving.engine.process import EngineProcess
 from serving_helpers import PATIENCE, wait_for
 
 

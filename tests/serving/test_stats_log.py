@@ -6,9 +6,9 @@ from concurrent.futures import Future
 
 import pytest
 
+from milestone_llm.serving.api.metrics import Metrics, StatsLog
 from milestone_llm.serving.command import serve_parser
-from milestone_llm.serving.engine_client import EngineReport
-from milestone_llm.serving.metrics import Metrics, StatsLog
+from milestone_llm.serving.engine.client import EngineReport
 
 
 def report(steps, prompt, generation, running=0, waiting=0, used=0, hits=None):

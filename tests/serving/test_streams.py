@@ -11,10 +11,10 @@ from engine_helpers import word_tokenizer
 from m3_paged import SamplingParams
 from milestone_llm.core.outputs import EngineCoreOutput
 from milestone_llm.frontend.detokenizer import Detokenizer
-from milestone_llm.serving.async_engine import MAX_MESSAGES, AsyncEngine
-from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineRequest, Refusal
-from milestone_llm.serving.errors import ApiError
-from milestone_llm.serving.metrics import ENDS, Metrics
+from milestone_llm.serving.api.async_engine import MAX_MESSAGES, AsyncEngine
+from milestone_llm.serving.api.errors import ApiError
+from milestone_llm.serving.api.metrics import ENDS, Metrics
+from milestone_llm.serving.engine.client import EngineCoreOutputs, EngineRequest, Refusal
 from serving_helpers import PATIENCE, messages_of, wait_for
 
 

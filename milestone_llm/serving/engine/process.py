@@ -14,28 +14,77 @@ heavy is loaded: it never imports torch. The engine's does not outlive it.
 from __future__ import annotations
 
 import contextlib
+import importlib
+import multiprocessing
 import os
+import signal
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from milestone_llm.command.cli import model_libraries
 from milestone_llm.core.errors import InputError
+from milestone_llm.frontend.garbage import freeze_garbage, nothing_collected
+from milestone_llm.trace.tracer import Tracer
 
-from . import processes
-from .engine_client import Deliver, EngineDeadError, EngineInfo
-from .engine_spec import EngineSpec
+from .client import Deliver, EngineDeadError, EngineInfo
 from .orders import OrderingClient, Orders
 
 if TYPE_CHECKING:
-    from .engine_loop import EngineLoop
+    from multiprocessing.context import BaseContext
 
+    from milestone_llm.frontend.engine import BaseEngine
+
+    from .loop import EngineLoop
+
+CONTEXT: BaseContext = multiprocessing.get_context("spawn")
+"""A fresh interpreter: CUDA does not survive a fork."""
+STOP_SECONDS = 10.0
+"""For how long a process may go on when it has to end; then it is cut off."""
+BEAT_SECONDS = 1.0
+"""How often a process looks whether the first one is still there."""
 SILENCE_SECONDS = 10.0
 """After so long without a sign of life, `/health` says that the engine stands still."""
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """An engine that has not been built yet. Can be pickled."""
+
+    milestone: str
+    """The package whose `LLMEngine` it is."""
+    model: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Of its EngineConfig."""
+    num_threads: int | None = None
+    """CPU threads; None leaves them to torch."""
+    prepare: Callable[[BaseEngine], object] | None = None
+    """Called with the engine once it is built, in its process."""
+
+    def build(self) -> BaseEngine:
+        """The engine, with everything done that a first request would have to wait for.
+
+        Raises:
+            InputError: there is no such model, or the fields do not go together.
+        """
+        with nothing_collected():
+            engine: BaseEngine = importlib.import_module(self.milestone).LLMEngine(
+                self.model, **self.fields
+            )
+            if self.prepare is not None:
+                self.prepare(engine)
+            engine.warm_up()
+        if isinstance(engine.tracer, Tracer):
+            engine.tracer.keeps_records = False  # a server runs for long
+        freeze_garbage()
+        return engine
 
 
 class EngineProcess(OrderingClient):
@@ -46,15 +95,13 @@ class EngineProcess(OrderingClient):
 
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__()
-        self._pipe, inner = processes.CONTEXT.Pipe()
-        self._last_beat = processes.CONTEXT.RawValue("d", time.monotonic())
+        self._pipe, inner = CONTEXT.Pipe()
+        self._last_beat = CONTEXT.RawValue("d", time.monotonic())
         """When the process has last said that it lives."""
         self._writer = threading.Thread(target=self._send_orders, name="orders", daemon=True)
         self._writer.start()
         self._is_stopping = threading.Event()
-        self._process = processes.started_process(
-            "engine", run_engine, spec, inner, self._last_beat
-        )
+        self._process = started_process("engine", run_engine, spec, inner, self._last_beat)
         inner.close()
 
     def wait_until_ready(self) -> None:
@@ -75,7 +122,7 @@ class EngineProcess(OrderingClient):
         self.info = content
 
     def _death(self) -> EngineDeadError:
-        ending = processes.ending_of(self._process)
+        ending = ending_of(self._process)
         return EngineDeadError(f"the engine is dead: its process {ending}")
 
     # -- for HTTP ----------------------------------------------------------------------------
@@ -144,8 +191,8 @@ class EngineProcess(OrderingClient):
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
-        processes.end_process(self._process, None if error is None else 0.0)
-        self._writer.join(processes.STOP_SECONDS)
+        end_process(self._process, None if error is None else 0.0)
+        self._writer.join(STOP_SECONDS)
         self._pipe.close()
 
 
@@ -162,9 +209,9 @@ def run_engine(spec: EngineSpec, pipe: Connection, last_beat: Any) -> None:
     def beat() -> None:
         last_beat.value = time.monotonic()
 
-    processes.follow_first_process(beat)
+    follow_first_process(beat)
     with model_libraries(spec.num_threads):
-        from .engine_loop import EngineLoop
+        from .loop import EngineLoop
 
         try:
             loop = EngineLoop(spec.build())
@@ -200,3 +247,69 @@ def _receive_orders(loop: EngineLoop, pipe: Connection) -> None:
                 loop.orders.put(pipe.recv())
     finally:
         loop.orders.put(Orders(is_last=True))
+
+
+# --- how a process begins and ends ---------------------------------------------------------------
+
+
+def started_process(name: str, work: Callable[..., object], *args: Any) -> BaseProcess:
+    """A process of its own for some work.
+
+    Raises:
+        InputError: the system gives none.
+    """
+    process: BaseProcess = CONTEXT.Process(target=work, args=args, name=name)  # type: ignore[attr-defined]
+    try:
+        with ctrl_c_ignored():  # the child inherits it; the one to end it is this process
+            process.start()
+    except OSError as error:
+        text = f"the system gives no process for the {name}: {error}. Raise `ulimit -u` or -v"
+        raise InputError(text) from None
+    return process
+
+
+@contextlib.contextmanager
+def ctrl_c_ignored() -> Iterator[None]:
+    """Ctrl-C does nothing while the block runs, nor in processes that are started there."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def end_process(process: BaseProcess, seconds: float | None = None) -> None:
+    """Wait `seconds` for a process to end (None: `STOP_SECONDS`), and then no longer."""
+    process.join(STOP_SECONDS if seconds is None else seconds)
+    process.kill()  # if it is there still
+    process.join()
+
+
+def ending_of(process: BaseProcess) -> str:
+    """How a process has ended, or is ended now."""
+    end_process(process)
+    assert process.exitcode is not None
+    if process.exitcode < 0:
+        return f"was ended by {signal.Signals(-process.exitcode).name}"
+    return f"has ended with exit code {process.exitcode}"
+
+
+def follow_first_process(beat: Callable[[], object] = lambda: None) -> None:
+    """What such a process does before all else: the first one says when to end, and how. When that
+    has ended without a word, so does this one, at once.
+
+    Args:
+        beat: called every `BEAT_SECONDS`. All that it needs is the interpreter.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+    def live() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        while parent.is_alive():
+            beat()
+            parent.join(BEAT_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=live, daemon=True).start()

@@ -25,7 +25,7 @@ from milestone_llm.frontend.engine_driver import EngineDriver
 from milestone_llm.models.threads import ThreadWatch
 from milestone_llm.trace.tracer import Tracer
 
-from .engine_client import (
+from .client import (
     Deliver,
     EngineDeadError,
     EngineInfo,

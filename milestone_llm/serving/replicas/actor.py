@@ -15,7 +15,7 @@ from ray import serve
 
 from milestone_llm.command.cli import model_libraries
 
-from .engine_client import (
+from ..engine.client import (
     EngineCoreOutputs,
     EngineDeadError,
     EngineInfo,
@@ -23,8 +23,8 @@ from .engine_client import (
     EngineRequest,
     StepFigures,
 )
-from .engine_spec import EngineSpec
-from .replica_router import Routing
+from ..engine.process import EngineSpec
+from .ray_router import Routing
 
 MAX_ONGOING = 2**20
 """Requests that Ray lets a replica have: who waits, waits in the engine's queue."""
@@ -39,7 +39,7 @@ class Replica:
 
     def __init__(self, spec: EngineSpec) -> None:
         with model_libraries(spec.num_threads):
-            from .engine_loop import EngineLoop
+            from ..engine.loop import EngineLoop
 
             self._loop = EngineLoop(spec.build())
         sys.setswitchinterval(SWITCH_SECONDS)

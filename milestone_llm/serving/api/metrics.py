@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from .engine_client import EngineClient, EngineReport, StepFigures
+from ..engine.client import EngineClient, EngineReport, StepFigures
 
 if TYPE_CHECKING:
     from milestone_llm.core.outputs import RequestFacts

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from milestone_llm.trace.records import StepRecord
 
-from .engine_client import EngineReport, EngineRequest, StepSink
+from .client import EngineReport, EngineRequest, StepSink
 
 
 @dataclass

@@ -20,8 +20,8 @@ from milestone_llm.frontend.inputs import (
     encode_prompt,
 )
 
+from ..engine.client import EngineReport, EngineRequest
 from .async_engine import ApiRequest, AsyncEngine
-from .engine_client import EngineReport, EngineRequest
 from .errors import ApiError
 from .live_page import LivePage
 from .protocol import Message, Sampling, num_characters

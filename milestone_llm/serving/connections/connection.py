@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from .errors import ApiError
+from ..api.errors import ApiError
 
 WRITE_SECONDS = 60.0
 """For how long a client may leave unread what it was sent; then its connection is closed."""

@@ -32,7 +32,7 @@ from ray.serve.schema import LoggingConfig
 
 from milestone_llm.core.errors import InputError
 
-from .engine_client import (
+from ..engine.client import (
     Deliver,
     EngineCoreOutputs,
     EngineDeadError,
@@ -42,9 +42,9 @@ from .engine_client import (
     Refusal,
     StepSink,
 )
-from .engine_spec import EngineSpec
-from .replica_actor import MAX_ONGOING, Replica
-from .replica_router import PrefixRouter, Routing
+from ..engine.process import EngineSpec
+from .actor import MAX_ONGOING, Replica
+from .ray_router import PrefixRouter, Routing
 
 NAME = "engines"
 """Of the application and of its deployment."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from milestone_llm.core.outputs import EngineCoreOutput
 from milestone_llm.core.request import Request
 
-from .engine_client import Deliver, EngineCoreOutputs, EngineRequest, Refusal, StepFigures
+from .client import Deliver, EngineCoreOutputs, EngineRequest, Refusal, StepFigures
 
 
 class SentRequest:

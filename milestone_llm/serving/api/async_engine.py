@@ -22,7 +22,7 @@ from milestone_llm.frontend.output_processor import OutputProcessor, RequestStat
 from milestone_llm.frontend.output_queue import OutputQueue
 from milestone_llm.frontend.outputs import RequestOutput
 
-from .engine_client import EngineClient, EngineCoreOutputs, EngineRequest
+from ..engine.client import EngineClient, EngineCoreOutputs, EngineRequest
 from .errors import ApiError
 from .metrics import EngineMetrics, Metrics
 
