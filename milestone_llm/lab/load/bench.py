@@ -5,8 +5,9 @@ server is started, measured, and ended; what follows -- goes to its command line
 
     python -m milestone_llm.serving.bench --rate 1 2 4 -- --max-num-seqs 4 --max-queued 64
 
-Times count from when a request was to be sent. A request is good if both limits are kept. With
---overhead the same requests come all at one time, by `generate`, over HTTP, and as streams.
+Times count from when a request was to be sent, so that a busy client hides nothing; how late it was
+at worst is told. A request is good if both limits are kept. With --overhead the same requests come
+all at one time, by `generate`, over HTTP, and as streams.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milestone_llm import MILESTONES
@@ -34,7 +38,6 @@ from milestone_llm.command.cli import (
 )
 from milestone_llm.core.errors import InputError
 
-from .report import has_collapsed, report
 from .server import door_of, running_server
 
 if TYPE_CHECKING:
@@ -43,6 +46,33 @@ if TYPE_CHECKING:
 SHOWN = ["m1_single", "m2_batching", "m4_prefix_chunked"]
 GROWTH = 1.5
 """From one rate of a sweep to the next."""
+TABLES = {
+    "what became of the requests": {
+        "offered": "{offered:,.0f}",
+        "completed": "{completed:,.0f}",
+        "refused": "{refused:,.0f}",
+        "failed": "{failed:,.0f}",
+        "most\ninside": "{most_inside:,.0f}",
+        "sent late\nby, ms": "{late_ms:,.0f}",
+        "tok/s": "{tok_s:,.1f}",
+        "good": "{good_share:.0%}",
+        "good\na second": "{goodput:.2f}",
+    },
+    "latency of the completed ones, in ms": {
+        f"{metric.upper()}\n{what}": f"{{{metric}_{what}:,.0f}}"
+        for metric in ("ttft", "itl")
+        for what in ("p50", "p95", "p99", "max")
+    },
+    "means and tails in ms; ITL is between events, TPOT between tokens": {
+        **{
+            f"{metric.upper()}\n{what}": f"{{{metric}_{what}:,.2f}}"
+            for metric in ("ttft", "itl", "tpot")
+            for what in ("mean", "p99")
+        },
+        "tokens\nan event": "{tokens_per_event:.2f}",
+    },
+}
+"""Of each server: columns, and how to write their figures. A row is a rate."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -180,8 +210,8 @@ def _points(args: argparse.Namespace, url: str) -> Iterator[dict[str, Any]]:
         reasons = [each.error for each in outcomes if not each.is_complete and each.status != 429]
         log_console.print(
             f"{rate:g} a second: {point['completed']} completed, {point['refused']} refused, "
-            f"{point['failed']} failed, {point['good_share']:.0%} good"
-            + (f"; a failure: {reasons[0]}" if reasons else ""),
+            f"{point['failed']} failed, {point['good_share']:.0%} good; sent late by "
+            f"{point['late_ms']:.0f} ms at most" + "".join(f"; {why}" for why in reasons[:1]),
             markup=False,
         )
         yield point
@@ -219,6 +249,63 @@ def arrivals(args: argparse.Namespace, rate: float, number: int) -> list[Any]:
     shared = Random(args.seed).choices(range(TOKEN_IDS), k=args.shared_len)
     items = [replace(item, prompt=shared + item.prompt) for item in items]
     return with_poisson_arrivals(items, rate, seed)
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+def report(data: dict[str, Any], json_path: Path | None, markdown: Path | None) -> None:
+    """Print the tables and remarks of a bench, and write them where there is a path."""
+    from milestone_llm.lab.bench.record import front_matter
+    from milestone_llm.lab.bench.report import markdown_table, print_rows, table
+
+    tables, remarks = list(_tables(data)), _remarks(data)
+    for title, headings, rows in tables:
+        console.print()
+        console.print(table(title, ["", *headings], [[rate, *rows[rate]] for rate in rows]))
+    console.print()
+    print_rows(console, [("-", remark) for remark in remarks])
+    if json_path:
+        json_path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    if markdown:
+        parts = ["\n".join(f"- {name}: {text}" for name, text in data["about"].items())]
+        for title, headings, rows in tables:
+            parts += [f"**{title}**", markdown_table(headings, rows)]
+        if remarks:
+            parts.append("\n".join(f"- {remark}" for remark in remarks))
+        text = front_matter(data) + "\n\n".join(parts) + "\n"
+        markdown.write_text(text, encoding="utf-8")
+
+
+def has_collapsed(point: dict[str, Any]) -> bool:
+    """Whether fewer than half of the requests were good."""
+    return bool(point["good_share"] < 0.5)
+
+
+def _tables(data: dict[str, Any]) -> Iterator[tuple[str, list[str], dict[str, list[str]]]]:
+    """Title, headings, and rows by rate."""
+    from milestone_llm.lab.bench.report import cell
+
+    for server, points in groupby(data["points"], key=itemgetter("server")):
+        known = [{k: v for k, v in p.items() if isinstance(v, (int, float))} for p in points]
+        for title, columns in TABLES.items():
+            rows = {f"{p['rate']:g}/s": [cell(c, p) for c in columns.values()] for p in known}
+            yield f"{server}: {title}", list(columns), rows
+
+
+def _remarks(data: dict[str, Any]) -> list[str]:
+    remarks = []
+    for point in data["points"]:
+        server, rate = point["server"], f"at {point['rate']:g} a second"
+        if has_collapsed(point):
+            remarks.append(f"{server} collapses {rate}: {point['good_share']:.0%} are good")
+        if point["refused"] and point["completed"]:
+            num_inside, served = point["most_inside"], point["completed_s"]
+            remarks.append(
+                f"{server} {rate}: {served:.1f} are served a second and {num_inside} are inside at "
+                f"most, so a wait is at most about {num_inside / served:.1f} s"
+            )
+    return remarks
 
 
 if __name__ == "__main__":
