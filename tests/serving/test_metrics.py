@@ -1,7 +1,13 @@
 """Metrics are exact, named as vLLM's, and at rest the gauges are at 0."""
 
+import re
+import time
+
+import pytest
+
+from milestone_llm.core.outputs import RequestFacts
 from milestone_llm.serving.api.metrics import OURS_ALONE, PREFIX, Metrics
-from milestone_llm.serving.engine.client import EngineReport, StepFigures
+from milestone_llm.serving.engine.client import EngineCoreOutputs, EngineReport, StepFigures
 from serving_helpers import wait_for
 
 VLLM_NAMES = {
@@ -97,6 +103,22 @@ def test_with_several_engines_a_label_says_which():
     assert page.count("# TYPE milestone_llm:prompt_tokens_total counter") == 1
     assert 'generation_tokens_total{engine="all",model_name="tiny"}' in page, "HTTP counts those"
     assert metrics.page(None).decode() == page, "as they were when they last answered"
+
+
+def test_waits_are_right_when_an_engine_has_another_clock():
+    """That of another machine, an hour ahead: scheduled 2 s after it was asked, told a second
+    later.
+    """
+    now = time.perf_counter()
+    message = EngineCoreOutputs(now + 3600, request_ids=["r"], token_ids=[5])
+    message.facts["r"] = RequestFacts(first_scheduled_time=now + 3599)
+    (output,) = message.arrived().outputs()
+    metrics = Metrics("tiny")
+    metrics.of("0").note_first_token(3, now - 3, message.time, output.facts)
+    page = metrics.page(None).decode()
+    for name, seconds in (("request_queue_time", 2), ("time_to_first_token", 3)):
+        (waited,) = re.findall(rf"{name}_seconds_sum\S* (\S+)", page)
+        assert float(waited) == pytest.approx(seconds, abs=0.5)
 
 
 def test_every_metric_is_vllms_in_name_and_labels_or_is_said_to_be_ours_alone():

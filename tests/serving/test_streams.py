@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import threading
 from types import SimpleNamespace
 
@@ -14,7 +15,12 @@ from milestone_llm.frontend.detokenizer import Detokenizer
 from milestone_llm.serving.api.async_engine import MAX_MESSAGES, AsyncEngine
 from milestone_llm.serving.api.errors import ApiError
 from milestone_llm.serving.api.metrics import ENDS, Metrics
-from milestone_llm.serving.engine.client import EngineCoreOutputs, EngineRequest, Refusal
+from milestone_llm.serving.engine.client import (
+    EngineCoreOutputs,
+    EngineReport,
+    EngineRequest,
+    Refusal,
+)
 from serving_helpers import PATIENCE, messages_of, wait_for
 
 
@@ -253,6 +259,8 @@ def test_who_waits_is_told_what_the_engine_refuses():
         engine.deliver(EngineCoreOutputs(refusals={"r": Refusal("no room", 400)}))
         with pytest.raises(ApiError, match="no room"):
             await request.outputs()
+        page = engine.metrics.page([EngineReport({}, "a")]).decode()
+        assert not re.search('first_token.*engine="0"', page), "it is of no engine"
 
     with_one_request(play)
 

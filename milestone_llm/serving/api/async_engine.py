@@ -253,12 +253,14 @@ class AsyncEngine:
         messages = [self._messages.popleft() for _ in range(num_messages)]
         self._has_taken.set()
         for message in messages:
-            counting = self.metrics.of(message.engine)
-            counting.note_steps(message.steps)
             for request_id, refusal in message.refusals.items():
                 if (refused := self._requests.get(request_id)) is not None:
                     refused.is_refused = True
                     refused.fail(ApiError(refusal.status, refusal.text))
+            if not message.is_of_steps:
+                continue
+            counting = self.metrics.of(message.engine)
+            counting.note_steps(message.steps)
             for output in message.outputs():
                 if (followed := self._followed.get(output.request_id)) is None:  # closed
                     continue

@@ -102,6 +102,11 @@ class EngineCoreOutputs:
     steps: list[StepFigures] = field(default_factory=list)
     """That have ended since the last message."""
 
+    @property
+    def is_of_steps(self) -> bool:
+        """Whether it brings more than refusals."""
+        return bool(self.request_ids or self.others or self.steps)
+
     def add(self, output: EngineCoreOutput) -> None:
         """Take in what a completion has got."""
         tokens = output.new_token_ids

@@ -111,7 +111,7 @@ class Sender:
             if output.finish_reason is not None:
                 ended[output.request_id] = output.finish_reason
                 self._note_end(output.request_id)
-        if message.request_ids or message.others:
+        if message.is_of_steps:
             self._send(message)
         self.took_at, self.num_taken = now, len(outputs)
         return ended
