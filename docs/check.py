@@ -168,7 +168,7 @@ def graph_for(num_rows: int) -> int:
 
 def limit(loads: Sequence[int], num_tokens: int) -> float:
     """Outstanding tokens above which a replica is clearly busier."""
-    from milestone_llm.serving.router import BUSIER
+    from milestone_llm.serving.replicas.router import BUSIER
 
     return BUSIER * sum(loads) / len(loads) + num_tokens
 

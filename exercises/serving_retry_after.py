@@ -2,7 +2,7 @@
 
 A server that is full answers 429 at once, with the header `Retry-After`: come again after this
 number of seconds. The server of this project says 1, always (`AsyncEngine.check_room` in
-milestone_llm/serving/async_engine.py). Under a long overload that is bad advice: hundreds of
+milestone_llm/serving/api/async_engine.py). Under a long overload that is bad advice: hundreds of
 clients try again every second, nearly all in vain. And it would be no better to say 60 to
 everybody: then all come back together, most are refused again, and until then the server has
 nothing to do.

@@ -31,7 +31,7 @@ PRELOAD = [
     "milestone_llm.lab.demo.command",
     "milestone_llm.lab.plots.timeline",
     "milestone_llm.models.tiny_models",
-    "milestone_llm.serving.engine_loop",
+    "milestone_llm.serving.engine.loop",
     "milestone_llm.serving.server",
     "matplotlib.backends.backend_agg",
     "transformers.models.llama.modeling_llama",

@@ -29,11 +29,14 @@ from transformers import PreTrainedTokenizerFast
 
 import forked
 from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.load import server as bench_server
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
-from milestone_llm.serving import bench_server, command, engine_process, processes, service
-from milestone_llm.serving import connection as http_connection
-from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineRequest
-from milestone_llm.serving.engine_loop import EngineLoop
+from milestone_llm.serving import command
+from milestone_llm.serving.api import service
+from milestone_llm.serving.connections import connection as http_connection
+from milestone_llm.serving.engine import process as engine_process
+from milestone_llm.serving.engine.client import EngineCoreOutputs, EngineRequest
+from milestone_llm.serving.engine.loop import EngineLoop
 
 if TYPE_CHECKING:
     import openai
@@ -263,7 +266,7 @@ def serve(
         step_seconds: how much longer a step takes than it has to. A server for which this is given
             also fails in every step with a prompt that begins with `POISON`.
         write_seconds: instead of the server's `WRITE_SECONDS`; its sockets' buffers are then small.
-        engine_seconds: instead of constants of `engine_process` or `processes`, by their names.
+        engine_seconds: instead of constants of `engine.process`, by their names.
         debugged: a pipe to read a debugger's commands from; a breakpoint is then at the top of the
             scheduler's `schedule`.
         patience: seconds in which it has to be there.
@@ -301,7 +304,7 @@ def _serve(
 ) -> None:
     sys.stdout = sys.stderr = log.open("w", buffering=1)
     for name, seconds in engine_seconds.items():
-        setattr(processes if hasattr(processes, name) else engine_process, name, seconds)
+        setattr(engine_process, name, seconds)
     if write_seconds is not None:
         http_connection.WRITE_SECONDS = write_seconds
         command._listen = functools.partial(_with_small_buffers, command._listen)
@@ -324,7 +327,7 @@ def _run_command(
     milestone: str, arguments: Sequence[str], prepare: Callable[[Any], object] | None
 ) -> int:
     # The engine's process, too, is forked from one that has imported everything.
-    processes.CONTEXT = multiprocessing.get_context("fork")
+    engine_process.CONTEXT = multiprocessing.get_context("fork")
     if prepare is not None:
         return command.serve_command(milestone, None, arguments, prepare)
     return importlib.import_module(f"{milestone}.serve").main(arguments)
@@ -350,7 +353,7 @@ def forked_server(words: Sequence[str]) -> Iterator[bench_server.RunningServer]:
 
 def _run_module(words: Sequence[str], log: str) -> None:
     sys.stdout = open(log, "w", buffering=1)  # noqa: SIM115
-    processes.CONTEXT = multiprocessing.get_context("fork")
+    engine_process.CONTEXT = multiprocessing.get_context("fork")
     sys.exit(importlib.import_module(words[0]).main([*words[1:], "--port", "0"]))
 
 

@@ -3,7 +3,7 @@
 import argparse
 
 from docs.questions.scale_simulation import simulate
-from milestone_llm.serving import router
+from milestone_llm.serving.replicas import router
 
 args = argparse.Namespace(replicas=64, prompts=12_800, cache_tokens=65_536, stride=8, seed=0)
 print("            prompt tokens  load of one replica")

@@ -8,10 +8,9 @@ import json
 import re
 from pathlib import Path
 
-from milestone_llm.serving.engine_client import EngineReport
-from milestone_llm.serving.engine_metrics import EngineMetrics
-from milestone_llm.serving.metrics import Metrics
-from milestone_llm.serving.router import Router
+from milestone_llm.serving.api.metrics import Metrics
+from milestone_llm.serving.engine.client import EngineReport
+from milestone_llm.serving.replicas.router import Router
 
 DOCS = Path(__file__).parents[1]
 KV_BYTES = 100e9  # an H200 less weights and activations, roughly
@@ -22,7 +21,8 @@ recorded = json.loads((DOCS / "measurements/m5_nano.json").read_text(encoding="u
 seconds = recorded["contestants"]["m5_kernels"]["median"]["seconds"]
 tokens = recorded["workload"]["output_tokens"] / seconds
 prompts = recorded["workload"]["num_requests"] / seconds
-overheads = re.findall(r"\{\n.*?\n\}", (DOCS / "serving.md").read_text(encoding="utf-8"), re.S)
+page = (DOCS / "serving.md").read_text(encoding="utf-8")
+overheads = re.findall(r'^\{\n  "command".*?\n\}', page, re.S | re.M)
 # Two CPU cores and an engine that only waits: its tokens go out in events of a few each.
 overhead = next(each for each in map(json.loads, overheads) if "--step-ms" in each["command"])
 http_ms = overhead["http_cpu_ms_per_token"]["stream"]
@@ -37,7 +37,7 @@ num_names = KV_BYTES / TOKEN_BYTES / BLOCK_SIZE
 def page_of(replicas):
     """The lines of /metrics and their bytes."""
     names = [f"{number:08x}" for number in range(replicas)]
-    page = Metrics("model").page([EngineReport({}, EngineMetrics(), name) for name in names])
+    page = Metrics("model").page([EngineReport({}, name) for name in names])
     return sum(not line.startswith(b"#") for line in page.splitlines()), len(page)
 
 

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from milestone_llm.frontend.block_hashes import hash_blocks
 from milestone_llm.lab.plots.picture import set_titles, write_picture
-from milestone_llm.serving.router import Router
+from milestone_llm.serving.replicas.router import Router
 
 BLOCK_SIZE, COMMON, OWN = 16, 6, 2
 """Tokens of a block; blocks that prompts of one kind have in common, and of each prompt alone."""

@@ -28,9 +28,9 @@ from milestone_llm.command.cli import (
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.bench.record import machine, versions
 from milestone_llm.lab.bench.workloads import WorkItem
-from milestone_llm.serving.bench_server import door_of, running_server
-from milestone_llm.serving.engine_client import EngineRequest
-from milestone_llm.serving.engine_spec import EngineSpec
+from milestone_llm.load.server import door_of, running_server
+from milestone_llm.serving.engine.client import EngineRequest
+from milestone_llm.serving.engine.process import EngineSpec
 
 MILESTONE, MODEL = "m4_prefix_chunked", "tiny-llama"
 SYSTEM_TOKENS, QUESTION_TOKENS, OUTPUT_TOKENS = 128, (16, 48), 16
@@ -110,9 +110,9 @@ def by_policy(args, num_replicas):
 
     The load is prompt and output tokens that were sent to a replica.
     """
-    from milestone_llm.serving.async_engine import AsyncEngine
-    from milestone_llm.serving.metrics import Metrics
-    from milestone_llm.serving.replicas import Replicas
+    from milestone_llm.serving.api.async_engine import AsyncEngine
+    from milestone_llm.serving.api.metrics import Metrics
+    from milestone_llm.serving.replicas.replicas import Replicas
 
     async def run_all():
         engine.event_loop = asyncio.get_running_loop()
@@ -143,9 +143,9 @@ async def counts_of(replicas):
     """Of each replica: prompt tokens found and looked up, and all tokens that it was sent."""
     counts = {}
     for report in await asyncio.wrap_future(replicas.report()):
-        cache, metrics = report.stats["prefix_cache"], report.metrics
-        load = metrics.num_prompt_tokens + metrics.num_generation_tokens
-        counts[report.replica] = cache["saved_tokens"], cache["queried_tokens"], load
+        cache = report.stats["prefix_cache"]
+        load = cache["queried_tokens"] + report.stats["decode_tokens"]
+        counts[report.engine] = cache["saved_tokens"], cache["queried_tokens"], load
     return counts
 
 
@@ -174,7 +174,7 @@ async def ask_all(engine, all_prompts, policy):
 def over_http(args, options):
     """Time to first token of requests one at a time, p50 and p95 in ms; tokens/s of 16 at once."""
     from milestone_llm.lab.bench.measure import percentile
-    from milestone_llm.serving.open_loop import send_all
+    from milestone_llm.load.open_loop import send_all
 
     words = [*door_of(MILESTONE, args.step_ms), "--model", MODEL, "--threads", "1"]
     words += ["--max-num-seqs", "16", "--max-model-len", "256", *options]

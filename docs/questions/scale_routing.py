@@ -1,7 +1,7 @@
 """Where does each prompt go, and why? Three replicas; every letter of a prompt is a block."""
 
 from milestone_llm.frontend.block_hashes import hash_blocks
-from milestone_llm.serving.router import BUSIER, Router
+from milestone_llm.serving.replicas.router import BUSIER, Router
 
 BLOCK_SIZE = 16
 router = Router()

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milestone_llm.command.cli import Formatter, add_options, ended_in_one_line, positive
-from milestone_llm.serving.router import Router
+from milestone_llm.serving.replicas.router import Router
 
 BLOCK_SIZE = 16
 SYSTEM_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = (256, 1024), (16, 256), (32, 512)

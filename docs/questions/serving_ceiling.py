@@ -1,10 +1,10 @@
-"""How many tokens a second can processes for HTTP stream, and how long do they wait there?
+"""How many tokens a second can HTTP's process stream, and how long do they wait there?
 
-    python -m docs.questions.serving_ceiling 1 2      # with one process, and with two
+    python -m docs.questions.serving_ceiling
 
 The engine's process computes nothing. At set times it sends a token for every stream, in messages
-like those of a real step. All else is real: pipe, text, stop strings, JSON, sockets. Clients, as
-many as HTTP has processes, read and throw away. The rate rises until it is not kept. How long
+like those of a real step. All else is real: pipe, text, stop strings, JSON, sockets. A client reads
+and throws away. The rate rises until it is not kept. How long
 events wait, from the end of a step to the socket, is what the server says: one of the bounds of its
 metric `token_delivery_seconds`.
 """
@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from milestone_llm.core.outputs import EngineCoreOutput
-from milestone_llm.serving.bench_server import RunningServer, running_server
+from milestone_llm.load.server import RunningServer, running_server
+from milestone_llm.serving.api.metrics import DELIVERY_SECONDS
 from milestone_llm.serving.command import serve_command
-from milestone_llm.serving.shared_counts import DELIVERY_SECONDS
 
 from .serving_words import give_words
 
 if TYPE_CHECKING:
     from milestone_llm.frontend.engine import BaseEngine
-    from milestone_llm.serving.engine_loop import EngineLoop
+    from milestone_llm.serving.engine.loop import EngineLoop
 
 NUM_STREAMS = (64, 256)
 RATES = (5_000, 10_000, 20_000, 40_000, 80_000)
@@ -52,39 +52,33 @@ class Counts(NamedTuple):
     in_time: list[float]
     """Events that have left within each of `DELIVERY_SECONDS`, and all of them."""
     cpu_seconds: float
-    """Of HTTP's processes."""
+    """Of HTTP's process."""
 
 
-def main(numbers: list[int]) -> None:
-    """Measure, and print a line for each rate and each number of processes."""
+def main() -> None:
+    """Measure, and print a line for each rate."""
     print(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores\n")
-    print("HTTP  streams  tokens/s     step  really  an event  99 % within   cores  per 1,000/s")
-    for number in numbers:
-        options = [*OPTIONS.split(), "--http-processes", str(number)]
-        with running_server(["docs.questions.serving_ceiling", "serve", *options]) as server:
-            for num_streams in NUM_STREAMS:
-                for rate in RATES:
-                    if show_rate(server, number, num_streams, num_streams / rate) < KEPT * rate:
-                        break
+    print(" streams  tokens/s     step  really  an event  99 % within   cores  per 1,000/s")
+    words = ["docs.questions.serving_ceiling", "serve", *OPTIONS.split()]
+    with running_server(words) as server:
+        for num_streams in NUM_STREAMS:
+            for rate in RATES:
+                if show_rate(server, num_streams, num_streams / rate) < KEPT * rate:
+                    break
 
 
-def show_rate(server: RunningServer, number: int, num_streams: int, step: float) -> float:
+def show_rate(server: RunningServer, num_streams: int, step: float) -> float:
     """Measure a rate, and print it; the tokens that were sent a second."""
-    clients = [
-        multiprocessing.Process(target=read, args=(server.url, num_streams // number, step))
-        for _ in range(number)
-    ]
-    for client in clients:
-        client.start()
+    client = multiprocessing.Process(target=read, args=(server.url, num_streams, step))
+    client.start()
     while counts_of(server).num_streams < num_streams:
         time.sleep(0.1)
     time.sleep(BEGIN_SECONDS)
     before, start = counts_of(server), time.perf_counter()
     time.sleep(SECONDS)
     after, seconds = counts_of(server), time.perf_counter() - start
-    for client in clients:
-        client.kill()
-        client.join()
+    client.kill()
+    client.join()
     while counts_of(server).num_streams:
         time.sleep(0.1)
     num_tokens = after.num_tokens - before.num_tokens
@@ -94,7 +88,7 @@ def show_rate(server: RunningServer, number: int, num_streams: int, step: float)
     within = bounds[bisect_left(in_time, 0.99 * in_time[-1])]
     rate, wanted = num_tokens / seconds, num_streams / step
     print(
-        f"{number:4} {num_streams:8} {wanted:9,.0f} {1e3 * step:5.1f} ms {rate:7,.0f} "
+        f"{num_streams:8} {wanted:9,.0f} {1e3 * step:5.1f} ms {rate:7,.0f} "
         f"{num_tokens / in_time[-1]:9.2f} {within:>12} {cores:7.2f} "
         f"{1e3 * cores / rate:12.1%}",
         flush=True,
@@ -143,7 +137,7 @@ def counts_of(server: RunningServer) -> Counts:
 
 def send_tokens(engine: BaseEngine) -> None:
     """In the engine's process: instead of steps, a token for each request when it is due."""
-    from milestone_llm.serving.engine_loop import EngineLoop  # and torch, which HTTP does not load
+    from milestone_llm.serving.engine.loop import EngineLoop  # and torch, which HTTP does not load
 
     give_words(engine)
     due = 0.0
@@ -163,4 +157,4 @@ def send_tokens(engine: BaseEngine) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
         sys.exit(serve_command("m4_prefix_chunked", __doc__, sys.argv[2:], prepare=send_tokens))
-    main([int(number) for number in sys.argv[1:]] or [1])
+    main()

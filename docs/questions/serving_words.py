@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from milestone_llm.serving.async_engine import ApiRequest, AsyncEngine
+from milestone_llm.serving.api.async_engine import ApiRequest, AsyncEngine
 from milestone_llm.serving.command import serve_command
-from milestone_llm.serving.engine_client import EngineCoreOutputs
+from milestone_llm.serving.engine.client import EngineCoreOutputs
 
 if TYPE_CHECKING:
     from milestone_llm.frontend.engine import BaseEngine

@@ -35,11 +35,8 @@ from milestone_llm.command.cli import (
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.garbage import freeze_garbage
 
-from .engine_client import EngineClient, EngineDeadError
-from .engine_process import EngineProcess
-from .engine_spec import EngineSpec
-from .http_process import CORES_OF_ONE, MAX_PROCESSES, HttpProcess, num_http_processes
-from .shared_counts import SharedCounts
+from .engine.client import EngineClient, EngineDeadError
+from .engine.process import EngineProcess, EngineSpec
 
 BACKLOG = 2048
 """Clients that may connect while the model is loaded; they wait for it."""
@@ -52,7 +49,7 @@ RESERVED_FILES = 128
 if TYPE_CHECKING:
     from milestone_llm.frontend.engine import BaseEngine
 
-    from .replicas import Replicas
+    from .replicas.replicas import Replicas
 
 
 def serve_command(
@@ -141,9 +138,6 @@ def serve_parser(
     about = "show steps as they happen at /; every client with a key sees all steps there"
     add("--page", action=argparse.BooleanOptionalAction, default=True, help=about)
     add_options(parser, "threads")
-    about = f"for HTTP: text, JSON and events; by default one for {CORES_OF_ONE} cores beside a "
-    about += f"GPU, at most {MAX_PROCESSES}, and one without"
-    add("--http-processes", type=positive, metavar="N", help=about)
     about = "no line of figures every ten seconds in which something ran"
     add("--disable-log-stats", action="store_true", help=about)
     about = "so many engines behind a router, on Ray Serve"
@@ -204,28 +198,22 @@ def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         args.max_connections = _max_connections(args.max_connections)
         args.api_key = [*args.api_key, *_hidden_keys(args.api_key_file)]
-        shared = SharedCounts(num_http_processes(args))
         listener = stack.enter_context(_listen(args.host, args.port))  # before a model is loaded
-        others = [
-            stack.enter_context(HttpProcess(number, args, listener, shared))
-            for number in range(1, shared.num_processes)
-        ]
         engine: EngineClient
         if args.replicas or args.ray_address or args.autoscaling:
             engine = stack.enter_context(_replicas(spec, args))
         elif args.debug:
             stack.enter_context(model_libraries(spec.num_threads))
-            from .engine_loop import EngineLoop
+            from .engine.loop import EngineLoop
 
             engine = EngineLoop(spec.build())
         else:
-            pipes = [each.engines_end for each in others]
-            process = engine = stack.enter_context(EngineProcess(spec, shared, pipes))
+            process = engine = stack.enter_context(EngineProcess(spec))
             importlib.import_module(".server", __package__)  # while the engine loads its model
             process.wait_until_ready()
-        from .limits import Limits
+        from .api.metrics import StatsLog
+        from .connections.limits import Limits
         from .server import Server
-        from .stats_log import StatsLog
 
         freeze_garbage()
         limits = Limits.of(args, listener)
@@ -237,8 +225,6 @@ def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
             console.print(f"{spec.milestone} serves {info.model_name} at {url}", soft_wrap=True)
             limits_of = f"{info.max_num_seqs} requests a step, {info.max_model_len:,} tokens each"
             console.print(f"At most {limits_of}.", soft_wrap=True)
-            if others:
-                console.print(f"HTTP has {shared.num_processes} processes.", soft_wrap=True)
             if limits.has_page:
                 console.print(f"Watch its steps at {url}/", soft_wrap=True)
             sys.stdout.flush()
@@ -246,11 +232,8 @@ def _serve(spec: EngineSpec, args: argparse.Namespace) -> int:
         write = functools.partial(log_console.print, style="dim", soft_wrap=True)
         stats_log = None if args.disable_log_stats else StatsLog(write)
         signals = [signal.SIGTERM, *([] if args.debug else [signal.SIGINT])]
-        server = Server(engine, limits, shared.of(0), signals, stats_log, others)
-        for other in others:
-            other.wait_until_ready()
-        is_whole = server.run(listener, on_ready)
-    return 0 if is_whole else 1
+        is_alive = Server(engine, limits, signals, stats_log).run(listener, on_ready)
+    return 0 if is_alive else 1
 
 
 def _hidden_keys(path: Path | None) -> list[str]:
@@ -285,7 +268,7 @@ def _replicas(spec: EngineSpec, args: argparse.Namespace) -> Replicas:
         raise InputError('--replicas needs Ray: pip install -c constraints.txt "ray[serve]"')
     if not args.ray_address:  # a Ray of our own, which listens at all addresses of the machine
         os.environ["RAY_AUTH_MODE"] = "token"  # it reads this when it is imported
-    from .replicas import Replicas
+    from .replicas.replicas import Replicas
 
     return Replicas(
         spec, args.replicas, args.ray_address, config_fields(args.autoscaling, "--autoscaling")

@@ -2,8 +2,6 @@
 
 That is the reader of what the engine's process sends, or the engine itself (`--debug`): then a
 `breakpoint()` in it stops in a usable pdb while HTTP goes on. Signals arrive in the main thread.
-
-HTTP may have several processes, with a `Server` each. The first says to the others when to end.
 """
 
 from __future__ import annotations
@@ -19,25 +17,20 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from .app import build_app
-from .async_engine import AsyncEngine
-from .body_limits import BodyLimits
-from .connection import HttpConnection
-from .engine_client import EngineClient, EngineDeadError
-from .limits import Limits
-from .metrics import Metrics
-from .middleware import AdmissionMiddleware, AllowedHosts, ApiKeys
-from .processes import STOP_SECONDS
-from .service import Service
-from .shared_counts import Count, HttpCounts
-from .stats_log import StatsLog
-from .threads import started_thread
+from .api.app import build_app
+from .api.async_engine import AsyncEngine
+from .api.metrics import Metrics, StatsLog
+from .api.service import Service
+from .connections.admission import AdmissionMiddleware, AllowedHosts, ApiKeys, BodyLimits
+from .connections.connection import HttpConnection
+from .connections.limits import Limits
+from .engine.client import EngineClient, EngineDeadError
 
 log = logging.getLogger(__name__)
 
@@ -54,61 +47,40 @@ SWITCH_SECONDS = 0.0005
 """For how long the main thread waits for HTTP's, at most, when it has something."""
 
 
-class OtherProcess(Protocol):
-    """One more process of HTTP, as the first sees it."""
-
-    def end(self, reason: str, drain_seconds: float, linger_seconds: float) -> None:
-        """Tell it to end, as this one does."""
-
-    def wait(self, seconds: float | None = None) -> None:
-        """Wait until it has ended, but not longer than this."""
-
-    def ending(self) -> str:
-        """How it has ended."""
-
-
 class Server:
     """Serves an engine over HTTP until a signal ends it.
 
     Args:
-        counts: of this process.
         signals: those that end the server; for the others Python's own way is left.
         stats_log: what tells of the engine's figures every ten seconds, if there is to be any.
-        others: all further processes of HTTP, in its first one.
     """
 
     def __init__(
         self,
         client: EngineClient,
         limits: Limits,
-        counts: HttpCounts,
         signals: Sequence[signal.Signals] = (),
         stats_log: StatsLog | None = None,
-        others: Sequence[OtherProcess] = (),
     ) -> None:
         self._client = client
         self._limits = limits
-        self._counts = counts
         self._signals = signals
         self._stats_log = stats_log
-        self._others = others
         if limits.model_name:
             client.info = dataclasses.replace(client.info, model_name=limits.model_name)
         logging.getLogger("milestone_llm").setLevel(limits.log_level.upper())
         has_access_log = limits.log_level in ("info", "debug")
         info = client.info
         max_choices = info.max_num_seqs + limits.max_queued
-        self._engine = AsyncEngine(client, Metrics(info.model_name, counts), max_choices)
+        self._engine = AsyncEngine(client, Metrics(info.model_name, info.engine), max_choices)
         app = build_app(Service(self._engine, limits.has_page))
         keys = ApiKeys(limits.api_keys)
         hosts = AllowedHosts(limits.allowed_hosts, limits.takes_any_host)
-        bodies = BodyLimits(limits.max_body_bytes, limits.max_bodies_bytes, counts)
+        bodies = BodyLimits(limits.max_body_bytes, limits.max_bodies_bytes)
         http: ASGIApp = AdmissionMiddleware(app, self._engine, keys, hosts, bodies)
         if origins := limits.allowed_origins:  # outermost: a browser asks for leave without a key
             http = CORSMiddleware(http, origins, ("GET", "POST"), ("*",), expose_headers=("*",))
-        connection: Any = functools.partial(
-            HttpConnection, limits=limits.connections, counts=counts
-        )
+        connection: Any = functools.partial(HttpConnection, limits=limits.connections)
         self._http = uvicorn.Server(
             uvicorn.Config(
                 http,
@@ -123,8 +95,6 @@ class Server:
             )
         )
         self._has_started = threading.Event()
-        self._is_ending = threading.Event()
-        self._has_lost_one = False
         self._ending: asyncio.Task[None] | None = None
 
     def run(self, listener: socket.socket, on_ready: Callable[[], None]) -> bool:
@@ -134,11 +104,10 @@ class Server:
             on_ready: called when the first request may come.
 
         Returns:
-            False if the engine died, or another process of HTTP.
+            False if the engine died.
         """
-        for other in self._others:
-            started_thread(functools.partial(self._look_after, other), "other", daemon=True)
-        http = started_thread(functools.partial(self._run_http, listener), "http")
+        http = threading.Thread(target=self._run_http, args=(listener,), name="http")
+        http.start()
         try:
             self._has_started.wait()
             with self._signals_handled(), _short_switches():
@@ -154,23 +123,13 @@ class Server:
             raise
         finally:
             http.join()
-        return not self._has_lost_one
-
-    def _look_after(self, other: OtherProcess) -> None:
-        other.wait()
-        if not self._is_ending.is_set():
-            self._has_lost_one = True
-            reason = f"a process of HTTP {other.ending()}"
-            log.error("The server ends: %s", reason)
-            self.end(reason, self._limits.drain_seconds)
+        return True
 
     def _run_http(self, listener: socket.socket) -> None:
         try:
             asyncio.run(self._serve_http(listener))
         finally:
             self._has_started.set()
-            for other in self._others:  # their clients still need the engine
-                other.wait(self._limits.drain_seconds + STOP_SECONDS)
             self._client.stop()
 
     async def _serve_http(self, listener: socket.socket) -> None:
@@ -182,7 +141,7 @@ class Server:
             listener.listen(BACKLOG)  # asyncio's own number is that of connections taken at once
         self._has_started.set()
         logging_stats = self._stats_log and asyncio.ensure_future(
-            self._stats_log.follow(self._client)
+            self._stats_log.follow(self._client, self._engine.metrics)
         )
         await serving
         if logging_stats:
@@ -198,7 +157,7 @@ class Server:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if num_open := self._counts.total(Count.REQUESTS):
+        if num_open := self._engine.num_open:
             again = "; Ctrl-C again ends them at once" * (number == signal.SIGINT)
             log.warning(
                 "%s: requests under way (%d) may finish within %g s%s",
@@ -214,12 +173,7 @@ class Server:
         self.end("the server is draining", self._limits.drain_seconds)
 
     def end(self, reason: str, drain_seconds: float, linger_seconds: float = 0.0) -> None:
-        """Let no more requests in, let those inside finish for a while, then end HTTP: here, and in
-        the other processes.
-        """
-        self._is_ending.set()
-        for other in self._others:
-            other.end(reason, drain_seconds, linger_seconds)
+        """Let no more requests in, let those inside finish for a while, then end HTTP."""
 
         async def end() -> None:
             self._engine.close(reason)

@@ -4,18 +4,18 @@ import asyncio
 import json
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
 from m3_paged import SamplingParams
 from milestone_llm.core.outputs import EngineCoreOutput, Logprob, RequestFacts
-from milestone_llm.serving.async_engine import AsyncEngine
-from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineRequest
-from milestone_llm.serving.metrics import Metrics
-from milestone_llm.serving.response_bodies import ResponseBodies
-from milestone_llm.serving.responses import ApiResponse
-from milestone_llm.serving.threads import started_threads
+from milestone_llm.serving.api.async_engine import AsyncEngine
+from milestone_llm.serving.api.metrics import Metrics
+from milestone_llm.serving.api.response_bodies import ResponseBodies
+from milestone_llm.serving.api.responses import ApiResponse
+from milestone_llm.serving.engine.client import EngineCoreOutputs, EngineRequest
 
 NUM_CHOICES = 3
 
@@ -33,7 +33,7 @@ class Tokenizer:
 @pytest.fixture
 def tokenizing():
     """A pool of one thread."""
-    with started_threads(1, "tokenizer") as pool:
+    with ThreadPoolExecutor(1, "tokenizer") as pool:
         yield pool
 
 

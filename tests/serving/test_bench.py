@@ -14,9 +14,9 @@ import torch
 import m1_single
 from docs.questions.serving_sweep import draw_sweep
 from milestone_llm.lab.bench.workloads import random_tokens, with_poisson_arrivals
+from milestone_llm.load.open_loop import Outcome, figures, send_all
 from milestone_llm.serving import timed
 from milestone_llm.serving.bench import main
-from milestone_llm.serving.open_loop import Outcome, figures, send_all
 from serving_helpers import PATIENCE, descendants, forked_server, is_running, wait_for
 
 EVENT = {"choices": [{"index": 0, "text": "a"}]}
@@ -235,8 +235,8 @@ def test_it_starts_and_ends_the_servers_itself(model_folder, tmp_path):
 
 
 def test_overhead_is_that_of_the_same_requests_in_three_ways(model_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("milestone_llm.serving.overhead.running_server", forked_server)
-    monkeypatch.setattr("milestone_llm.serving.overhead.NUM_REFUSALS", 20)
+    monkeypatch.setattr("milestone_llm.load.overhead.running_server", forked_server)
+    monkeypatch.setattr("milestone_llm.load.overhead.NUM_REFUSALS", 20)
     record = tmp_path / "record.json"
     words = ["--milestones", "m2_batching", "--overhead", "3", "--output-len", "5", "5"]
     words += ["--rounds", "1", "--step-ms", "5", "--json", str(record)]

@@ -3,8 +3,8 @@
 import pytest
 
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.serving.engine_client import EngineRequest
-from milestone_llm.serving.engine_loop import EngineLoop
+from milestone_llm.serving.engine.client import EngineRequest
+from milestone_llm.serving.engine.loop import EngineLoop
 from serving_helpers import wait_for
 
 LONG = {"max_tokens": 900, "ignore_eos": True}

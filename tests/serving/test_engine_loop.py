@@ -14,8 +14,8 @@ from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.input_processor import InputProcessor
 from milestone_llm.frontend.step_log import StepLog
-from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineDeadError, EngineRequest
-from milestone_llm.serving.engine_loop import MAX_FAILURES, EngineLoop
+from milestone_llm.serving.engine.client import EngineCoreOutputs, EngineDeadError, EngineRequest
+from milestone_llm.serving.engine.loop import MAX_FAILURES, EngineLoop
 
 
 class FakeCore(EngineCore):

@@ -12,11 +12,10 @@ import pytest
 
 from m3_paged import SamplingParams
 from milestone_llm.core.errors import InputError
-from milestone_llm.serving import engine_process, processes
-from milestone_llm.serving.engine_client import EngineRequest
-from milestone_llm.serving.engine_loop import EngineLoop
-from milestone_llm.serving.orders import Orders
-from milestone_llm.serving.shared_counts import SharedCounts
+from milestone_llm.serving.engine import process
+from milestone_llm.serving.engine.client import EngineRequest
+from milestone_llm.serving.engine.loop import EngineLoop
+from milestone_llm.serving.engine.orders import Orders
 from serving_helpers import PATIENCE, byte_tokenizer, messages_of
 
 
@@ -50,7 +49,7 @@ def test_ctrl_c_leaves_a_process_alone_that_is_only_starting(ctrl_c):
         run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
         return run.stdout == b"True\n"
 
-    with processes.ctrl_c_ignored():
+    with process.ctrl_c_ignored():
         assert child_ignores()
     assert child_ignores() == (ctrl_c is signal.SIG_IGN), "as it is in this process"
 
@@ -65,7 +64,7 @@ class FakeProcess:
         pass
 
     def join(self, seconds=None):
-        assert self.is_killed or seconds == processes.STOP_SECONDS
+        assert self.is_killed or seconds == process.STOP_SECONDS
 
     def kill(self):
         self.is_killed = True
@@ -73,47 +72,32 @@ class FakeProcess:
 
 @pytest.fixture
 def spawning(monkeypatch):
-    """`CONTEXT` of `processes`, without processes."""
-    fake = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=FakeProcess)
-    monkeypatch.setattr(processes, "CONTEXT", fake)
-    monkeypatch.setattr(processes, "STOP_SECONDS", 0.01)
+    """`CONTEXT` without processes."""
+    fake = SimpleNamespace(
+        Pipe=multiprocessing.Pipe, Process=FakeProcess, RawValue=multiprocessing.RawValue
+    )
+    monkeypatch.setattr(process, "CONTEXT", fake)
+    monkeypatch.setattr(process, "STOP_SECONDS", 0.01)
     return fake
-
-
-@pytest.fixture
-def shared():
-    """Memory for one process of HTTP."""
-    return SharedCounts()
 
 
 def fail(*args):
     raise BlockingIOError("Resource temporarily unavailable")
 
 
-def no_thread(self):
-    raise RuntimeError("can't start new thread")
-
-
-def test_the_end_needs_no_new_thread(shared, spawning, monkeypatch):
-    with engine_process.EngineProcess(None, shared) as engine:
-        monkeypatch.setattr(threading.Thread, "start", no_thread)
+def test_an_engine_that_stands_still_is_killed_at_the_end(spawning):
+    with process.EngineProcess(None) as engine:
         engine.stop()
         engine.run(None)  # returns, for the connection has ended
     assert engine._process.is_killed
 
 
-def test_no_thread_for_the_engine_is_one_line(shared, spawning, monkeypatch):
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
-    with pytest.raises(InputError, match=r"a thread \(orders\): can't .*ulimit -u"):
-        engine_process.EngineProcess(None, shared)
-
-
-def test_no_process_for_the_engine_is_one_line(shared, spawning, monkeypatch):
+def test_no_process_for_the_engine_is_one_line(spawning, monkeypatch):
     monkeypatch.setattr(
         spawning, "Process", lambda **options: SimpleNamespace(start=fail, kill=None)
     )
-    with pytest.raises(InputError, match=r"a process \(engine\): Resource .*ulimit -u"):
-        engine_process.EngineProcess(None, shared)
+    with pytest.raises(InputError, match=r"no process .*: Resource .*ulimit -u"):
+        process.EngineProcess(None)
 
 
 def test_prompt_logprobs_travel_once(oracle):
@@ -147,52 +131,20 @@ def test_all_that_the_engine_says_is_said_in_its_own_thread(oracle):
     def ask():
         params = SamplingParams(max_tokens=30, ignore_eos=True)
         request = EngineRequest("r", [3, 4, 5], params)
-        outer.send(Orders(requests={"r": request}, watching={0: True}))
+        outer.send(Orders(requests={"r": request}, watching=True))
         for _ in range(20):
             outer.send(Orders(wants_report=True))
         missing = set(kinds)
         while missing and outer.poll(PATIENCE):
             missing.discard(outer.recv()[0])
-        outer.send(Orders(watching={0: False}, is_last=True))
+        outer.send(Orders(watching=False, is_last=True))
         while outer.poll(PATIENCE) and outer.recv() is not None:
             pass
 
     asker = threading.Thread(target=ask)
     asker.start()
-    engine_process._run_loop(EngineLoop(oracle), [Pipe(inner)])
+    process._run_loop(EngineLoop(oracle), Pipe(inner))
     inner.send(None)
     asker.join()
     assert {kind for kind, _ in speakers} == kinds
     assert {thread for _, thread in speakers} == {threading.current_thread()}
-
-
-def test_what_a_process_of_http_has_asked_for_ends_with_it(oracle, monkeypatch):
-    """Its end of the pipe is closed before the first step; the other process asks for figures until
-    the request has ended.
-    """
-    (ours, inner), (theirs, gone) = multiprocessing.Pipe(), multiprocessing.Pipe()
-    params = SamplingParams(max_tokens=200, ignore_eos=True)
-    theirs.send(Orders(requests={"r": EngineRequest("r", [3, 4, 5], params, sender=1)}))
-    theirs.close()
-    ended, finish = {}, oracle.core.finish_request
-
-    def finish_request(request, reason):
-        ended[request.request_id] = reason
-        finish(request, reason)
-
-    monkeypatch.setattr(oracle.core, "finish_request", finish_request)
-
-    def ask():
-        num_tokens = 0
-        while not ended and num_tokens < 200:
-            ours.send(Orders(wants_report=True))
-            while (message := ours.recv())[0] != "report":
-                pass
-            num_tokens = message[1][0].metrics.num_generation_tokens
-        ours.send(Orders(is_last=True))
-
-    asker = threading.Thread(target=ask)
-    asker.start()
-    engine_process._run_loop(EngineLoop(oracle), [inner, gone])
-    asker.join()
-    assert ended == {"r": "abort"}

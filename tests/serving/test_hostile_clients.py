@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from milestone_llm.serving.connection import MAX_HEAD_BYTES, MAX_WITHOUT_PLACE
-from milestone_llm.serving.middleware import AllowedHosts, ApiError
+from milestone_llm.serving.connections.admission import AllowedHosts, ApiError
+from milestone_llm.serving.connections.connection import MAX_HEAD_BYTES, MAX_WITHOUT_PLACE
 from serving_helpers import PATIENCE, http_request, read_answer, serve, wait_for
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"

@@ -8,24 +8,21 @@ import threading
 from types import SimpleNamespace
 
 import openai
-import psutil
 import pytest
 
 import m4_prefix_chunked.serve
 from m4_prefix_chunked import EngineConfig
 from milestone_llm.core.errors import InputError
 from milestone_llm.serving import command
-from milestone_llm.serving.app import build_app
-from milestone_llm.serving.body_limits import FREE_BYTES, BodyLimits, RequestBody
+from milestone_llm.serving.api.errors import ApiError
+from milestone_llm.serving.api.protocol import ChatRequest
+from milestone_llm.serving.api.service import Service
 from milestone_llm.serving.command import serve_parser, spec_of
-from milestone_llm.serving.connection import ConnectionLimits
-from milestone_llm.serving.engine_client import EngineInfo
-from milestone_llm.serving.errors import ApiError
-from milestone_llm.serving.limits import Limits
-from milestone_llm.serving.protocol import ChatRequest
+from milestone_llm.serving.connections.admission import FREE_BYTES, BodyLimits, RequestBody
+from milestone_llm.serving.connections.connection import ConnectionLimits
+from milestone_llm.serving.connections.limits import Limits
+from milestone_llm.serving.engine.client import EngineInfo
 from milestone_llm.serving.server import Server
-from milestone_llm.serving.service import Service
-from milestone_llm.serving.shared_counts import Count, SharedCounts
 from serving_helpers import byte_tokenizer, http_request, read_answer, serve, wait_for
 
 LONG = {"prompt": "a", "max_tokens": 900, "ignore_eos": True}
@@ -150,7 +147,7 @@ def test_an_answer_has_the_id_of_its_request_and_the_name_that_was_chosen():
     info = EngineInfo("tiny", 64, 2, 64, 4, 64, frozenset(), None)
     limits = Limits(ConnectionLimits(8, 1, 1), model_name="mine")
     client = SimpleNamespace(info=info)
-    app = Server(client, limits, SharedCounts().of(0))._http.config.app
+    app = Server(client, limits)._http.config.app
     assert client.info.model_name == "mine"
 
     def id_of(given):
@@ -176,8 +173,7 @@ def test_an_answer_has_the_id_of_its_request_and_the_name_that_was_chosen():
 
 def test_bodies_that_come_together_have_the_room_that_they_announce():
     """Side by side they would share it out, until none of them fits."""
-    counts = SharedCounts().of(0)
-    limits = BodyLimits(10**6, FREE_BYTES, counts)
+    limits = BodyLimits(10**6, FREE_BYTES)
     half = FREE_BYTES + FREE_BYTES // 2
 
     async def piece():
@@ -194,7 +190,7 @@ def test_bodies_that_come_together_have_the_room_that_they_announce():
             except ApiError as error:
                 got.append(error.status_code)
     assert got == [200, 200, 503, 503]
-    assert counts.total(Count.BODY_BYTES) == 0
+    assert limits.num_bytes == 0
 
 
 @pytest.mark.parametrize("key", ["", " ", "é", "two words", "a\tb", "a\n"])
@@ -208,7 +204,7 @@ def test_a_page_of_an_origin_that_is_allowed_may_use_the_server():
     """Its browser first asks for leave, without the key."""
     info = EngineInfo("tiny", 64, 2, 64, 4, 64, frozenset(), None)
     limits = Limits(ConnectionLimits(8, 1, 1), ["key"], allowed_origins=["http://chat.example"])
-    app = Server(SimpleNamespace(info=info), limits, SharedCounts().of(0))._http.config.app
+    app = Server(SimpleNamespace(info=info), limits)._http.config.app
     wish = {"access-control-request-method": "POST"}
     wish["access-control-request-headers"] = "authorization,content-type"
 
@@ -296,7 +292,7 @@ def test_there_are_no_more_connections_than_files_may_be_open(monkeypatch):
     assert command._max_connections(None) == command.MAX_CONNECTIONS
 
 
-# --- no more threads, no more memory -------------------------------------------------------------
+# --- threads and sizes ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -305,26 +301,6 @@ def service():
     info = SimpleNamespace(model_name="m", max_model_len=64, tokenizer=byte_tokenizer())
     engine = SimpleNamespace(client=SimpleNamespace(info=info), max_choices=4)
     return Service(engine, has_page=False)
-
-
-def no_thread(self):
-    raise RuntimeError("can't start new thread")
-
-
-def test_a_request_needs_no_new_thread(service, monkeypatch):
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
-    assert len(asyncio.run(service.encode("abc", "prompt"))) == 3
-
-
-def test_no_library_starts_a_thread_for_a_request(model_folder, tmp_path):
-    with serve("m1_single", model_folder, tmp_path / "log") as server:
-        process = psutil.Process(server.process.pid)
-        before = process.num_threads()
-        for fields in ({}, {"logprobs": 2}):
-            body = {"prompt": "a", "max_tokens": 1, **fields}
-            assert server.fetch("POST", "/v1/completions", body)[0] == 200
-        assert server.fetch("GET", "/metrics")[0] == 200
-        assert process.num_threads() == before
 
 
 def test_messages_are_counted_where_they_hold_nobody_up(service, monkeypatch):
@@ -344,34 +320,6 @@ def test_the_larger_the_model_the_larger_bodies_may_be_up_to_a_limit(service, ma
     limits = Service(service.engine, has_page=False).json_limits
     assert limits.max_parts <= 2**18
     assert max_model_len < limits.max_values <= 2**18 + max(2**18, max_model_len)
-
-
-def test_a_server_that_gets_no_threads_says_so_at_the_start(service, monkeypatch):
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
-    with pytest.raises(InputError, match=r"1 threads \(tokenizer\).*ulimit -u"):
-        Service(service.engine, has_page=False)
-
-
-@pytest.mark.parametrize("place", ["encode", "check_model"])
-def test_a_request_for_which_there_is_no_memory_is_told_so(service, monkeypatch, place):
-    def no_memory(*args):
-        raise MemoryError
-
-    monkeypatch.setattr(service, place, no_memory)
-    body = b'{"prompt": "a"}'
-    sent = []
-
-    async def receive():
-        return {"type": "http.request", "body": body}
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {"type": "http", "method": "POST", "path": "/tokenize", "query_string": b""}
-    scope |= {"headers": [(b"content-type", b"application/json")], "state": {}}
-    asyncio.run(build_app(service)(scope, receive, send))
-    assert sent[0]["status"] == 503
-    assert (b"retry-after", b"1") in sent[0]["headers"]
 
 
 def test_rows_are_left_to_the_engine_unless_a_number_is_given():

@@ -1,11 +1,13 @@
 """Metrics are exact, named as vLLM's, and at rest the gauges are at 0."""
 
+import re
+import time
+
 import pytest
 
-from milestone_llm.serving.engine_client import EngineReport
-from milestone_llm.serving.engine_metrics import EngineMetrics, Histogram
-from milestone_llm.serving.metrics import OURS_ALONE, PREFIX, Metrics
-from milestone_llm.serving.shared_counts import Count
+from milestone_llm.core.outputs import RequestFacts
+from milestone_llm.serving.api.metrics import OURS_ALONE, PREFIX, Metrics
+from milestone_llm.serving.engine.client import EngineCoreOutputs, EngineReport, StepFigures
 from serving_helpers import wait_for
 
 VLLM_NAMES = {
@@ -87,47 +89,54 @@ def test_gauges_show_who_is_there_and_return_to_zero(slow):
 
 
 def test_with_several_engines_a_label_says_which():
-    metrics = Metrics("tiny")
-    reports = [
-        EngineReport({"running": place}, EngineMetrics(), replica=name)
-        for place, name in enumerate(("a", "b"))
-    ]
-    for report in reports:
-        report.metrics.num_prompt_tokens = 7
+    metrics = Metrics("tiny", "all")
+    reports = [EngineReport({"running": place}, name) for place, name in enumerate(("a", "b"))]
+    for name in ("a", "b"):
+        metrics.of(name).note_first_token(7, 0.0, 1.0, None)
+        metrics.of(name).note_steps([StepFigures(0.5, 3, 9)])
     page = metrics.page(reports).decode()
     for name, number in (("a", 0.0), ("b", 1.0)):
         labels = f'{{engine="{name}",model_name="tiny"}}'
         assert f"milestone_llm:num_requests_running{labels} {number}\n" in page
         assert f"milestone_llm:prompt_tokens_total{labels} 7.0\n" in page
+        assert f"milestone_llm:step_batch_size_sum{labels} 3.0\n" in page
     assert page.count("# TYPE milestone_llm:prompt_tokens_total counter") == 1
     assert 'generation_tokens_total{engine="all",model_name="tiny"}' in page, "HTTP counts those"
     assert metrics.page(None).decode() == page, "as they were when they last answered"
 
 
+def test_waits_are_right_when_an_engine_has_another_clock():
+    """That of another machine, an hour ahead: scheduled 2 s after it was asked, told a second
+    later.
+    """
+    now = time.perf_counter()
+    message = EngineCoreOutputs(now + 3600, request_ids=["r"], token_ids=[5])
+    message.facts["r"] = RequestFacts(first_scheduled_time=now + 3599)
+    (output,) = message.arrived().outputs()
+    metrics = Metrics("tiny")
+    metrics.of("0").note_first_token(3, now - 3, message.time, output.facts)
+    page = metrics.page(None).decode()
+    for name, seconds in (("request_queue_time", 2), ("time_to_first_token", 3)):
+        (waited,) = re.findall(rf"{name}_seconds_sum\S* (\S+)", page)
+        assert float(waited) == pytest.approx(seconds, abs=0.5)
+
+
 def test_every_metric_is_vllms_in_name_and_labels_or_is_said_to_be_ours_alone():
     """vLLM's as in vllm/v1/metrics/loggers.py; it labels all with `model_name` and `engine`."""
     metrics = Metrics("tiny")
-    metrics.counts.add(Count.REFUSED, 1)
+    metrics.of("0")
     more = {"request_success": {"finished_reason"}, "num_requests_waiting_by_reason": {"reason"}}
     theirs = {name.partition("{")[0].removesuffix("_total") for name in VLLM_NAMES}
     theirs = {name.removesuffix("_count") for name in theirs} | {"request_success"}
     theirs |= {"spec_decode_num_accepted_tokens_per_pos"}
     names = set()
-    for family in metrics.collect():
+    for family in metrics.registry.collect():
         name = family.name.removeprefix(PREFIX)
         names.add(name.removesuffix("_total"))
         for sample in family.samples if name not in OURS_ALONE else ():
             assert set(sample.labels) - {"le"} == {"model_name", "engine"} | more.get(name, set())
     assert names == {name.removesuffix("_total") for name in theirs} | OURS_ALONE
     assert not theirs & OURS_ALONE
-
-
-def test_a_histogram_counts_up_to_and_including_each_bound():
-    histogram = Histogram((1, 2))
-    for value in (0.5, 1, 1.5, 2, 3):
-        histogram.observe(value)
-    assert histogram.buckets() == [("1.0", 2.0), ("2.0", 4.0), ("+Inf", 5.0)]
-    assert histogram.sum == pytest.approx(8)
 
 
 def test_guesses_have_the_names_of_vllm():
@@ -137,7 +146,7 @@ def test_guesses_have_the_names_of_vllm():
         "spec_decode_num_accepted_tokens": 5,
         "spec_decode_num_accepted_tokens_per_pos": [3, 1, 1],
     }
-    page = Metrics("m").page([EngineReport(stats, EngineMetrics())])
+    page = Metrics("m").page([EngineReport(stats)])
     page = page if isinstance(page, str) else page.decode()
     labels = 'engine="0",model_name="m"'
     for name, number in (("drafts", 3), ("draft_tokens", 9), ("accepted_tokens", 5)):

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from m3_paged import SamplingParams
-from milestone_llm.serving.response_bodies import token_speller
+from milestone_llm.serving.api.response_bodies import token_speller
 from serving_helpers import byte_tokenizer, forked_server, serve
 
 GREEDY = {"temperature": 0, "max_tokens": 24}

@@ -10,7 +10,7 @@ import runpy
 
 import pytest
 
-from milestone_llm.serving.protocol import (
+from milestone_llm.serving.api.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from milestone_llm.frontend.block_hashes import hash_blocks
-from milestone_llm.serving.router import BUSIER, Router
+from milestone_llm.serving.replicas.router import BUSIER, Router
 
 SIZE = 4
 POLICIES = ("prefix", "round-robin", "random")

@@ -1,24 +1,22 @@
 """The server's line of figures: what ran since the line before, and silence where nothing did."""
 
 import asyncio
+from collections import Counter
 from concurrent.futures import Future
 
 import pytest
 
+from milestone_llm.serving.api.metrics import Metrics, StatsLog
 from milestone_llm.serving.command import serve_parser
-from milestone_llm.serving.engine_client import EngineReport
-from milestone_llm.serving.engine_metrics import EngineMetrics
-from milestone_llm.serving.stats_log import StatsLog
+from milestone_llm.serving.engine.client import EngineReport
 
 
 def report(steps, prompt, generation, running=0, waiting=0, used=0, hits=None):
-    metrics = EngineMetrics()
-    metrics.num_prompt_tokens, metrics.num_generation_tokens = prompt, generation
     stats = {"steps": steps, "running": running, "waiting": waiting}
     stats["kv"] = {"used": used, "total": 40}
     if hits is not None:
         stats["prefix_cache"] = {"queried_tokens": hits[0], "saved_tokens": hits[1]}
-    return EngineReport(stats, metrics)
+    return stats, {"prompt": prompt, "generation": generation}
 
 
 @pytest.fixture
@@ -28,7 +26,10 @@ def log():
 
     def after(seconds, *reports):
         now[0] += seconds
-        stats_log.note(reports)
+        totals = Counter()
+        for _, tokens in reports:
+            totals.update(tokens)
+        stats_log.note([stats for stats, _ in reports], totals)
         return lines[-1] if lines else None
 
     after.lines = lines
@@ -78,13 +79,15 @@ def test_it_asks_again_and_again_until_it_is_cancelled():
         def report(self):
             self.num_steps += 1
             answer = Future()
-            answer.set_result([report(self.num_steps, 0, self.num_steps)])
+            answer.set_result([EngineReport(report(self.num_steps, 0, 0)[0])])
             return answer
 
-    lines = asyncio.Queue()
+    lines, metrics = asyncio.Queue(), Metrics("tiny")
 
     async def three_lines():
-        following = asyncio.ensure_future(StatsLog(lines.put_nowait).follow(Client(), 0.001))
+        following = asyncio.ensure_future(
+            StatsLog(lines.put_nowait).follow(Client(), metrics, 0.001)
+        )
         found = [await asyncio.wait_for(lines.get(), 60) for _ in range(3)]
         following.cancel()
         return found

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import re
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,12 +12,16 @@ from engine_helpers import word_tokenizer
 from m3_paged import SamplingParams
 from milestone_llm.core.outputs import EngineCoreOutput
 from milestone_llm.frontend.detokenizer import Detokenizer
-from milestone_llm.serving.async_engine import AsyncEngine
-from milestone_llm.serving.engine_client import EngineCoreOutputs, EngineRequest, Refusal
-from milestone_llm.serving.errors import ApiError
-from milestone_llm.serving.metrics import Metrics
-from milestone_llm.serving.shared_counts import DELIVERY, ENDS, Count
-from serving_helpers import PATIENCE, messages_of
+from milestone_llm.serving.api.async_engine import MAX_MESSAGES, AsyncEngine
+from milestone_llm.serving.api.errors import ApiError
+from milestone_llm.serving.api.metrics import ENDS, Metrics
+from milestone_llm.serving.engine.client import (
+    EngineCoreOutputs,
+    EngineReport,
+    EngineRequest,
+    Refusal,
+)
+from serving_helpers import PATIENCE, messages_of, wait_for
 
 
 def stream(server, **body):
@@ -71,6 +77,13 @@ def with_one_request(play, n=1, deadline=None):
     return asyncio.run(run())
 
 
+def counted(metrics, name):
+    """The value of a metric, or of a label."""
+    lines = metrics.page(None).decode().splitlines()
+    (value,) = [line.split()[-1] for line in lines if name in line and line[0] != "#"]
+    return float(value)
+
+
 def deliver(engine, *token_ids, completion="r", finish_reason=None):
     message = EngineCoreOutputs()
     message.add(EngineCoreOutput(completion, list(token_ids), [], finish_reason))
@@ -101,8 +114,7 @@ def test_each_step_is_passed_on_where_http_is_not_busy():
             (output,) = await request.outputs()
             seen.append(output.token_ids)
             request.note_sent()
-        delivery = engine.metrics.counts.histograms()[DELIVERY]
-        assert delivery.buckets()[-1] == ("+Inf", 3), "how long they waited"
+        assert counted(engine.metrics, "token_delivery_seconds_count") == 3, "how long they waited"
         return seen
 
     assert with_one_request(play) == [[3], [3, 4], [3, 4, 5]]
@@ -126,11 +138,10 @@ def test_what_the_client_gets_is_what_counts(how, monkeypatch):
             while await request.outputs():
                 pass
         request.close()
-        counts = engine.metrics.counts
-        ends = {reason: counts.total(count) for reason, count in ENDS.items()}
-        num_tokens = counts.total(Count.GENERATION_TOKENS)
-        assert counts.histograms()["request_generation_tokens"].sum in (0, num_tokens)
-        return num_tokens, {reason: number for reason, number in ends.items() if number}
+        num_tokens = counted(engine.metrics, "generation_tokens_total")
+        assert counted(engine.metrics, "request_generation_tokens_sum") in (0, num_tokens)
+        ends = {end: counted(engine.metrics, f'finished_reason="{end}"') for end in ENDS}
+        return num_tokens, {end: number for end, number in ends.items() if number}
 
     expected = (3, {"stop": 1}) if how == "stop string" else (0, {"error": 1})
     assert with_one_request(play) == expected
@@ -160,6 +171,43 @@ def test_others_have_their_turn_when_tokens_come_faster_than_they_are_taken(monk
         return num_at_once
 
     assert with_one_request(play) == 2
+
+
+def test_steps_wait_for_http_when_it_falls_far_behind():
+    """Or what it has not taken would grow for as long as it is too slow. No token is lost."""
+    num_steps = 5 * MAX_MESSAGES
+
+    async def run():
+        client = SimpleNamespace(
+            info=SimpleNamespace(tokenizer=None),
+            add_requests=lambda requests: None,
+            abort=lambda request_id: None,
+        )
+        engine = AsyncEngine(client, Metrics("tiny"), max_choices=4)
+        engine.event_loop = asyncio.get_running_loop()
+        request = engine.open_request(1)
+        params = SamplingParams(max_tokens=1000)
+        request.start([EngineRequest("r", [1], params)], is_stream=True, deadline=None)
+
+        def step():
+            for _ in range(num_steps):
+                engine.deliver(EngineCoreOutputs(request_ids=["r"], token_ids=[7]))
+
+        stepping = threading.Thread(target=step)
+        stepping.start()
+        wait_for(lambda: len(engine._messages) == MAX_MESSAGES)
+        stepping.join(0.05)  # far longer than all steps take
+        assert stepping.is_alive()
+        assert len(engine._messages) == MAX_MESSAGES
+        num_tokens = 0
+        while num_tokens < num_steps:
+            (output,) = await request.outputs()
+            num_tokens = len(output.token_ids)
+        stepping.join(PATIENCE)
+        assert not stepping.is_alive()
+        request.close()
+
+    asyncio.run(run())
 
 
 def test_the_engine_is_told_once_of_a_stop_string_and_what_it_sent_meanwhile_is_dropped():
@@ -211,8 +259,23 @@ def test_who_waits_is_told_what_the_engine_refuses():
         engine.deliver(EngineCoreOutputs(refusals={"r": Refusal("no room", 400)}))
         with pytest.raises(ApiError, match="no room"):
             await request.outputs()
+        page = engine.metrics.page([EngineReport({}, "a")]).decode()
+        assert not re.search('first_token.*engine="0"', page), "it is of no engine"
 
     with_one_request(play)
+
+
+def test_a_refusal_reaches_a_request_whose_first_completion_has_ended():
+    """As when a replica dies: a stop string has ended the one that has the request's own id."""
+
+    async def play(engine, request):
+        deliver(engine, 3, 7)
+        await request.outputs()
+        engine.deliver(EngineCoreOutputs(refusals={"r": Refusal("it has died", 503)}))
+        with pytest.raises(ApiError, match="it has died"):
+            await asyncio.wait_for(request.outputs(), 1)
+
+    with_one_request(play, n=2)
 
 
 def test_a_stream_has_what_came_before_its_deadline():

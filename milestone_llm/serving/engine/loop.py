@@ -2,8 +2,7 @@
 
     others' threads                                the engine's thread, the main one of its process
     add_requests, abort, report  -- orders --->    between two steps
-    deliver(EngineCoreOutputs)   <-- tokens ---    once a step, for all requests of one of HTTP's
-                                                   processes together
+    deliver(EngineCoreOutputs)   <-- tokens ---    once a step, for all requests together
 
 Only the engine's thread changes the engine, so that no thread waits for a lock while it steps. And
 only that thread speaks: whatever leaves the loop leaves it there. The driver is `generate`'s, and
@@ -26,16 +25,16 @@ from milestone_llm.frontend.engine_driver import EngineDriver
 from milestone_llm.models.threads import ThreadWatch
 from milestone_llm.trace.tracer import Tracer
 
-from .engine_client import (
+from .client import (
     Deliver,
     EngineDeadError,
     EngineInfo,
     EngineReport,
     EngineRequest,
     Refusal,
+    StepFigures,
     StepSink,
 )
-from .engine_metrics import EngineMetrics
 from .orders import OrderingClient, Orders
 from .sender import Sender
 
@@ -62,11 +61,8 @@ class EngineLoop(OrderingClient):
             engine.tokenizer,
         )
         self.problem: str | None = None
-        self.watching: set[int] = set()
-        """Which of HTTP's processes get the records of steps."""
         self._engine, self._log = engine, engine.step_log
-        self._metrics = EngineMetrics()
-        self._sending = Sender(self._metrics)
+        self._sending = Sender()
         self._driver = EngineDriver(
             engine.core, engine.step_log, self._sending, engine.driver.peers
         )
@@ -110,12 +106,8 @@ class EngineLoop(OrderingClient):
             self._try(self._finish, [completion_id], "stop")
         for request in orders.requests.values():
             self._try(self._add, request)
-        for sender, is_watching in orders.watching.items():
-            self._watch(sender, is_watching)
-        for sender in orders.gone:  # one of HTTP's processes has ended, and so have its clients
-            self._watch(sender, False)
-            for request_id in self._sending.request_ids(sender):
-                self._try(self._abort, request_id)
+        if orders.watching is not None:
+            self._watch(orders.watching)
         if orders.wants_report:
             self._try(self._report)
 
@@ -142,16 +134,15 @@ class EngineLoop(OrderingClient):
     def _report(self) -> None:
         preempted = sum(bool(each.num_preemptions) for each in self._engine.scheduler.waiting)
         stats = {**self._engine.stats(), "waiting_preempted": preempted}
-        self._on_report([EngineReport(stats, self._metrics)])
+        self._sending.flush()
+        self._on_report([EngineReport(stats)])
 
-    def _watch(self, sender: int, is_watching: bool) -> None:
-        self.watching -= {sender}
-        self.watching |= {sender} if is_watching else set()
+    def _watch(self, is_watching: bool) -> None:
         watchers = self._log.watchers
-        if self._page_tracer is not None and not self.watching:
+        if self._page_tracer is not None and not is_watching:
             watchers.remove(self._page_tracer)
             self._page_tracer = None
-        elif self._page_tracer is None and self.watching:
+        elif self._page_tracer is None and is_watching:
             self._page_tracer = Tracer([self._on_step], keeps_records=False)
             watchers.append(self._page_tracer)
 
@@ -182,11 +173,13 @@ class EngineLoop(OrderingClient):
         self._driver.run(self._driver.finish, completion_ids, reason)
 
     def _step(self) -> None:
-        counts = dict(self._log.counts)
+        before = dict(self._log.counts)
         start = time.perf_counter()
         self._driver.step()
-        if self._log.counts["steps"] > counts["steps"]:
+        if self._log.counts["steps"] > before["steps"]:
             seconds = self._sending.took_at - start
             self._num_failures = 0
-            self._metrics.note_step(seconds, counts, self._log.counts)
+            new = {name: number - before[name] for name, number in self._log.counts.items()}
+            num_tokens = new["prefill_tokens"] + new["decode_tokens"]
+            self._sending.note_step(StepFigures(seconds, new["rows"], num_tokens))
             self._threads.note_step(seconds, self._sending.num_taken)

@@ -15,15 +15,16 @@ from ray import serve
 
 from milestone_llm.command.cli import model_libraries
 
-from .engine_client import (
+from ..engine.client import (
     EngineCoreOutputs,
     EngineDeadError,
     EngineInfo,
     EngineReport,
     EngineRequest,
+    StepFigures,
 )
-from .engine_spec import EngineSpec
-from .replica_router import Routing
+from ..engine.process import EngineSpec
+from .ray_router import Routing
 
 MAX_ONGOING = 2**20
 """Requests that Ray lets a replica have: who waits, waits in the engine's queue."""
@@ -38,7 +39,7 @@ class Replica:
 
     def __init__(self, spec: EngineSpec) -> None:
         with model_libraries(spec.num_threads):
-            from .engine_loop import EngineLoop
+            from ..engine.loop import EngineLoop
 
             self._loop = EngineLoop(spec.build())
         sys.setswitchinterval(SWITCH_SECONDS)
@@ -46,6 +47,8 @@ class Replica:
         self._event_loop: asyncio.AbstractEventLoop
         self._queues: dict[str, asyncio.Queue[EngineCoreOutputs]] = {}
         """By the id of a completion: where what comes of it is waited for."""
+        self._steps: list[StepFigures] = []
+        """That no answer has told of."""
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -62,7 +65,7 @@ class Replica:
     async def report(self) -> EngineReport:
         """The figures as they are between two steps."""
         (report,) = await asyncio.wrap_future(self._loop.report())
-        return replace(report, replica=self._name)
+        return replace(report, engine=self._name)
 
     def end_completion(self, completion_id: str) -> None:
         """A stop string has ended a completion. It may be one of another replica."""
@@ -70,17 +73,15 @@ class Replica:
             self._loop.end_completion(completion_id)
 
     async def generate(
-        self, request: EngineRequest, age: float, routing: Routing
+        self, request: EngineRequest, routing: Routing
     ) -> AsyncIterator[EngineCoreOutputs]:
         """What comes of a request. If its tokens are neither shown nor searched for stop strings
         before it has ended: all at once, so that nothing is lost with a replica.
 
         Args:
-            age: seconds since the client asked: machines do not share a clock.
             routing: for `PrefixRouter`.
         """
         self._event_loop = asyncio.get_running_loop()
-        request = replace(request, arrival_time=time.perf_counter() - age)
         queue = asyncio.Queue[EngineCoreOutputs]()
         unfinished = set(request.completion_ids)
         mine = dict.fromkeys(unfinished, queue)
@@ -88,15 +89,17 @@ class Replica:
         self._queues |= mine
         self._loop.add_requests([request])
         try:
-            outputs = EngineCoreOutputs()
+            outputs = EngineCoreOutputs(engine=self._name)
             while unfinished:
                 outputs.extend(await queue.get())
                 unfinished -= {each.request_id for each in outputs.others if each.finish_reason}
                 if outputs.refusals:
                     unfinished.clear()
                 if not unfinished or (queue.empty() and not is_whole):  # else Ray is late
+                    outputs.time, outputs.steps = time.perf_counter(), self._steps
+                    self._steps = []
                     yield outputs
-                    outputs = EngineCoreOutputs()
+                    outputs = EngineCoreOutputs(engine=self._name)
         finally:
             for completion_id in mine:
                 del self._queues[completion_id]
@@ -115,6 +118,7 @@ class Replica:
             queue = self._queues.get(name) or asyncio.Queue()  # the caller may have gone
             return parts.setdefault(queue, EngineCoreOutputs())
 
+        self._steps += message.steps
         for output in message.outputs():
             part_of(output.request_id).add(output)
         for name, refusal in message.refusals.items():

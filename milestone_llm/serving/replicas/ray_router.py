@@ -39,7 +39,7 @@ class PrefixRouter(RequestRouter):
         """For Ray Serve: the one replica that a request goes to."""
         if pending_request is None or pending_request.metadata.call_method != "generate":
             return [candidate_replicas]
-        request, _, routing = pending_request.args
+        request, routing = pending_request.args
         router = self._router(routing)
         request_id = pending_request.metadata.internal_request_id
         self._note_end(request_id)  # it is sent again

@@ -16,8 +16,6 @@ from milestone_llm.core.outputs import EngineCoreOutput, RequestFacts
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.trace.records import StepRecord
 
-from .engine_metrics import EngineMetrics
-
 StepSink = Callable[[StepRecord], None]
 
 
@@ -41,6 +39,8 @@ class EngineInfo:
     eos_token_ids: frozenset[int]
     tokenizer: Any
     """The model's, or None. A thread that uses it takes a copy."""
+    engine: str = "0"
+    """What `/metrics` calls it, or all of several."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,6 @@ class EngineRequest:
     arrival_time: float = field(default_factory=time.perf_counter)
     """When the client asked, in seconds of `time.perf_counter()`: all processes of a machine have
     the same."""
-    sender: int = 0
-    """Which of HTTP's processes asks."""
 
     @property
     def completion_ids(self) -> list[str]:
@@ -74,15 +72,23 @@ class Refusal(NamedTuple):
     """Of HTTP."""
 
 
+class StepFigures(NamedTuple):
+    """What `/metrics` counts of a step."""
+
+    seconds: float
+    num_rows: int
+    num_tokens: int
+    """Computed: of prompts, and of outputs."""
+
+
 @dataclass
 class EngineCoreOutputs:
-    """What a step has brought to all requests of one of HTTP's processes together: one message, and
-    no object a token."""
+    """What a step has brought to all requests together: one message, and no object a token."""
 
     time: float = field(default_factory=time.perf_counter)
     """When the step ended."""
-    sender: int = 0
-    """Whose requests they are."""
+    engine: str = "0"
+    """Which one it is, if there may be several."""
     request_ids: list[str] = field(default_factory=list)
     """Completions that have got one token, and of which nothing else is to be said."""
     token_ids: list[int] = field(default_factory=list)
@@ -93,6 +99,13 @@ class EngineCoreOutputs:
     """Of those whose token is the first."""
     refusals: dict[str, Refusal] = field(default_factory=dict)
     """By request."""
+    steps: list[StepFigures] = field(default_factory=list)
+    """That have ended since the last message."""
+
+    @property
+    def is_of_steps(self) -> bool:
+        """Whether it brings more than refusals."""
+        return bool(self.request_ids or self.others or self.steps)
 
     def add(self, output: EngineCoreOutput) -> None:
         """Take in what a completion has got."""
@@ -110,6 +123,7 @@ class EngineCoreOutputs:
         for output in later.outputs():
             self.add(output)
         self.refusals |= later.refusals
+        self.steps += later.steps
 
     def outputs(self) -> Iterator[EngineCoreOutput]:
         """What each completion has got."""
@@ -118,15 +132,23 @@ class EngineCoreOutputs:
             yield EngineCoreOutput(request_id, [token_id], facts=facts)
         yield from self.others
 
+    def arrived(self) -> EngineCoreOutputs:
+        """This message from another machine, whose clock is another, with times of ours."""
+        now = time.perf_counter()
+        for facts in (*self.facts.values(), *(each.facts for each in self.others)):
+            if facts is not None and facts.first_scheduled_time is not None:
+                facts.first_scheduled_time += now - self.time
+        self.time = now
+        return self
+
 
 @dataclass(frozen=True)
 class EngineReport:
-    """What `/metrics` shows of an engine."""
+    """How things stand in an engine, for `/metrics`."""
 
     stats: dict[str, Any]
     """`LLMEngine.stats()`, and how many of the waiting requests had been running."""
-    metrics: EngineMetrics
-    replica: str = ""
+    engine: str = "0"
     """Which one it is, if there may be several."""
 
 

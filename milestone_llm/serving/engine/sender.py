@@ -1,20 +1,18 @@
-"""Sends what a step has brought: one message for all requests of one of HTTP's processes together.
+"""Sends what a step has brought: one message for all requests together.
 
 It is the sink of the engine's driver where `OutputProcessor` is that of `generate`: tokens leave as
-they are, and are counted.
+they are.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from milestone_llm.core.outputs import EngineCoreOutput
 from milestone_llm.core.request import Request
 
-from .engine_client import Deliver, EngineCoreOutputs, EngineRequest, Refusal
-from .engine_metrics import EngineMetrics
+from .client import Deliver, EngineCoreOutputs, EngineRequest, Refusal, StepFigures
 
 
 class SentRequest:
@@ -27,8 +25,6 @@ class SentRequest:
 
     def __init__(self, new: EngineRequest, completions: Sequence[Request]) -> None:
         self.request_id = new.request_id
-        self.arrival_time = new.arrival_time
-        self.sender = new.sender
         self.completions = completions
         self.num_going_on = len(completions)
 
@@ -39,7 +35,6 @@ class SentTokens:
     def __init__(self, of: SentRequest) -> None:
         self.of = of
         self.num_tokens = 0
-        self.last_time = 0.0
         self.is_muted = False
         """Whether who asked for it has ended it, and is told no more."""
 
@@ -47,13 +42,14 @@ class SentTokens:
 class Sender:
     """The requests that HTTP has asked for, and the way of their tokens there."""
 
-    def __init__(self, metrics: EngineMetrics) -> None:
+    def __init__(self) -> None:
         self.deliver: Deliver = lambda message: None
         self.took_at = 0.0
         """When the newest step had brought its tokens, in seconds of `time.perf_counter()`."""
         self.num_taken = 0
         """Of how many completions."""
-        self._metrics = metrics
+        self._steps: list[StepFigures] = []
+        """That the next message tells of."""
         self._requests: dict[str, SentRequest] = {}
         self._completions: dict[str, SentTokens] = {}
 
@@ -65,12 +61,11 @@ class Sender:
 
     def refuse(self, new: EngineRequest, refusal: Refusal) -> None:
         """Say why nothing will come of a request."""
-        self.deliver(EngineCoreOutputs(sender=new.sender, refusals={new.request_id: refusal}))
+        self.deliver(EngineCoreOutputs(refusals={new.request_id: refusal}))
 
-    def request_ids(self, sender: int | None = None) -> list[str]:
-        """Of all unfinished requests, or those of one of HTTP's processes."""
-        requests = self._requests.values()
-        return [each.request_id for each in requests if sender in (None, each.sender)]
+    def request_ids(self) -> list[str]:
+        """Of all unfinished requests."""
+        return list(self._requests)
 
     def completion_ids(self, request_id: str) -> list[str]:
         """Of a request, if it is unfinished."""
@@ -83,40 +78,41 @@ class Sender:
             if completion_id in self._completions:
                 self._completions[completion_id].is_muted = True
 
+    def note_step(self, step: StepFigures) -> None:
+        """A step has ended, and what it brought is sent."""
+        self._steps.append(step)
+
+    def flush(self) -> None:
+        """Send what is known of steps now."""
+        if self._steps:
+            self._send(EngineCoreOutputs())
+
+    def _send(self, message: EngineCoreOutputs) -> None:
+        message.steps, self._steps = self._steps, []
+        self.deliver(message)
+
     def process(self, outputs: Sequence[EngineCoreOutput]) -> dict[str, str]:
-        """Send what the core has brought, and count it.
+        """Send what the core has brought.
 
         Returns:
             Why completions have ended, by id.
         """
-        messages: dict[int, EngineCoreOutputs] = {}
-        now, num_tokens, gaps = time.perf_counter(), 0, Counter[float]()
+        now = time.perf_counter()
+        message = EngineCoreOutputs(now)
         ended: dict[str, str] = {}
         for output in outputs:
             completion = self._completions.get(output.request_id)
             num_new = len(output.new_token_ids)
             if completion is None or not (num_new or output.finish_reason):
                 continue
-            request = completion.of
             if not completion.is_muted:
-                if (message := messages.get(request.sender)) is None:
-                    message = messages[request.sender] = EngineCoreOutputs(now, request.sender)
                 message.add(output)
-            if num_new > 1:
-                gaps[0.0] += num_new - 1
-            if num_new and completion.num_tokens:
-                gaps[now - completion.last_time] += 1
-            elif num_new and output.request_id == request.request_id:
-                self._metrics.note_first_token(request.completions[0], request.arrival_time, now)
             completion.num_tokens += num_new
-            completion.last_time = now
-            num_tokens += num_new
             if output.finish_reason is not None:
                 ended[output.request_id] = output.finish_reason
                 self._note_end(output.request_id)
-        self._metrics.note_tokens(num_tokens, gaps)
-        for message in messages.values():
-            self.deliver(message)
+        if message.is_of_steps:
+            self._send(message)
         self.took_at, self.num_taken = now, len(outputs)
         return ended
 

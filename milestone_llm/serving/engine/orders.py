@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from milestone_llm.trace.records import StepRecord
 
-from .engine_client import EngineReport, EngineRequest, StepSink
+from .client import EngineReport, EngineRequest, StepSink
 
 
 @dataclass
@@ -26,10 +26,8 @@ class Orders:
     """Ids of completions that a stop string has ended."""
     requests: dict[str, EngineRequest] = field(default_factory=dict)
     wants_report: bool = False
-    watching: dict[int, bool] = field(default_factory=dict)
-    """Which of HTTP's processes want the records of steps from now on, or no more."""
-    gone: set[int] = field(default_factory=set)
-    """Those that have ended: whatever they asked for is aborted."""
+    watching: bool | None = None
+    """Whether the records of steps are wanted from now on; None: as before."""
     is_last: bool = False
     """Whether the engine is to stop."""
 
@@ -41,8 +39,7 @@ class Orders:
         self.requests |= later.requests
         self.stops |= later.stops
         self.wants_report |= later.wants_report
-        self.watching |= later.watching
-        self.gone |= later.gone
+        self.watching = self.watching if later.watching is None else later.watching
         self.is_last |= later.is_last
 
 
@@ -73,23 +70,17 @@ class OrderQueue:
 
 
 class OrderingClient:
-    """The calls of an `EngineClient` as orders, and whoever waits for what the engine says.
+    """The calls of an `EngineClient` as orders, and whoever waits for what the engine says."""
 
-    Args:
-        sender: which of HTTP's processes this is.
-    """
-
-    def __init__(self, sender: int = 0) -> None:
+    def __init__(self) -> None:
         self.orders = OrderQueue()
-        self._sender = sender
         self._sink: StepSink | None = None
         self._askers: list[Future[list[EngineReport]]] = []
         self._asking = threading.Lock()
 
     def add_requests(self, requests: list[EngineRequest]) -> None:
         """Queue requests. If the engine refuses one, it says so."""
-        ours = (replace(each, sender=self._sender) for each in requests)
-        self.orders.put(Orders(requests={each.request_id: each for each in ours}))
+        self.orders.put(Orders(requests={each.request_id: each for each in requests}))
 
     def abort(self, request_id: str) -> None:
         """End a request, wherever it is; before the next step it has no memory any more."""
@@ -110,7 +101,7 @@ class OrderingClient:
     def watch(self, sink: StepSink | None) -> None:
         """Give each step's record to `sink`, in the thread of `run`; None: no more."""
         self._sink = sink
-        self.orders.put(Orders(watching={self._sender: sink is not None}))
+        self.orders.put(Orders(watching=sink is not None))
 
     def stop(self) -> None:
         """Let `run` return after the step under way."""

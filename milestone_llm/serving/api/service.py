@@ -7,6 +7,7 @@ import copy
 import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias, cast
 
 from milestone_llm.core.errors import InputError
@@ -19,15 +20,14 @@ from milestone_llm.frontend.inputs import (
     encode_prompt,
 )
 
+from ..engine.client import EngineReport, EngineRequest
 from .async_engine import ApiRequest, AsyncEngine
-from .engine_client import EngineReport, EngineRequest
 from .errors import ApiError
 from .live_page import LivePage
 from .protocol import Message, Sampling, num_characters
 from .request_json import JsonLimits
 from .response_bodies import Json, ResponseBodies, token_decoder, token_speller
 from .responses import ApiResponse
-from .threads import started_threads
 
 Prompt: TypeAlias = str | list[int] | list[Message]
 
@@ -49,10 +49,10 @@ class Service:
         self.max_model_len = info.max_model_len
         self.created = int(time.time())
         # A copy: the engine's thread may decode with this one. One thread: a tokenizer is not made
-        # for several. It starts none itself, which would fail where the system gives no more.
+        # for several, and starts none itself.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._tokenizer = copy.deepcopy(info.tokenizer)
-        self._tokenizing = started_threads(1, "tokenizer")
+        self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
         words = self._tokenizer.get_vocab() if self._tokenizer else {}
         self._max_characters = self.max_model_len * max(map(len, words), default=1)
         # Of a token, there is hardly more than a message with one part of content: two objects, a

@@ -10,8 +10,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from .errors import ApiError
-from .shared_counts import Count, HttpCounts
+from ..api.errors import ApiError
 
 WRITE_SECONDS = 60.0
 """For how long a client may leave unread what it was sent; then its connection is closed."""
@@ -51,11 +50,9 @@ class HttpConnection(HttpToolsProtocol):
     connection ends with that answer.
     """
 
-    def __init__(
-        self, *args: Any, limits: ConnectionLimits, counts: HttpCounts, **options: Any
-    ) -> None:
+    def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._limits, self._counts = limits, counts
+        self._limits = limits
         self._part = Part.NOTHING
         self._num_pending_bytes = 0
         """Received since the parser last passed something on."""
@@ -76,21 +73,17 @@ class HttpConnection(HttpToolsProtocol):
         self._ask_within(self._limits.head_seconds)
 
     def _takes_place(self) -> bool:
-        """Take one of `max_connections`. Where all are taken, the client of this process that
-        should have asked first makes room; False if all of them wait for answers.
+        """Take one of `max_connections`. Where all are taken, the client that should have asked
+        first makes room; False if all of them wait for answers.
         """
-        self._counts.add(Count.CONNECTIONS, 1)
+        num_places = sum(cast(HttpConnection, each)._has_place for each in self.connections)
         self._has_place = True
-        if self._counts.total(Count.CONNECTIONS) > self._limits.max_connections:
+        if num_places >= self._limits.max_connections:
             if others := self._others_asking(have_place=True):
                 others[0]._give_up(self._all_in_use())
             else:
-                self._gives_place_back()
+                self._has_place = False
         return self._has_place
-
-    def _gives_place_back(self) -> None:
-        self._counts.add(Count.CONNECTIONS, -self._has_place)
-        self._has_place = False
 
     def _others_asking(self, have_place: bool) -> list[HttpConnection]:
         """Who should have asked first comes first."""
@@ -105,7 +98,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It has gone."""
-        self._gives_place_back()
+        self._has_place = False
         self._stop_asking()
         self._stop_waiting()
         super().connection_lost(exc)

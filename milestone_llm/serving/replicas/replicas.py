@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import threading
-import time
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -33,7 +32,7 @@ from ray.serve.schema import LoggingConfig
 
 from milestone_llm.core.errors import InputError
 
-from .engine_client import (
+from ..engine.client import (
     Deliver,
     EngineCoreOutputs,
     EngineDeadError,
@@ -43,9 +42,9 @@ from .engine_client import (
     Refusal,
     StepSink,
 )
-from .engine_spec import EngineSpec
-from .replica_actor import MAX_ONGOING, Replica
-from .replica_router import PrefixRouter, Routing
+from ..engine.process import EngineSpec
+from .actor import MAX_ONGOING, Replica
+from .ray_router import PrefixRouter, Routing
 
 NAME = "engines"
 """Of the application and of its deployment."""
@@ -93,7 +92,8 @@ class Replicas:
         self._handle = _deploy(spec, num_replicas, autoscaling or {})
         self._generate = self._handle.options(method_name="generate", stream=True)
         info: EngineInfo = self._handle.info.remote().result()
-        self.info = replace(info, max_num_seqs=info.max_num_seqs * max_replicas)
+        num_rows = info.max_num_seqs * max_replicas
+        self.info = replace(info, max_num_seqs=num_rows, engine="all")
 
     # -- for HTTP, in its event loop ---------------------------------------------------------
 
@@ -132,13 +132,12 @@ class Replicas:
         """Pass on what a replica brings; ask another if it ends before it has brought anything."""
         for num_tries in range(1, MAX_TRIES + 1):
             has_begun = False
-            age = time.perf_counter() - request.arrival_time
             routing = Routing(self.policy, self.info.num_kv_blocks)
-            stream = self._generate.remote(request, age, routing)
+            stream = self._generate.remote(request, routing)
             try:
                 async for outputs in stream:
                     has_begun = True
-                    self._deliver(replace(outputs, time=time.perf_counter()))
+                    self._deliver(outputs.arrived())
                 return
             except asyncio.CancelledError:
                 stream.cancel()

@@ -6,6 +6,7 @@ import asyncio
 import re
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from milestone_llm.lab.trace.explore import LiveSource, explorer_html
@@ -13,8 +14,6 @@ from milestone_llm.lab.trace.live import LiveTrace, Subscription
 
 from .async_engine import AsyncEngine
 from .errors import ApiError
-from .shared_counts import Count
-from .threads import started_threads
 
 URL = "/trace"
 MAX_READERS = 8
@@ -46,7 +45,7 @@ class LivePage:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()  # a tokenizer is not made for several threads
         self._live = LiveTrace(decode=self._decode if tokenizer is not None else None)
-        self._threads = started_threads(MAX_READERS, "page")
+        self._threads = ThreadPoolExecutor(MAX_READERS, "page")
 
     def subscribe(self) -> Subscription:
         """One more reader.
@@ -54,12 +53,10 @@ class LivePage:
         Raises:
             ApiError: there are too many.
         """
-        counts = self._engine.metrics.counts
-        if counts.total(Count.PAGES) >= MAX_READERS:
+        if self._live.num_readers >= MAX_READERS:
             raise ApiError(429, f"{MAX_READERS} pages are watching already; close one of them")
         if self._live.num_readers == 0:
             self._engine.client.watch(self._live)
-        counts.add(Count.PAGES, 1)
         return self._live.subscribe()
 
     async def lines(self, reader: Subscription) -> AsyncIterator[str]:
@@ -72,7 +69,6 @@ class LivePage:
                     yield line + "\n"
         finally:
             reader.close()
-            self._engine.metrics.counts.add(Count.PAGES, -1)
             if self._live.num_readers == 0:
                 self._engine.client.watch(None)
                 self._live.clear()

@@ -2,7 +2,7 @@
 
 The engine's process sends tokens. Here they become text, and stop strings are found in it, by the
 frontend's `OutputProcessor`; the engine is told of a completion that one has ended. So it is here
-that output tokens and the ends of requests are counted. Everything runs in HTTP's thread, except
+that tokens, waits and ends are counted. Everything runs in HTTP's thread, except
 `AsyncEngine.deliver`.
 """
 
@@ -15,16 +15,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from milestone_llm.core.outputs import EngineCoreOutput
 from milestone_llm.frontend.output_processor import OutputProcessor, RequestState
 from milestone_llm.frontend.output_queue import OutputQueue
 from milestone_llm.frontend.outputs import RequestOutput
 
-from .engine_client import EngineClient, EngineCoreOutputs, EngineRequest
+from ..engine.client import EngineClient, EngineCoreOutputs, EngineRequest
 from .errors import ApiError
-from .metrics import Metrics
-from .shared_counts import Count
+from .metrics import EngineMetrics, Metrics
 
 MAX_MESSAGES = 64
 """Steps whose tokens may wait for HTTP's thread."""
@@ -98,7 +98,7 @@ class ApiRequest:
     def note_sent(self) -> None:
         """All that there was of a stream is in the client's socket."""
         if self._waits_since is not None:
-            self._engine.metrics.counts.note_delivery(time.perf_counter() - self._waits_since)
+            self._engine.metrics.delivery.observe(time.perf_counter() - self._waits_since)
             self._waits_since = None
 
     def fail(self, error: ApiError) -> None:
@@ -118,6 +118,17 @@ class ApiRequest:
         return not self.queue.unfinished
 
 
+@dataclass(slots=True)
+class Followed:
+    """A completion of which the engine may have more to say."""
+
+    owner: ApiRequest
+    state: RequestState
+    """Of its request."""
+    last_time: float = 0.0
+    """When the step ended that brought its newest token."""
+
+
 class AsyncEngine:
     """Lets API requests in, and passes each the tokens that the engine has for it.
 
@@ -133,8 +144,12 @@ class AsyncEngine:
         self.closed_because: str | None = None
         """Why no request is let in any more; None while all may come."""
         self._open: dict[ApiRequest, None] = {}
-        self._owners: dict[str, tuple[ApiRequest, RequestState]] = {}
-        """Of a completion of which the engine may have more to say, by its id."""
+        self._num_choices = 0
+        """Completions of these."""
+        self._followed: dict[str, Followed] = {}
+        """By the id of a completion."""
+        self._requests: dict[str, ApiRequest] = {}
+        """By the id of a request to the engine."""
         self._output_processor = OutputProcessor(copy.deepcopy(client.info.tokenizer))
         self._messages: deque[EngineCoreOutputs] = deque()
         """From the engine, and not looked at."""
@@ -156,10 +171,9 @@ class AsyncEngine:
         if num_choices > self.max_choices:
             text = f"{num_choices} completions are asked for, and the server takes at most "
             raise ApiError(400, f"{text}{self.max_choices} at a time")
-        num_inside = self.metrics.counts.total(Count.COMPLETIONS)
-        if num_inside + num_choices > self.max_choices:
-            self.metrics.counts.add(Count.REFUSED, 1)
-            text = f"{num_inside} completions are running or waiting; the server takes "
+        if self._num_choices + num_choices > self.max_choices:
+            self.metrics.refused.inc()
+            text = f"{self._num_choices} completions are running or waiting; the server takes "
             text += f"{self.max_choices} at a time. Try again later."
             code, headers = "rate_limit_exceeded", {"Retry-After": "1"}
             raise ApiError(429, text, code=code, headers=headers)
@@ -173,12 +187,13 @@ class AsyncEngine:
         self.check_room(num_choices)
         request = ApiRequest(self, num_choices)
         self._open[request] = None
-        self._count(num_choices, 1)
+        self._num_choices += num_choices
         return request
 
-    def _count(self, num_choices: int, num_requests: int) -> None:
-        self.metrics.counts.add(Count.COMPLETIONS, num_choices)
-        self.metrics.counts.add(Count.REQUESTS, num_requests)
+    @property
+    def num_open(self) -> int:
+        """API requests that wait for an answer, or for more of it."""
+        return len(self._open)
 
     def add(self, owner: ApiRequest, requests: Sequence[EngineRequest]) -> list[RequestState]:
         """Pass the requests of an API request to the engine, and follow them."""
@@ -187,7 +202,8 @@ class AsyncEngine:
             state = self._output_processor.add(
                 each.completion_ids, each.prompt_token_ids, each.params, owner.queue
             )
-            self._owners.update(dict.fromkeys(each.completion_ids, (owner, state)))
+            self._followed |= {name: Followed(owner, state) for name in each.completion_ids}
+            self._requests[each.request_id] = owner
             states.append(state)
         self.client.add_requests(list(requests))
         return states
@@ -197,15 +213,16 @@ class AsyncEngine:
         if request not in self._open:
             return
         del self._open[request]
-        self._count(-request.num_choices, -1)
+        self._num_choices -= request.num_choices
         reason = "error" if request.is_refused else "abort"
         for state in request.states:
             unfinished = [each for each in state.completions if each.finish_reason is None]
             self._process(
                 [EngineCoreOutput(each.completion_id, finish_reason=reason) for each in unfinished]
             )
+            del self._requests[state.request_id]
             for completion in state.completions:
-                self._owners.pop(completion.completion_id, None)
+                self._followed.pop(completion.completion_id, None)
             if unfinished:
                 self.client.abort(state.request_id)
 
@@ -237,28 +254,32 @@ class AsyncEngine:
         self._has_taken.set()
         for message in messages:
             for request_id, refusal in message.refusals.items():
-                if request_id in self._owners:
-                    owner, _ = self._owners[request_id]
-                    owner.is_refused = True
-                    owner.fail(ApiError(refusal.status, refusal.text))
+                if (refused := self._requests.get(request_id)) is not None:
+                    refused.is_refused = True
+                    refused.fail(ApiError(refusal.status, refusal.text))
+            if not message.is_of_steps:
+                continue
+            counting = self.metrics.of(message.engine)
+            counting.note_steps(message.steps)
             for output in message.outputs():
-                if output.request_id not in self._owners:  # it has been closed
+                if (followed := self._followed.get(output.request_id)) is None:  # closed
                     continue
-                owner, _ = self._owners[output.request_id]
                 outputs.append(output)
-                waited_since.setdefault(owner, message.time)
+                waited_since.setdefault(followed.owner, message.time)
+                _count(output, followed, counting, message.time)
                 if output.finish_reason == "error":
-                    owner.fail(ApiError(500, "the step that computed this request failed"))
+                    error = ApiError(500, "the step that computed this request failed")
+                    followed.owner.fail(error)
         ended = self._process(outputs)
         for completion_id, reason in ended.items():
             if reason == "error":  # if it is not the engine's, text could not be made of it
-                owner, _ = self._owners[completion_id]
+                owner = self._followed[completion_id].owner
                 owner.fail(ApiError(500, "its text could not be made"))
         for output in outputs:
             if output.finish_reason is not None:  # the engine knows
                 ended.pop(output.request_id, None)
         for completion_id in ended:
-            del self._owners[completion_id]  # what is on its way is dropped
+            del self._followed[completion_id]  # what is on its way is dropped
             self.client.end_completion(completion_id)
         for owner, step_time in waited_since.items():
             owner.note_tokens(step_time)
@@ -269,13 +290,13 @@ class AsyncEngine:
         Returns:
             Why completions have ended, by id.
         """
-        num_before, counts = self._output_processor.num_tokens, self.metrics.counts
+        num_before = self._output_processor.num_tokens
         ended = self._output_processor.process(outputs)
-        counts.add(Count.GENERATION_TOKENS, self._output_processor.num_tokens - num_before)
-        owners = [self._owners[completion_id] for completion_id in ended]
-        for owner, state in {state.request_id: (owner, state) for owner, state in owners}.values():
-            if state.is_done:
-                counts.note_end(state, owner.arrival_time)
+        self.metrics.generation_tokens.inc(self._output_processor.num_tokens - num_before)
+        changed = {each.state.request_id: each for each in map(self._followed.__getitem__, ended)}
+        for each in changed.values():
+            if each.state.is_done:
+                self.metrics.note_end(each.state, each.owner.arrival_time)
         return ended
 
     # -- the end -----------------------------------------------------------------------------
@@ -294,3 +315,20 @@ class AsyncEngine:
         end = time.perf_counter() + seconds
         while self._open and time.perf_counter() < end:
             await asyncio.sleep(0.02)
+
+
+def _count(
+    output: EngineCoreOutput, followed: Followed, counting: EngineMetrics, step_time: float
+) -> None:
+    """Count a completion's tokens of a step: how long each was waited for."""
+    if not (num_tokens := len(output.new_token_ids)):
+        return
+    state = followed.state
+    if followed.last_time:
+        counting.itl.observe(step_time - followed.last_time)
+    elif output.request_id == state.request_id:  # the others are forked from this one
+        num_prompt_tokens, arrival_time = len(state.prompt_token_ids), followed.owner.arrival_time
+        counting.note_first_token(num_prompt_tokens, arrival_time, step_time, output.facts)
+    for _ in range(num_tokens - 1):
+        counting.itl.observe(0.0)
+    followed.last_time = step_time

@@ -14,13 +14,7 @@ from starlette.exceptions import HTTPException
 
 from milestone_llm.core.sampling_params import SamplingParams
 
-from .errors import (
-    ApiError,
-    answer_bad_fields,
-    answer_bug,
-    answer_http_error,
-    answer_no_memory,
-)
+from .errors import ApiError, answer_bad_fields, answer_bug, answer_http_error
 from .live_page import URL as TRACE_URL
 from .protocol import (
     ChatRequest,
@@ -38,7 +32,6 @@ def build_app(service: Service) -> FastAPI:
     app = FastAPI(title="milestone-llm", docs_url="/docs", redoc_url=None)
     app.add_exception_handler(HTTPException, answer_http_error)
     app.add_exception_handler(RequestValidationError, answer_bad_fields)
-    app.add_exception_handler(MemoryError, answer_no_memory)
     app.add_exception_handler(Exception, answer_bug)
     app.router.route_class = counting_route(service.json_limits)
     engine = service.engine

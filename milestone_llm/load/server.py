@@ -23,7 +23,7 @@ class RunningServer:
     pid: int
 
     def cpu_seconds(self) -> tuple[float, float]:
-        """CPU time so far: of HTTP's processes, and of those with engines."""
+        """CPU time so far: of HTTP's process, and of those with engines."""
         children = set(Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split())
         engines = set(filter(_has_torch, children))
         return _cpu_seconds({str(self.pid), *children} - engines), _cpu_seconds(engines)

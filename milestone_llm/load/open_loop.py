@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import Any
+from urllib.parse import urlsplit
 
 from milestone_llm.lab.bench.measure import PERCENTS, percentile
 from milestone_llm.lab.bench.workloads import WorkItem
-
-from .client import open_request
 
 TOKEN_IDS = 150
 """Prompts are of random ids below this, which every vocabulary has."""
@@ -165,3 +164,24 @@ def _most_inside(done: Sequence[Outcome]) -> int:
     """The most requests that were running or waiting at one time."""
     changes = sorted([(e.sent, 1) for e in done] + [(e.end, -1) for e in done])
     return max(accumulate(change for _, change in changes), default=0)
+
+
+async def open_request(
+    url: str, body: dict[str, Any]
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Ask for a completion, on a connection that ends with the answer.
+
+    Args:
+        url: of the server, such as `http://127.0.0.1:8000`.
+
+    Raises:
+        OSError: no server listens there.
+    """
+    content, address = json.dumps(body).encode(), urlsplit(url)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\nConnection: close\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection(
+        address.hostname, address.port or 80, limit=2**22
+    )
+    writer.write(head.encode() + content)
+    return reader, writer

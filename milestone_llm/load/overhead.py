@@ -22,12 +22,11 @@ from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.lab.bench.measure import percentile
 from milestone_llm.lab.bench.workloads import WORKLOADS, WorkItem, random_tokens
+from milestone_llm.serving.command import serve_parser, spec_of
+from milestone_llm.serving.timed import replace_runner
 
-from .bench_server import RunningServer, door_of, running_server
-from .client import open_request
-from .command import serve_parser, spec_of
-from .open_loop import TOKEN_IDS, body_of
-from .timed import replace_runner
+from .open_loop import TOKEN_IDS, body_of, open_request
+from .server import RunningServer, door_of, running_server
 
 NUM_REFUSALS = 500
 WAYS = ("generate", "whole", "stream")

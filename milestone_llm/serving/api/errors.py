@@ -61,8 +61,6 @@ class ApiError(HTTPException):
 async def answer_http_error(request: Request, error: Exception) -> JSONResponse:
     """For FastAPI: our own errors, and those of the framework (404, no JSON)."""
     assert isinstance(error, HTTPException)
-    if isinstance(error.__cause__, MemoryError):  # while the body was parsed
-        return await answer_no_memory(request, error)
     if error.status_code == 404 and not isinstance(error, ApiError):
         known = [each.path for each in request.app.routes if each.include_in_schema]
         text = f"there is no path {request.url.path[:100]!r}; there are {', '.join(known)}"
@@ -88,12 +86,6 @@ async def answer_bad_fields(request: Request, error: Exception) -> JSONResponse:
     if not path:
         return ApiError(400, f"the body: {message} (is Content-Type application/json?)").response()
     return ApiError(400, f"{'.'.join(path)}: {message}", param=path[0]).response()
-
-
-async def answer_no_memory(request: Request, error: Exception) -> JSONResponse:
-    """For FastAPI: the system gives no more memory. What the request had of it is free now."""
-    text = "there is no memory left for this request. Try again later."
-    return ApiError(503, text, headers={"Retry-After": "1"}).response()
 
 
 async def answer_bug(request: Request, error: Exception) -> JSONResponse:

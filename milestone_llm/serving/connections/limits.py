@@ -7,8 +7,8 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .admission import is_loopback
 from .connection import ConnectionLimits
-from .middleware import is_loopback
 
 
 @dataclass(frozen=True)

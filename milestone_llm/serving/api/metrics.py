@@ -1,0 +1,314 @@
+"""What the server tells of itself: `/metrics` in Prometheus's format, and a line every ten seconds.
+
+Names, units and labels are vLLM's (vllm/v1/metrics/loggers.py), with another prefix. `OURS_ALONE`
+has no counterpart there, and the bounds of histograms are our own.
+
+Everything is counted in HTTP's process: engines send the times of steps with their tokens. How
+things stand in an engine, it is asked when somebody wants to know (`EngineReport`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from ..engine.client import EngineClient, EngineReport, StepFigures
+
+if TYPE_CHECKING:
+    from milestone_llm.core.outputs import RequestFacts
+    from milestone_llm.frontend.output_processor import RequestState
+
+PREFIX = "milestone_llm:"
+OURS_ALONE = {
+    "step_time_seconds",
+    "step_batch_size",
+    "admission_rejections",
+    "token_delivery_seconds",
+}
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
+DELIVERY_SECONDS = (2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+OF_ENGINES = {
+    "time_to_first_token_seconds": ("from a request's arrival to its first token", SECONDS),
+    "inter_token_latency_seconds": ("between two tokens that the engine made", SECONDS),
+    "request_queue_time_seconds": ("from a request's arrival to its first step", SECONDS),
+    "iteration_tokens_total": ("tokens of a step", TOKENS),
+    "step_time_seconds": ("of one step of the engine", SECONDS),
+    "step_batch_size": ("rows of a step", TOKENS),
+}
+"""Histograms of each engine: what they say, and their bounds."""
+OF_ANSWERS = {
+    "e2e_request_latency_seconds": ("from a request's arrival to its end", SECONDS),
+    "request_prompt_tokens": ("prompt tokens of a request", TOKENS),
+    "request_generation_tokens": ("output tokens of a request", TOKENS),
+}
+"""And those of answers, of all engines together."""
+ENDS = ("stop", "length", "abort", "error")
+PERIOD_SECONDS = 10.0
+"""Between two lines of figures."""
+
+Labels = Mapping[str, str]
+
+
+class Metrics:
+    """All that is counted. Used in HTTP's thread alone.
+
+    Args:
+        engine: the label of what is counted in front of all engines.
+    """
+
+    def __init__(self, model_name: str, engine: str = "0") -> None:
+        prometheus_client.disable_created_metrics()  # vLLM has no such series either
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._model_name = model_name
+        self._standing = Standing(model_name, [EngineReport({}, engine)])
+        self.registry.register(self._standing)
+        self._engines: dict[str, EngineMetrics] = {}
+        self._of_engines = self._histograms(OF_ENGINES)
+        self._prompt_tokens = self._counter("prompt_tokens", "of requests that got a first token")
+        own = {"model_name": model_name, "engine": engine}
+        answers = self._histograms(OF_ANSWERS)
+        self._of_answers = {name: each.labels(**own) for name, each in answers.items()}
+        self._ends = self._counter("request_success", "ended requests", "finished_reason")
+        for reason in ENDS:
+            self._ends.labels(**own, finished_reason=reason)
+        self._own = own
+        self.generation_tokens = self._counter("generation_tokens", "of answers").labels(**own)
+        """None of them came after a stop string."""
+        what, labels = "refused requests", ("model_name", "reason")
+        refused = Counter(f"{PREFIX}admission_rejections", what, labels, registry=self.registry)
+        self.refused = refused.labels(model_name=model_name, reason="max_queued")
+        self.delivery = Histogram(
+            f"{PREFIX}token_delivery_seconds",
+            "from a step's end until its tokens are in a stream's socket",
+            ("model_name",),
+            registry=self.registry,
+            buckets=DELIVERY_SECONDS,
+        ).labels(model_name=model_name)
+
+    def _histograms(
+        self, wanted: Mapping[str, tuple[str, tuple[float, ...]]]
+    ) -> dict[str, Histogram]:
+        labels = ("model_name", "engine")
+        return {
+            name: Histogram(PREFIX + name, what, labels, registry=self.registry, buckets=bounds)
+            for name, (what, bounds) in wanted.items()
+        }
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(
+            PREFIX + name, what, ("model_name", "engine", *labels), registry=self.registry
+        )
+
+    def of(self, engine: str) -> EngineMetrics:
+        """What is counted of an engine."""
+        if engine not in self._engines:
+            labels = {"model_name": self._model_name, "engine": engine}
+            histograms = {name: each.labels(**labels) for name, each in self._of_engines.items()}
+            prompt_tokens = self._prompt_tokens.labels(**labels)
+            self._engines[engine] = EngineMetrics(histograms, prompt_tokens)
+        return self._engines[engine]
+
+    def note_end(self, state: RequestState, arrival_time: float) -> None:
+        """A request has ended with all of its completions, for whatever reason.
+
+        Args:
+            arrival_time: when the client asked, in seconds of `time.perf_counter()`.
+        """
+        reasons = [completion.finish_reason or "abort" for completion in state.completions]
+        reason = "error" if "error" in reasons else reasons[0]
+        self._ends.labels(**self._own, finished_reason=reason).inc()
+        if reason in ("abort", "error"):
+            return
+        num_tokens = sum(len(completion.token_ids) for completion in state.completions)
+        for name, value in (
+            ("e2e_request_latency_seconds", time.perf_counter() - arrival_time),
+            ("request_prompt_tokens", len(state.prompt_token_ids)),
+            ("request_generation_tokens", num_tokens),
+        ):
+            self._of_answers[name].observe(value)
+
+    def totals(self) -> dict[str, float]:
+        """Prompt and output tokens until now, of all engines together."""
+        counters = {"prompt": self._prompt_tokens, "generation": self.generation_tokens}
+        return {
+            name: sum(sample.value for family in each.collect() for sample in family.samples)
+            for name, each in counters.items()
+        }
+
+    def page(self, reports: list[EngineReport] | None) -> bytes:
+        """All metrics as text.
+
+        Args:
+            reports: of each engine; None repeats the last, when they cannot answer.
+        """
+        if reports is not None:
+            self._standing.reports = reports
+        for report in self._standing.reports:
+            self.of(report.engine)  # nothing may have happened there yet
+        return prometheus_client.generate_latest(self.registry)
+
+
+class EngineMetrics:
+    """What is counted of one engine."""
+
+    def __init__(self, histograms: Mapping[str, Histogram], prompt_tokens: Counter) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._ttft = histograms["time_to_first_token_seconds"]
+        self._queue_time = histograms["request_queue_time_seconds"]
+        self.itl = histograms["inter_token_latency_seconds"]
+        self._of_steps = [
+            histograms[name]
+            for name in ("step_time_seconds", "step_batch_size", "iteration_tokens_total")
+        ]
+
+    def note_steps(self, steps: Sequence[StepFigures]) -> None:
+        """Steps were computed."""
+        for step in steps:
+            for histogram, value in zip(self._of_steps, step, strict=True):
+                histogram.observe(value)
+
+    def note_first_token(
+        self, num_prompt_tokens: int, arrival_time: float, now: float, facts: RequestFacts | None
+    ) -> None:
+        """A request has got its first token. Times are in seconds of `time.perf_counter()`."""
+        self._ttft.observe(now - arrival_time)
+        if facts is not None and facts.first_scheduled_time is not None:
+            self._queue_time.observe(facts.first_scheduled_time - arrival_time)
+        self._prompt_tokens.inc(num_prompt_tokens)
+
+
+class Standing(Collector):
+    """How things stand in the engines, and what they count themselves, as they last reported it."""
+
+    def __init__(self, model_name: str, reports: list[EngineReport]) -> None:
+        self._model_name = model_name
+        self.reports = reports
+
+    def collect(self) -> Iterator[Metric]:
+        """For prometheus-client."""
+        families: dict[str, Metric] = {}
+        for report in self.reports:
+            labels = {"model_name": self._model_name, "engine": report.engine}
+            for family in _of_engine(report, labels):
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
+        yield from families.values()
+
+
+SPECULATION = (
+    ("spec_decode_num_drafts", "rows with guesses"),
+    ("spec_decode_num_draft_tokens", "tokens guessed"),
+    ("spec_decode_num_accepted_tokens", "guesses that came true"),
+)
+
+
+def _of_engine(report: EngineReport, labels: Labels) -> Iterator[Metric]:
+    stats = report.stats
+    kv, cache = stats.get("kv", {}), stats.get("prefix_cache", {})
+    waiting, preempted = stats.get("waiting", 0), stats.get("waiting_preempted", 0)
+    used = kv["used"] / kv["total"] if kv.get("total") else 0.0
+    for gauge, what, value in (
+        ("num_requests_running", "in the batch", stats.get("running", 0)),
+        ("num_requests_waiting", "in the engine's queue", waiting),
+        ("kv_cache_usage_perc", "share of KV memory in use, 0 to 1", used),
+    ):
+        yield _family(GaugeMetricFamily, gauge, what, labels, {"": value})
+    yield _family(
+        GaugeMetricFamily,
+        "num_requests_waiting_by_reason",
+        "Requests in the engine's queue: for a row and memory, or since they were preempted.",
+        labels,
+        {"capacity": waiting - preempted, "preempted": preempted},
+        "reason",
+    )
+    for counter, what, value in (
+        ("prefix_cache_queries", "tokens looked up", cache.get("queried_tokens", 0)),
+        ("prefix_cache_hits", "tokens found", cache.get("saved_tokens", 0)),
+        ("num_preemptions", "requests that lost their memory", stats.get("preemptions", 0)),
+        *((name, what, stats.get(name, 0)) for name, what in SPECULATION),
+    ):
+        yield _family(CounterMetricFamily, counter, what, labels, {"": value})
+    per_position = stats.get("spec_decode_num_accepted_tokens_per_pos", ())
+    by_position = {str(position): number for position, number in enumerate(per_position)}
+    name, what = "spec_decode_num_accepted_tokens_per_pos", "guesses that came true, by place"
+    yield _family(CounterMetricFamily, name, what, labels, by_position, "position")
+
+
+def _family(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    what: str,
+    labels: Labels,
+    values: Mapping[str, float],
+    *by: str,
+) -> Metric:
+    """A metric with a value, or one for each value of a further label, `by`."""
+    family = kind(PREFIX + name, what, labels=[*labels, *by])
+    for key, value in values.items():
+        family.add_metric([*labels.values(), *([key] if by else [])], value)
+    return family
+
+
+class StatsLog:
+    """Makes a line of figures every ten seconds in which something ran, as vLLM's server does.
+
+        prompt 31.4 tok/s, generation 96.1 tok/s, running 3, waiting 0, KV memory 12.5%, ...
+
+    Rates and hits are those since the line before, the rest is how things stand. Hits are prompt
+    tokens found in the prefix cache, of those looked up.
+
+    Args:
+        write: prints a line.
+        clock: gives seconds.
+    """
+
+    def __init__(
+        self, write: Callable[[str], object], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._write = write
+        self._clock = clock
+        self._time = clock()
+        self._counts: dict[str, float] = {}
+
+    async def follow(
+        self, client: EngineClient, metrics: Metrics, seconds: float = PERIOD_SECONDS
+    ) -> None:
+        """Ask for the figures again and again, until this is cancelled."""
+        while True:
+            await asyncio.sleep(seconds)
+            reports = await asyncio.wrap_future(client.report())
+            self.note([report.stats for report in reports], metrics.totals())
+
+    def note(self, stats: Sequence[Mapping[str, Any]], totals: Mapping[str, float]) -> None:
+        """Take the figures of all engines, and write a line if something ran since the last.
+
+        Args:
+            totals: as of `Metrics`.
+        """
+
+        def total(name: str, of: str | None = None) -> float:
+            return sum((each if of is None else each.get(of, {})).get(name, 0) for each in stats)
+
+        now, counts = self._clock(), {**totals, "steps": total("steps")}
+        counts["queried"] = total("queried_tokens", of="prefix_cache")
+        counts["hit"] = total("saved_tokens", of="prefix_cache")
+        new = {name: max(0, counts[name] - self._counts.get(name, 0)) for name in counts}
+        seconds, self._time, self._counts = max(now - self._time, 1e-9), now, counts
+        if not new["steps"]:
+            return
+        parts = [f"{name} {new[name] / seconds:,.1f} tok/s" for name in ("prompt", "generation")]
+        parts += [f"{name} {total(name):,}" for name in ("running", "waiting")]
+        parts.append(f"KV memory {total('used', of='kv') / max(1, total('total', of='kv')):.1%}")
+        if new["queried"]:
+            parts.append(f"prefix hits {new['hit'] / new['queried']:.1%}")
+        self._write(", ".join(parts))

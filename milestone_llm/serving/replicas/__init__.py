@@ -1,0 +1,1 @@
+"""Several engines behind one HTTP server, on Ray, and the router that chooses one."""
