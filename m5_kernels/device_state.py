@@ -76,8 +76,9 @@ class DeviceState:
         more: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.num_rows = num_rows
+        self.device = device
         self.num_seqs = max(num_seqs, num_rows)
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         # Whole groups of 16: Triton makes faster addresses for rows that begin at such places.
         self.max_blocks = 16 * ceil_div(max_model_len, 16 * block_size)
         shapes: dict[str, tuple[int, ...]] = {
@@ -161,7 +162,7 @@ class DeviceState:
         self.set("bias_ids", row, [token for token, _ in biases])
         self.set("biases", row, [_bits(bias) for _, bias in biases])
         # Tokens outside the vocabulary stop nobody, and neither is anybody kept from them.
-        stops = [token for token in request.stop_token_ids if token < self._vocab_size]
+        stops = [token for token in request.stop_token_ids if token < self.vocab_size]
         stops = (stops * MAX_DEVICE_STOP_IDS)[:MAX_DEVICE_STOP_IDS]
         min_tokens = min(params.min_tokens, request.max_num_tokens)  # which has 32 bits
         self.set("min_tokens", row, [min_tokens if stops else 0])

@@ -28,7 +28,7 @@ from .device_state import DeviceState, StepSeq
 from .device_step import DeviceStep, last_of_seqs
 from .kernels.backend import compiling
 from .kernels.expand_step import append_sampled
-from .sampler import Needs, needs_host_sampler
+from .sampler import Needs, needs_host_sampler, needs_tokens
 from .step_graphs import Buckets, StepGraphs, StepShape, is_chunk
 from .to_host import CopyToHost, HostTokens, copy_to_host, fetch, prompt_logprobs_of
 
@@ -84,7 +84,7 @@ class FusedRunner:
     def can_run_ahead(plan: StepPlan) -> bool:
         """Whether a step can be launched before the tokens before it, and the next one before its
         own are known. The host's sampler must know the first, and a device be told the second."""
-        return not any(map(needs_host_sampler, plan.rows))
+        return not any(map(needs_tokens, plan.rows))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -100,11 +100,14 @@ class FusedRunner:
             return LaunchedStep(dict)
         self.send(rows, copied)
         shape = StepShape.of(rows)
-        if not self.can_run_ahead(plan):  # all tokens before this step are known
+        if any(map(needs_host_sampler, rows)):  # all tokens before this step are known
             sampled = self._sample_on_host(rows, shape)
             return LaunchedStep(lambda: sampled)
         requests = [row.request if row.samples else None for row in rows]
         needs = Needs.of(request for request in requests if request is not None)
+        if needs.rules:
+            ruled = [each for each in requests if each is not None and each.allowed_tokens]
+            self.device_step.sampler.allow({self.rows[each.request_id].row: each for each in ruled})
         of_prompts = []
         if any(row.prompt_positions for row in rows):
             hidden, metadata = self.device_step.hidden(shape)

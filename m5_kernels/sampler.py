@@ -8,7 +8,7 @@ one's tokens are known, whatever its requests ask for, and a decode step fits in
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from milestone_llm.core.request import Request
 
 from .device_state import MAX_DEVICE_BIASES, MAX_DEVICE_STOP_IDS, DeviceState
 from .kernels.sample import sample
+from .masks import Masks
 
 FEW = 32
 """Rows that are penalised together."""
@@ -34,11 +35,13 @@ class Needs(NamedTuple):
     logprobs: bool = False
     additions: bool = False
     """Frequency or presence penalty, or `logit_bias`."""
+    rules: bool = False
+    """Tokens that are allowed by a rule of the request's own."""
 
     @classmethod
     def of(cls, requests: Iterable[Request]) -> Needs:
         """What these requests need in their next step."""
-        filters = penalties = logprobs = additions = False
+        filters = penalties = logprobs = additions = rules = False
         for request in requests:
             params = request.sampling_params
             filters |= params.top_k > 0 or params.top_p < 1 or params.min_p > 0
@@ -47,23 +50,29 @@ class Needs(NamedTuple):
             logprobs |= params.logprobs is not None
             additions |= bool(params.frequency_penalty or params.presence_penalty)
             additions |= bool(params.logit_bias)
-        return cls(filters, penalties, logprobs, additions)
+            rules |= request.allowed_tokens is not None
+        return cls(filters, penalties, logprobs, additions, rules)
 
 
 def needs_host_sampler(row: ScheduledRequest) -> bool:
-    """Whether the device cannot do it: several requests begin with the row (n > 1), a rule of its
-    own says which tokens are allowed, `min_tokens` bans more stop tokens than the device knows, or
-    `logit_bias` has more tokens."""
+    """Whether the device cannot do it: several requests begin with the row (n > 1), `min_tokens`
+    bans more stop tokens than it knows, or what a rule alone may allow, or `logit_bias` has more
+    tokens."""
     request, params = row.request, row.request.sampling_params
     bans = request.stop_token_ids if request.num_output_tokens < params.min_tokens else ()
     return len(row.sampling_requests) > 1 or (
         row.samples
         and (
-            request.allowed_tokens is not None
-            or len(bans) > MAX_DEVICE_STOP_IDS
+            len(bans) > (MAX_DEVICE_STOP_IDS if request.allowed_tokens is None else 0)
             or len(params.logit_bias) > MAX_DEVICE_BIASES
         )
     )
+
+
+def needs_tokens(row: ScheduledRequest) -> bool:
+    """Whether the host must know the tokens before a row: for its sampler, or for a rule which
+    tokens are allowed."""
+    return needs_host_sampler(row) or (row.samples and row.request.allowed_tokens is not None)
 
 
 class Sampler:
@@ -72,6 +81,25 @@ class Sampler:
     def __init__(self, state: DeviceState) -> None:
         self.state = state
         self._raw: torch.Tensor | None = None  # last logits: those of a graph are gone with it
+        self._masks: Masks | None = None  # from the first request with a rule on
+
+    def allow(self, rows: Mapping[int, Request]) -> None:
+        """Tell the device which tokens requests with a rule may sample in the next step; their
+        tokens are known.
+
+        Args:
+            rows: those requests, by their row of state.
+        """
+        if self._masks is None:
+            state = self.state
+            self._masks = Masks(state.num_rows, state.vocab_size, state.device)
+        self._masks.send(
+            {
+                row: request.allowed_tokens.bits(request.output_token_ids)
+                for row, request in rows.items()
+                if request.allowed_tokens is not None
+            }
+        )
 
     def sample(
         self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, needs: Needs
@@ -91,12 +119,12 @@ class Sampler:
             if self._raw is None:
                 self._raw = logits.new_empty(state.num_seqs, logits.shape[-1])
             self._raw[: len(logits)] = logits
-        if needs.penalties or needs.additions:
+        if needs.penalties or needs.additions or needs.rules:
             # A few rows at a time: some of what is computed is as wide as the longest context.
             parts = zip(logits.split(FEW), rows.split(FEW), positions.split(FEW), strict=True)
             logits = torch.cat(
                 [
-                    self._penalised(own.float(), index.clamp(min=0), at, needs.additions)
+                    self._changed(own.float(), index.clamp(min=0), at, needs)
                     for own, index, at in parts
                 ]
             )
@@ -121,6 +149,16 @@ class Sampler:
         own = tokens[index].clamp(min=0).long()
         raw = self._raw[index].float()
         return logprob_columns(raw, own, min(num_top, raw.shape[-1]))
+
+    def _changed(
+        self, scores: torch.Tensor, index: torch.Tensor, positions: torch.Tensor, needs: Needs
+    ) -> torch.Tensor:
+        """Scores after all that comes before the temperature. Arguments as `_penalised`."""
+        if needs.penalties or needs.additions:
+            scores = self._penalised(scores, index, positions, needs.additions)
+        if needs.rules and self._masks is not None:
+            scores = self._masks.apply(scores, index)
+        return scores
 
     def _penalised(
         self, scores: torch.Tensor, index: torch.Tensor, positions: torch.Tensor, adds: bool

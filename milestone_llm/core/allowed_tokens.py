@@ -10,11 +10,13 @@ class AllowedTokens(Protocol):
     """A rule of one request. It goes by the output so far and by nothing else: a request that was
     preempted or restarted has its tokens, and so needs nothing more."""
 
-    num_allowed: int
-    """By the mask that was made last."""
+    @property
+    def num_allowed(self) -> int:
+        """How many tokens the bits that were asked for last allow."""
 
-    def mask(self, output_token_ids: Sequence[int]) -> Any:
-        """A tensor, bool `[vocab_size]` on the CPU: the tokens that may follow this output."""
+    def bits(self, output_token_ids: Sequence[int]) -> Any:
+        """The tokens that may follow this output: a tensor, int32 `[ceil(vocab_size / 32)]` on the
+        CPU, in which token t has bit t % 32 of word t // 32."""
 
     def continuation(
         self, output_token_ids: Sequence[int], token_ids: list[int], most: int

@@ -125,14 +125,20 @@ def apply_penalties(logits: Tensor, requests: Sequence[SamplingState]) -> Tensor
             own[seen] -= params.presence_penalty
         if rule is not None:
             num_prompt_tokens = len(request.token_ids) - request.num_output_tokens
-            mask = rule.mask(request.token_ids[num_prompt_tokens:])
-            own.masked_fill_(~mask.to(own.device), -math.inf)
+            bits = rule.bits(request.token_ids[num_prompt_tokens:]).to(own.device)
+            own.masked_fill_(~unpack_bits(bits, len(own)), -math.inf)
         if not may_stop:
             stops = [token_id for token_id in request.stop_token_ids if token_id < logits.shape[-1]]
             banned = own.index_fill(0, _index(stops, own), -math.inf)
             if rule is None or banned.max() > -math.inf:
                 own.copy_(banned)
     return scores
+
+
+def unpack_bits(words: Tensor, size: int) -> Tensor:
+    """bool `[..., size]` of int32 `[..., ceil(size / 32)]`, the lowest bit of a word first."""
+    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
+    return ((words[..., None] >> shifts) & 1).bool().flatten(-2)[..., :size]
 
 
 def _index(token_ids: Iterable[int], like: Tensor) -> Tensor:

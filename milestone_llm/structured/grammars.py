@@ -36,24 +36,29 @@ class Grammar(AllowedTokens):
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self.matcher = matcher
         self.vocab_size = vocab_size
-        self.num_allowed = vocab_size
+        self._words: Tensor | None = None
         self._followed: list[int] = []
         """Tokens that the matcher has taken."""
 
-    def mask(self, output_token_ids: Sequence[int]) -> Tensor:
-        """bool `[vocab_size]`. After an output that breaks the rule, which only a wrong guess can
-        make, everything: what comes after a wrong guess is not kept."""
+    @property
+    def num_allowed(self) -> int:
+        """How many tokens the bits that were asked for last allow."""
+        if self._words is None:
+            return self.vocab_size
+        return sum(int(word).bit_count() for word in self._words.numpy().view("uint32"))
+
+    def bits(self, output_token_ids: Sequence[int]) -> Tensor:
+        """int32 `[ceil(vocab_size / 32)]`. After an output that breaks the rule, which only a wrong
+        guess can make, everything: what comes after a wrong guess is not kept."""
         import torch
 
+        num_words = (self.vocab_size + 31) // 32
         if self._follow(output_token_ids) < len(output_token_ids):
-            return torch.ones(self.vocab_size, dtype=torch.bool)
-        words = torch.zeros((self.vocab_size + 31) // 32, dtype=torch.int32)
+            return torch.full((num_words,), -1, dtype=torch.int32)
+        self._words = torch.zeros(num_words, dtype=torch.int32)
         if not self.matcher.is_error():
-            self.matcher.unsafe_compute_mask_ptr(words.data_ptr(), 4 * len(words))
-        bits = (words[:, None] >> torch.arange(32, dtype=torch.int32)) & 1
-        mask = bits.flatten()[: self.vocab_size].bool()
-        self.num_allowed = int(mask.sum())
-        return mask
+            self.matcher.unsafe_compute_mask_ptr(self._words.data_ptr(), 4 * num_words)
+        return self._words
 
     def continuation(
         self, output_token_ids: Sequence[int], token_ids: list[int], most: int
