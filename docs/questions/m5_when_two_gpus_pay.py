@@ -30,7 +30,7 @@ def measured(name: str) -> tuple[float, float, float]:
     text = re.search(command, parts(RECORD.read_text())[1], re.DOTALL)[0]
     one = re.search(r"m5_kernels, one rank +([\d,.]+)", text)[1]
     two = re.search(r"m5_kernels  +([\d,.]+)", text)[1]
-    all_reduce = re.search(r"\n +1 +([\d.]+) us", text)[1]
+    all_reduce = re.search(r"way, us.*?\n +1 +([\d.]+)", text)[1]
     return float(one.replace(",", "")), float(two.replace(",", "")), float(all_reduce)
 
 
