@@ -149,7 +149,7 @@ class BlockManager:
 
 
 # --- Who computes how many tokens in a step -------------------------------------------------------
-# Full version: m4_prefix_chunked/scheduler.py; how it came to that: m1_single, m2_batching, m3_paged
+# Full version: m4_prefix_chunked/scheduler.py; before it: m1_single, m2_batching, m3_paged
 class Scheduler:
     """Shares a budget of tokens among those who run, then those who wait, first come first served.
 
@@ -267,7 +267,7 @@ def gumbel_noise(seed: int, position: int, vocab_size: int) -> Tensor:
 
 
 # --- The engine -----------------------------------------------------------------------------------
-# Full version: milestone_llm/core/engine_core.py, m3_paged/runner.py; on a GPU: m5_kernels/runner.py
+# Full version: milestone_llm/core/engine_core.py, m3_paged/runner.py; GPU: m5_kernels/runner.py
 class Engine:
     """A model, its KV memory and a scheduler. The model keeps our attention."""
 
