@@ -42,7 +42,7 @@ from transformers import (
 
 
 # --- What is asked for, and what a step computes of it --------------------------------------------
-# Properly: milestone_llm/core/request.py, milestone_llm/core/plan.py
+# Full version: milestone_llm/core/request.py, milestone_llm/core/plan.py
 @dataclass(eq=False)
 class Request:
     """A prompt, how to continue it, and how far it is.
@@ -80,7 +80,7 @@ class Row:
 
 
 # --- KV memory: blocks, block tables, prefix cache ------------------------------------------------
-# Properly: m3_paged/block_manager.py, m4_prefix_chunked/caching_pool.py, its prefix_cache.py
+# Full version: m3_paged/block_manager.py, m4_prefix_chunked/caching_pool.py, its prefix_cache.py
 class BlockManager:
     """Gives requests blocks of KV memory. It handles numbers; the tensors lie elsewhere.
 
@@ -149,7 +149,7 @@ class BlockManager:
 
 
 # --- Who computes how many tokens in a step -------------------------------------------------------
-# Properly: m4_prefix_chunked/scheduler.py; how it came to that: m1_single, m2_batching, m3_paged
+# Full version: m4_prefix_chunked/scheduler.py; before it: m1_single, m2_batching, m3_paged
 class Scheduler:
     """Shares a budget of tokens among those who run, then those who wait, first come first served.
 
@@ -207,7 +207,7 @@ class Scheduler:
 
 
 # --- Attention through block tables ---------------------------------------------------------------
-# Properly: m3_paged/attention.py; without its copies: m5_kernels/kernels/flash_decode.py
+# Full version: m3_paged/attention.py; without its copies: m5_kernels/kernels/flash_decode.py
 def paged_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, *,
     scaling: float, kv_cache: Tensor, slots: list[Tensor], query_lens: list[int], **kwargs: object,
@@ -235,7 +235,7 @@ def paged_attention(
 
 
 # --- Sampling -------------------------------------------------------------------------------------
-# Properly: milestone_llm/core/sampling.py, milestone_llm/core/philox.py
+# Full version: milestone_llm/core/sampling.py, milestone_llm/core/philox.py
 def sample(logits: Tensor, request: Request) -> int:
     """The next token, given logits `[vocab_size]`.
 
@@ -267,7 +267,7 @@ def gumbel_noise(seed: int, position: int, vocab_size: int) -> Tensor:
 
 
 # --- The engine -----------------------------------------------------------------------------------
-# Properly: milestone_llm/core/engine_core.py, m3_paged/runner.py; on a GPU: m5_kernels/runner.py
+# Full version: milestone_llm/core/engine_core.py, m3_paged/runner.py; GPU: m5_kernels/runner.py
 class Engine:
     """A model, its KV memory and a scheduler. The model keeps our attention."""
 

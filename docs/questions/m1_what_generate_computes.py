@@ -45,4 +45,4 @@ for number, shape in enumerate(shapes):
 computed = sum(rows * columns for rows, columns in shapes)
 # The last token of an output is never computed: it was sampled, and nothing comes after it.
 useful = sum(map(len, prompts)) + sum(lengths) - len(lengths)
-print(f"\n{computed} positions computed, {useful} of them for somebody ({useful / computed:.0%})")
+print(f"\n{computed} positions computed, {useful} of them useful ({useful / computed:.0%})")

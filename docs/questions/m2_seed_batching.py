@@ -1,7 +1,7 @@
-"""Continuous batching in its seed form: who runs is decided anew at every step, as in M2, but each
+"""Continuous batching without batches: who runs is decided anew at every step, as in M2, but each
 request keeps a `past_key_values` of its own and has a forward pass of its own.
 
-So it has M2's schedule without M2's batches, and tells the two apart. All three get the same work.
+So it has M2's schedule alone, and tells the two gains apart. All three get the same work.
 
 python -m docs.questions.m2_seed_batching               SmolLM2-135M; a minute or two
 python -m docs.questions.m2_seed_batching tiny-llama    the counts, without times that mean much
@@ -48,7 +48,7 @@ class Run:
 
 
 @torch.inference_mode()
-def seed_form(name: str, max_num_seqs: int) -> Run:
+def schedule_only(name: str, max_num_seqs: int) -> Run:
     """Admit, compute each running request by itself, let go of who has finished; again."""
     requests = [Running(item.prompt, item.params.max_tokens) for item in items]
     waiting, running = deque(requests), list[Running]()
@@ -83,14 +83,14 @@ model = load_model(MODEL, device="cpu", dtype="float32").model
 engine = LLMEngine(model, max_num_seqs=MAX_NUM_SEQS, device="cpu", dtype="float32")
 items = mixed(engine.vocab_size)
 engine.warm_up()
-runs = [seed_form("one by one", 1), seed_form("seed form", MAX_NUM_SEQS), m2("M2")]
+runs = [schedule_only("one by one", 1), schedule_only("schedule only", MAX_NUM_SEQS), m2("M2")]
 
 num_tokens = sum(len(tokens) for tokens in runs[0].tokens)
 print(f"{len(items)} requests, {num_tokens:,} output tokens, at most {MAX_NUM_SEQS} at a time")
-print("             steps   forward passes   seconds   tok/s   TTFT, mean")
+print("               steps   forward passes   seconds   tok/s   TTFT, mean")
 for run in runs:
     print(
-        f"{run.name:12}{run.num_steps:6}{run.num_forwards:17,}{run.seconds:10.1f}"
+        f"{run.name:14}{run.num_steps:6}{run.num_forwards:17,}{run.seconds:10.1f}"
         f"{num_tokens / run.seconds:8.1f}{run.ttft:10.1f} s"
     )
 print(f"same tokens: {all(run.tokens == runs[0].tokens for run in runs)}")

@@ -1,4 +1,4 @@
-"""With guesses on, an answer goes on behind its stop token. Not always."""
+"""With guesses on, an answer goes on after its stop token. Not always."""
 
 from __future__ import annotations
 

@@ -30,17 +30,21 @@ ROOMS = {
         "recycled_row": "A greedy request gives another answer each time",
     },
     "Text and serving": {
-        "runs_past_stop": "The answer goes on behind the stop string",
+        "runs_past_stop": "The answer goes on after the stop string",
         "anothers_stream": "A user reads what another one asked for",
     },
     "Speculation": {
-        "past_the_end": "With guesses, some answers go on behind their stop token",
+        "past_the_end": "With guesses, some answers go on after their stop token",
     },
 }
 """By room: an exhibit's file, and what was complained of."""
 
 BY_SYMPTOM = {
-    "Wrong tokens, only in company": ("equal_prompts", "tokens_too_many", "next_steps_rows"),
+    "Wrong tokens, only beside other requests": (
+        "equal_prompts",
+        "tokens_too_many",
+        "next_steps_rows",
+    ),
     "Wrong tokens, only with guesses": ("past_the_end",),
     "Right at first, then not": ("asked_again", "second_turn", "crafted_prompt", "recycled_row"),
     "Right until memory is short": ("anothers_words", "seam"),

@@ -5,7 +5,7 @@ allowed tokens and that of `min_tokens` (the order of vLLM), temperature, top-k,
 (that of Hugging Face), then argmax(scores + Gumbel noise), which draws from softmax(scores). Work
 is vectorised over the rows that ask for it and skipped where none does: a batch of greedy requests
 costs one argmax. Sampling keeps no state, and no row sees another: sums whose last bits would
-depend on the batch are taken over integers, so a request gets the same tokens alone and in company.
+depend on the batch are taken over integers, so a request gets the same tokens alone as in a batch.
 """
 
 from __future__ import annotations

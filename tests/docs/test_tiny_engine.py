@@ -165,7 +165,7 @@ def test_the_file_needs_nothing_of_ours_and_names_files_that_exist():
         if isinstance(node, ast.Import | ast.ImportFrom)
     }
     assert imported - sys.stdlib_module_names == {"torch", "transformers"}
-    named = re.findall(r"[\w/]+/\w+\.py", " ".join(re.findall("# Properly: (.*)", text)))
+    named = re.findall(r"[\w/]+/\w+\.py", " ".join(re.findall("# Full version: (.*)", text)))
     assert len(named) >= 9
     assert [name for name in named if not (ROOT / name).exists()] == []
 
