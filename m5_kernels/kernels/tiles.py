@@ -10,7 +10,7 @@ rounding.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -71,6 +71,8 @@ class LinearTile(NamedTuple):
     num_warps: int
 
 
+Tile = TypeVar("Tile", "DecodeTile", "PrefillTile")
+
 # Tuned on: NVIDIA H200 (132 multiprocessors, 227 KiB shared memory each), torch 2.11, triton 3.6.
 # Key: (element size in bytes, padded head_dim).
 H200_DECODE = {
@@ -105,7 +107,7 @@ def decode_tile(head_dim_pad: int, dtype: torch.dtype, device: torch.device) -> 
     if device.type != "cuda":
         return tile
     tile = H200_DECODE.get((dtype.itemsize, head_dim_pad), tile)
-    return fit_decode(tile, 2 * head_dim_pad * dtype.itemsize, GPU.of(device))
+    return with_warps(fit_decode(tile, 2 * head_dim_pad * dtype.itemsize, GPU.of(device)), device)
 
 
 @functools.cache
@@ -116,7 +118,13 @@ def prefill_tile(head_dim_pad: int, dtype: torch.dtype, device: torch.device) ->
     if device.type != "cuda":
         return tile
     tile = H200_PREFILL.get((dtype.itemsize, head_dim_pad), tile)
-    return fit_prefill(tile, head_dim_pad, dtype.itemsize, GPU.of(device))
+    return with_warps(fit_prefill(tile, head_dim_pad, dtype.itemsize, GPU.of(device)), device)
+
+
+def with_warps(tile: Tile, device: torch.device) -> Tile:
+    """AMD's wavefronts of 32 lanes hold keys and values of a tile in registers: eight have room."""
+    is_narrow = torch.version.hip is not None and GPU.of(device).warp_size == 32
+    return tile._replace(num_warps=max(8, tile.num_warps)) if is_narrow else tile
 
 
 def fit_decode(tile: DecodeTile, token_bytes: int, gpu: GPU) -> DecodeTile:
