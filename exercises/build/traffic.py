@@ -28,7 +28,8 @@ class At:
     line: str
     why: str = ""
     waits: Mapping[str, str] = field(default_factory=dict)
-    """A word of each reason that `plan.waiting_reasons` must give, by request."""
+    """What is in each reason that `plan.waiting_reasons` must give, by request; `|` parts words of
+    which one will do."""
 
 
 Action = tuple[str, Callable[[Any, dict[str, Request]], object]]
@@ -70,6 +71,8 @@ class _Play:
         self.requests: dict[str, Request] = {}
         self.block_size = getattr(scheduler.config, "block_size", scheduler.max_model_len)
         self.device = ListDevice(self.block_size)
+        self.told: dict[str | None, list[int]] = {}
+        """Memory of each request as events tell it."""
 
     def run(self, is_whole: bool) -> None:
         """Raises `Wrong` with the whole story."""
@@ -110,6 +113,7 @@ class _Play:
             raise Wrong(f"{cause}{why}")
         self._check_reasons(plan, at)
         self.scheduler.update(plan, self.device.run(plan))
+        self._check_events()
         if step in self.actions:
             self.lines[-1] += f"\n           after it, {self.actions[step][0]}"
             self.actions[step][1](self.scheduler, self.requests)
@@ -123,14 +127,37 @@ class _Play:
                     f"{name} waits, and the plan does not say why: plan.waiting_reasons is "
                     f"{plan.waiting_reasons}. Whoever reads the trace wants to know."
                 )
-            if word not in reason:
+            if not re.search(word, reason):
                 raise Wrong(f"{name} waits for another reason than {reason!r}: {at.why}")
 
-    def _check_memory(self) -> None:
-        """Memory belongs to those who run, and what the events tell is what the tables are."""
+    def _owned(self) -> tuple[str, dict[str, Any]]:
         kv = self.scheduler.kv
-        unit = "region" if hasattr(kv, "regions") else "blocks"
-        owned = kv.regions if unit == "region" else kv.block_tables
+        return ("region", kv.regions) if hasattr(kv, "regions") else ("blocks", kv.block_tables)
+
+    def _check_events(self) -> None:
+        """What events tell is what the tables are."""
+        unit, owned = self._owned()
+        for event in self.scheduler.drain_events():
+            told = self.told.setdefault(event.request_id, [])
+            if event.type in ("alloc", "share"):
+                told += event.blocks
+            elif event.type == "copy_on_write":
+                told[:] = [event.blocks[1] if each == event.blocks[0] else each for each in told]
+            elif event.type == "free":
+                told.clear()
+        for name in self.requests:
+            own, told = owned.get(name, []), self.told.get(name, [])
+            if told != (own if isinstance(own, list) else [own]):
+                state = f"{unit} {own}" if name in owned else f"no {unit}"
+                raise Wrong(
+                    f"After this step {name} owns {state}, but self.events tell of "
+                    f"{told}. The trace and its page know of memory only what events tell; the "
+                    "methods of self.kv tell it."
+                )
+
+    def _check_memory(self) -> None:
+        """Memory belongs to those who run."""
+        unit, owned = self._owned()
         running = {request.request_id for request in self.scheduler.running}
         for name in sorted(owned.keys() - running):
             request = self.requests[name]

@@ -115,6 +115,16 @@ def test_right_code_passes_every_step(course, written):
     assert found == [None] * len(found)
 
 
+def test_memory_may_be_asked_before_rows(written):
+    texts, first = solutions("m2"), "        if len(self.running) >= self.config.max_num_seqs:"
+    memory = "        if not self.kv.can_allocate():\n            return self.kv.describe()\n"
+    assert first in texts["scheduler"]
+    texts["scheduler"] = texts["scheduler"].replace(first, memory + first)
+    parts = written("m2", texts)
+    found = [problem(step, parts) for step in COURSES["m2"].steps[:-1]]
+    assert found == [None] * len(found)
+
+
 @pytest.mark.parametrize(("course", "number"), STEPS)
 def test_a_skeleton_says_what_is_to_be_written(course, number):
     skeletons(course)
@@ -166,8 +176,8 @@ MISTAKES = {
         "c is admitted, while a, which is before it in the queue, waits",
     ),
     "no limit of rows": (
-        ("m2", 3, "scheduler", "len(self.running) >= self.config.max_num_seqs", "False"),
-        "max_num_seqs=2 rows are taken",
+        ("m2", 3, "scheduler", "if reason := self.reason_to_wait(request, budget):", "if False:"),
+        "raised in _admit.*No KV memory was left to give",
     ),
     "no reason": (
         ("m2", 3, "scheduler", "plan.waiting_reasons[request.request_id] = reason", "pass"),
@@ -189,6 +199,20 @@ MISTAKES = {
         ("m2", 6, "scheduler", "if num_new_tokens > budget and self.running:",
          "if num_new_tokens > budget:"),
         "a has no row in this step: it waits, and should be admitted",
+    ),
+    "too long beside others": (
+        ("m2", 6, "scheduler", "num_new_tokens > budget and self.running:",
+         "budget < num_new_tokens <= self.config.max_num_batched_tokens:"),
+        "The rows add up to 8 tokens: max_num_batched_tokens=4.*b goes alone",
+    ),
+    "a region that no event tells of": (
+        ("m2", 2, "scheduler", "self.kv.allocate(request.request_id)",
+         "self.kv.regions[request.request_id] = self.kv.free_regions.pop(0)"),
+        r"a owns region 0, but self.events tell of \[\]",
+    ),
+    "events are cleared": (
+        ("m2", 4, "scheduler", "plan = StepPlan()", "plan = self.events.clear() or StepPlan()"),
+        r"a owns no region, but self.events tell of \[0\]",
     ),
     "the newest block first": (
         ("m3", 1, "block_pool", "popleft()", "pop()"),
@@ -285,6 +309,11 @@ MISTAKES = {
         ("m4", 5, "prefix_cache", "return num_new + num_revived <=", "return num_new <="),
         "they come off the free list",
     ),
+    "a copy of a block that nobody holds": (
+        ("m4", 5, "prefix_cache", "self.pool.ref_counts[hit.blocks[-1]] > 0",
+         "self.pool.ref_counts[hit.blocks[-1]] >= 0"),
+        "b has gone, and block 1 alone is free.*without a copy",
+    ),
     "the hit is not used": (
         ("m4", 5, "prefix_cache", "self.kv.adopt(request.request_id, hit.blocks)",
          "self.kv.adopt(request.request_id, [])"),
@@ -303,6 +332,11 @@ MISTAKES = {
         ("m4", 8, "scheduler", "request.num_computed_tokens = num_cached = hit.num_tokens",
          "num_cached = hit.num_tokens"),
         "b's row begins at token 0 and has 11; it should begin at 8 and have 3",
+    ),
+    "a hit costs budget": (
+        ("m4", 8, "scheduler", "request.num_tokens - hit.num_tokens",
+         "request.num_tokens + hit.num_tokens"),
+        "b has no row in this step.*prompts come whole",
     ),
     "blocks of an error are found": (
         ("m4", 8, "scheduler", 'if request.finish_reason == "error":', "if False:"),

@@ -72,12 +72,13 @@ def check_decode(parts: Parts) -> None:
 def check_rows(parts: Parts) -> None:
     """First come, first served, in at most `max_num_seqs` rows."""
     full = "max_num_seqs=2 rows are taken. Whoever does not fit waits, and is not lost."
+    limit = "max_num_seqs|KV|region"  # there are as many regions as rows: either may be asked first
     play(
         scheduler(parts, max_num_seqs=2),
         {0: [Ask("a", 4, 9), Ask("b", 2, 9), Ask("c", 3, 9)], 1: [Ask("d", 1, 9)]},
         [
-            At("a[0:4] b[0:2] +a +b", f"a and b came first; {full}", {"c": "max_num_seqs"}),
-            At("a[4:5] b[2:3]", full, {"c": "max_num_seqs"}),
+            At("a[0:4] b[0:2] +a +b", f"a and b came first; {full}", {"c": limit}),
+            At("a[4:5] b[2:3]", full, {"c": limit}),
         ],
         is_whole=False,
     )
@@ -160,6 +161,8 @@ def check_priority_and_memory(parts: Parts) -> None:
     def restart(own: Any, requests: Any) -> None:
         own.restart([request for request in requests.values() if not request.is_finished])
 
+    interruption = "an exception somewhere: all KV is dropped, requests keep their tokens"
+
     play(
         scheduler(parts, max_num_seqs=2, max_num_batched_tokens=6),
         {0: [Ask("a", 3, 6), Ask("b", 2, 6)]},
@@ -176,7 +179,24 @@ def check_priority_and_memory(parts: Parts) -> None:
             At("b[0:6] +b"),
             At("b[6:7]"),
         ],
-        {3: ("an exception somewhere: all KV is dropped, requests keep their tokens", restart)},
+        {3: (interruption, restart)},
+    )
+    play(
+        scheduler(parts, max_num_seqs=2, max_num_batched_tokens=4),
+        {0: [Ask("a", 1, 4), Ask("b", 3, 4)]},
+        [
+            At("a[0:1] b[0:3] +a +b"),
+            At("a[1:2] b[3:4]"),
+            At(
+                "a[0:3] +a",
+                "b's 3 + 2 tokens are more than a step may have: b goes alone, and a has a row.",
+                {"b": "5"},
+            ),
+            At("a[3:4]", "a runs: b waits.", {"b": "5"}),
+            At("b[0:5] +b", "nobody runs any more."),
+            At("b[5:6]"),
+        ],
+        {1: (interruption, restart)},
     )
 
 

@@ -275,6 +275,16 @@ def check_tables(parts: Parts) -> None:
         "token 7 is computed again, and is written into a copy of block 1, which b holds.",
     )
     expect("its table", own.kv.block_tables.get("c"), [0, 2], "block 0 is shared.")
+    own.kv.free("b")
+    own.release(b)
+    own.kv.allocate("z", 4)
+    expect(
+        "b has gone, and block 1 alone is free. can_allocate: A B",
+        can("AB", 0),
+        True,
+        "block 1 is the hit's own, and nobody holds it: its last token is written there, without "
+        "a copy.",
+    )
     own.kv.check_invariants()
 
 
@@ -412,8 +422,9 @@ def check_decode(parts: Parts) -> None:
 def check_hits(parts: Parts) -> None:
     """Hits save tokens, in the same step and after their request has gone."""
 
-    def make(num_blocks: int = 16) -> Any:
-        return scheduler(parts, num_blocks, enable_prefix_caching=True, max_num_batched_tokens=32)
+    def make(num_blocks: int = 16, **fields: Any) -> Any:
+        fields = {"enable_prefix_caching": True, "max_num_batched_tokens": 32, **fields}
+        return scheduler(parts, num_blocks, **fields)
 
     play(
         make(),
@@ -448,6 +459,16 @@ def check_hits(parts: Parts) -> None:
                 "c[7:8] +c",
                 "a and b have gone, and their blocks have their content still. All of "
                 "c's prompt is cached; its last token is computed.",
+            ),
+        ],
+    )
+    play(
+        make(enable_chunked_prefill=False, max_num_batched_tokens=16),
+        {0: [Ask("a", 5, 1, prompt="AB"), Ask("b", 2, 1, prompt="AB")]},
+        [
+            At(
+                "a[0:13] b[8:10] +a +b",
+                "prompts come whole here. a leaves 3 tokens; of b's 10 the hit saves 8: 2 are new.",
             ),
         ],
     )
