@@ -41,7 +41,7 @@ EXHIBIT = Exhibit(
     text="""
 question: Compare the two rows of step 5. What was computed for `again`, and where does its token
   come from?
-cause: The whole prompt is found, so the row has no token. Logits are taken behind the last token
+cause: The whole prompt is found, so the row has no token. Logits are taken after the last token
   of each row: for an empty row that is the last token of the row before it.
 invariant: Every row of a plan computes at least one token. The last known token is always
   computed: its logits are wanted.

@@ -51,7 +51,7 @@ def only_full_blocks_are_found(run: Run) -> Iterator[Finding]:
 
 
 def rows_compute(run: Run) -> Iterator[Finding]:
-    """A row has at least one token: there is nothing else to sample behind."""
+    """A row has at least one token: there is nothing else to sample after."""
     for record in run.records:
         for row in record.batch:
             if row.num_new_tokens < 1:
@@ -115,7 +115,7 @@ def callers_get_all(run: Run) -> Iterator[Finding]:
 
 
 def text_ends_at_stop(run: Run) -> Iterator[Finding]:
-    """Nobody computes on behind a stop string."""
+    """No row goes on after a stop string."""
     tokens: dict[str, list[int]] = {name: [] for name in run.prompts}
     for record in run.records:
         for row in record.batch:
@@ -127,7 +127,7 @@ def text_ends_at_stop(run: Run) -> Iterator[Finding]:
 
 
 def tokens_end_at_stop(run: Run) -> Iterator[Finding]:
-    """Nobody computes on behind a stop token, or gets what is behind it."""
+    """No row goes on after a stop token, and what comes after it is not given out."""
     for name, params in run.params.items():
         output = run.tokens.get(name, [])
         first = params.min_tokens  # from here on a stop token ends the request

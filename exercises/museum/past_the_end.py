@@ -40,11 +40,11 @@ EXHIBIT = Exhibit(
 question: a should end with token 107, and b with 63. Their prompts are equal, and so are their
   rows in step 1. b ends there and a does not.
 cause: A row with guesses gives several tokens. Only the last of them is asked whether it ends the
-  request. a's stop token was a guess that came true, with one more token behind it; b's stop token
+  request. a's stop token was a guess that came true, with one more token after it; b's stop token
   was the last.
-invariant: No token is behind a stop token, however many a step brings.
+invariant: No token comes after a stop token, however many a step brings.
 fix: Take tokens one by one, in order, and stop at the first that ends the request. What came
-  behind it was computed in vain.
+  after it was computed in vain.
 test: tests/m4/test_speculation.py::test_what_was_accepted_behind_a_stop_token_is_dropped
 seen: Engines looked at the last accepted token alone, or at the length first.
 threads: huggingface/transformers#47912 (closed), sgl-project/sglang#33758 (merged),

@@ -36,7 +36,7 @@ question: The words are w0 to w198, one a token. b's stop string lies across two
   and what distinguishes the two?
 cause: The text is asked whether it ends with the stop string. A token of several characters can
   go past it, and from then on it never does.
-invariant: Text that is shown holds no stop string, and no row computes behind one.
+invariant: Text that is shown holds no stop string, and no row computes after one.
 fix: Look for it in all that is new, and in the characters before it that could be its beginning;
   cut where it begins.
 test: tests/m1/test_detokenizer.py::test_text_is_cut_before_a_stop_string_however_tokens_fall

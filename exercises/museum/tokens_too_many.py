@@ -33,7 +33,7 @@ question: `long` wants four tokens and gets four. Which of its rows had any busi
   one? Who decides that a row samples, and which two numbers must be compared for it? (It is not in
   the scheduler's file.)
 cause: Every row samples. A chunk that ends inside the prompt has a next token already: the
-  prompt's. The sampled one is appended to what is known, behind the prompt, and counts as
+  prompt's. The sampled one is appended to what is known, after the prompt, and counts as
   output. (If `_add_row` cut a row that was made for the whole prompt, the trace would be the same:
   that answer counts.)
 invariant: Only the row that reaches the last known token samples. So the token of each position
