@@ -11,7 +11,7 @@ import pytest
 from forked import run_python
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "exercises/README.md"]
+PAGES = [ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "exercises/README.md"]
 WITH_COMMANDS = [
     page for page in PAGES if re.search("<!-- (run|write|draw): ", page.read_text(encoding="utf-8"))
 ]
@@ -81,10 +81,31 @@ def test_what_chapters_name_in_their_tables_of_files_is_still_called_so():
             assert not unknown, f"{page.name}: no code has {', '.join(unknown)}"
 
 
+def test_the_chinese_readme_says_what_the_english_one_says():
+    """As far as it can be seen: headings, code, links and figures."""
+    ours, theirs = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh.md")
+    )
+    for pattern in (
+        r"^#+ ",
+        r"^```(?:python|text|console)\n.*?^```",
+        r"^(?:make|python) \S+ ?\S*",
+        r"\d{1,3},\d{3}",
+        r"^\| .*?\| ([\d,]+)",
+    ):
+        found = [re.findall(pattern, text, flags=re.S | re.M) for text in (ours, theirs)]
+        assert found[0] == found[1], pattern
+    links = [
+        set(re.findall(r"\]\(([^)]*)\)", text)) - {"README.md", "README.zh.md"}
+        for text in (ours, theirs)
+    ]
+    assert links[0] == links[1]
+
+
 @pytest.mark.usefixtures("smollm2")
 def test_the_program_of_the_readme_runs(capsys):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    program, _ = re.findall(r"```python\n(.*?)```", text, flags=re.S)  # the other wants a server
+    (program,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
     assert "max_tokens=20" in program
     program = program.replace("max_tokens=20", "max_tokens=8")  # each takes 0.1 s
     exec(compile(program, "README.md", "exec"), {})
