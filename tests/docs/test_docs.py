@@ -11,7 +11,12 @@ import pytest
 from forked import run_python
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "exercises/README.md"]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "README.zh.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "exercises/README.md",
+]
 WITH_COMMANDS = [
     page for page in PAGES if re.search("<!-- (run|write|draw): ", page.read_text(encoding="utf-8"))
 ]

@@ -248,8 +248,8 @@ def test_a_model_without_tokenizer_takes_tokens(tmp_path):
 @pytest.mark.usefixtures("smollm2")
 def test_the_real_model_and_the_client_of_the_readme(capsys):
     """The server that `make serve` starts."""
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    _, program = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    page = (ROOT / "docs/using.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
     with forked_server(["m4_prefix_chunked.serve", "--threads", "1"]) as server:
         program = program.replace("http://127.0.0.1:8000", server.url)
         exec(compile(program, "README.md", "exec"), {})

@@ -44,6 +44,7 @@ def build_app(service: Service) -> FastAPI:
         params = completion_params(body, http.state.cache_salt)
         request = engine.open_request(len(prompts) * n)
         try:
+            await service.check_rule(params)
             adds_special = body.add_special_tokens is not False
             token_ids = [
                 await service.encode_prompt(prompt, "prompt", adds_special) for prompt in prompts
@@ -78,6 +79,7 @@ def build_app(service: Service) -> FastAPI:
             if max_tokens is None:
                 max_tokens = max(1, service.max_model_len - len(token_ids))
             params = body.sampling_params(max_tokens, num_logprobs, http.state.cache_salt)
+            await service.check_rule(params)
             request_id = f"chatcmpl-{uuid.uuid4().hex}"
             service.start(request, request_id, [token_ids], [params], body, arrival_time)
         except BaseException:

@@ -15,6 +15,7 @@ from milestone_llm.core.errors import InputError
 from milestone_llm.core.sampling_params import MAX_LOGIT_BIASES, SamplingParams
 
 from .errors import ApiError
+from .structured_fields import ResponseFormat, StructuredOutputs, structured_params
 from .unsupported import refuse_unsupported, unsupported
 
 MAX_LOGPROBS = 20
@@ -87,6 +88,8 @@ class Sampling(Body):
     stream_options: StreamOptions | None = None
     cache_salt: Name | None = Field(None, min_length=1)
     """Only requests with the same share KV through the prefix cache."""
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     user: Name | None = None
     priority: Whole | None = None
     deadline: float | None = Field(None, gt=0)
@@ -115,6 +118,8 @@ class Sampling(Body):
         given = {name: value for name, value in self if name in known and value is not None}
         given |= {"max_tokens": max_tokens, "logprobs": logprobs, **others}
         given["cache_salt"] = key_salt + (self.cache_salt or "")
+        structured = structured_params(self.response_format, self.structured_outputs)
+        given["structured_outputs"] = structured
         try:
             return SamplingParams(**given)
         except InputError as error:

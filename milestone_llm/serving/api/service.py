@@ -19,6 +19,7 @@ from milestone_llm.frontend.inputs import (
     check_vocabulary,
     encode_prompt,
 )
+from milestone_llm.structured.grammars import Grammars
 
 from ..engine.client import EngineReport, EngineRequest
 from .async_engine import ApiRequest, AsyncEngine
@@ -63,6 +64,9 @@ class Service:
         self.json_limits = JsonLimits(num_parts, num_values)
         self.decode_token = token_decoder(self._tokenizer)
         self.spell_token = token_speller(self._tokenizer)
+        # Compiled in a thread of their own: whoever tokenizes need not wait.
+        self._grammars = Grammars(info.tokenizer, info.vocab_size, info.eos_token_ids)
+        self._compiling = ThreadPoolExecutor(1, "grammars")
         self.page = LivePage(engine, copy.deepcopy(info.tokenizer)) if has_page else None
 
     def about_model(self) -> Json:
@@ -192,6 +196,20 @@ class Service:
             return await asyncio.wait_for(answer, REPORT_SECONDS)
         except asyncio.TimeoutError:
             return None
+
+    async def check_rule(self, params: SamplingParams) -> None:
+        """Compile what an answer has to look like, if that is asked for.
+
+        Raises:
+            ApiError: it cannot be compiled.
+        """
+        if params.structured_outputs is None:
+            return
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            await run(self._compiling, self._grammars.rule_of, params)
+        except InputError as error:
+            raise ApiError(400, str(error), param="structured_outputs") from None
 
     def start(
         self,

@@ -12,6 +12,7 @@ its outputs go to a `Sender`. Text and stop strings are made where the tokens go
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -71,6 +72,12 @@ class EngineLoop(OrderingClient):
         self._num_failures = 0
         self._page_tracer: Tracer | None = None
         self._threads = ThreadWatch(engine.model.device.type, log.warning)
+
+    def prepare(self, orders: Orders) -> None:
+        """Compile grammars of requests to come, in the caller's thread: no step waits for it."""
+        for request in orders.requests.values():
+            with contextlib.suppress(InputError):  # which the request will be told
+                self._engine.input_processor.grammars.rule_of(request.params)
 
     def run(
         self,

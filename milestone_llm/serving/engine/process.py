@@ -244,7 +244,9 @@ def _receive_orders(loop: EngineLoop, pipe: Connection) -> None:
     try:
         with contextlib.suppress(EOFError, OSError):
             while True:
-                loop.orders.put(pipe.recv())
+                orders = pipe.recv()
+                loop.prepare(orders)
+                loop.orders.put(orders)
     finally:
         loop.orders.put(Orders(is_last=True))
 
