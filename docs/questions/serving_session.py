@@ -33,7 +33,7 @@ complete("One, two, three,").choices[0].text
 complete("One, two, three,", stop=["six"]).choices[0].text
 [choice.text for choice in complete(["One, two,", "Monday, Tuesday,"], max_tokens=2).choices]
 ask("Hello", top_p=2)
-ask("Hello", response_format={"type": "json_object"})
+ask("Hello", modalities=["audio"])
 stream = complete("Once", max_tokens=400, stream=True, extra_body={"ignore_eos": True})
 next(iter(stream)).choices[0].text, metric("num_requests_running")
 stream.close()

@@ -76,9 +76,9 @@ def chat_with(content, **variables):
         (CHATS, {"messages": IMAGE}, "image_url are not supported", "messages"),
         (
             CHATS,
-            {"messages": HELLO, "response_format": {"type": "json_object"}},
-            "response_format is not supported",
-            "response_format",
+            {"messages": HELLO, "modalities": ["audio"]},
+            "modalities is not supported",
+            "modalities",
         ),
         ("/detokenize", {"tokens": [-1]}, "token ids", "tokens"),
         ("/detokenize", {"tokens": [10**6]}, "token ids", "tokens"),
