@@ -86,6 +86,8 @@ class Compiled:
     registers: int = 0
     spilled: int = 0
     problem: str = ""
+    code: str = ""
+    """Of NVIDIA's virtual machine (PTX), or of AMD's."""
 
 
 class Driver:
@@ -223,7 +225,8 @@ def compiled_kernel(kernel: Any, args: Sequence[Any], grid: Any, options: Any) -
         )
     else:
         registers, spilled = usage_of_cubin(made.asm["cubin"])
-    return Compiled(name, made.metadata.shared, registers, spilled)
+    code = text or made.asm["ptx"]
+    return Compiled(name, made.metadata.shared, registers, spilled, code=code)
 
 
 def usage_of_cubin(cubin: bytes) -> tuple[int, int]:
