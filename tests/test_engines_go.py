@@ -1,4 +1,4 @@
-"""An engine that nobody has any more is gone at once: nothing waits for the garbage collector, which
+"""An engine that nobody has any more is gone at once. Nothing waits for the garbage collector, which
 may come while another engine captures its graphs."""
 
 from __future__ import annotations
