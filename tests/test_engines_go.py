@@ -1,5 +1,5 @@
-"""An engine that nobody has any more is gone at once. Nothing waits for the garbage collector, which
-may come while another engine captures its graphs."""
+"""An engine that nobody has any more is gone at once. None waits for the garbage collector: it may
+come while another engine captures its graphs."""
 
 from __future__ import annotations
 
