@@ -5,6 +5,7 @@ import contextlib
 import resource
 import socket
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import openai
@@ -298,7 +299,7 @@ def test_there_are_no_more_connections_than_files_may_be_open(monkeypatch):
 @pytest.fixture
 def service():
     """What the endpoints work with, without an engine."""
-    info = SimpleNamespace(model_name="m", max_model_len=64, tokenizer=byte_tokenizer())
+    info = EngineInfo("m", 64, 2, 64, 4, 198, frozenset(), byte_tokenizer())
     engine = SimpleNamespace(client=SimpleNamespace(info=info), max_choices=4)
     return Service(engine, has_page=False)
 
@@ -315,7 +316,8 @@ def test_messages_are_counted_where_they_hold_nobody_up(service, monkeypatch):
 
 @pytest.mark.parametrize("max_model_len", [64, 2**17, 2**20])
 def test_the_larger_the_model_the_larger_bodies_may_be_up_to_a_limit(service, max_model_len):
-    service.engine.client.info.max_model_len = max_model_len
+    client = service.engine.client
+    client.info = replace(client.info, max_model_len=max_model_len)
     service.engine.max_choices = 512
     limits = Service(service.engine, has_page=False).json_limits
     assert limits.max_parts <= 2**18

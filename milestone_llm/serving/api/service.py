@@ -65,7 +65,9 @@ class Service:
         self.decode_token = token_decoder(self._tokenizer)
         self.spell_token = token_speller(self._tokenizer)
         # Compiled in a thread of their own: whoever tokenizes need not wait.
-        self._grammars = Grammars(info.tokenizer, info.vocab_size, info.eos_token_ids)
+        self._grammars = Grammars(
+            copy.deepcopy(info.tokenizer), info.vocab_size, info.eos_token_ids
+        )
         self._compiling = ThreadPoolExecutor(1, "grammars")
         self.page = LivePage(engine, copy.deepcopy(info.tokenizer)) if has_page else None
 
