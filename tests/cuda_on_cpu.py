@@ -336,6 +336,19 @@ class Graph:
         self.machine.num_replays += 1
 
 
+def check_places(indices: Any) -> None:
+    """No place is written twice by one scatter: a GPU fixes no order.
+
+    Raises:
+        MisuseError: one is.
+    """
+    given = [each for each in indices if each is not None and each.dtype != torch.bool]
+    if len(given) == len(indices):
+        places = torch.stack(torch.broadcast_tensors(*given)).flatten(1).T
+        if len(places.unique(dim=0)) < len(places):
+            raise MisuseError("one scatter writes a place twice")
+
+
 class Machine:
     """The device: its streams, and what was asked of it."""
 
@@ -455,7 +468,13 @@ class Machine:
 
         name = function._schema.name.replace("::", ".")
         if function._schema.is_mutable:
-            self.stream.put(Work(name, lambda: function(*cpu_args, **cpu_kwargs)), used)
+
+            def write() -> None:
+                if packet in (aten.index_put_, aten._index_put_impl_) and len(cpu_args) < 4:
+                    check_places(cpu_args[1])
+                function(*cpu_args, **cpu_kwargs)
+
+            self.stream.put(Work(name, write), used)
             return kwargs.get("out", args[0])
         shapes = function(*on_meta(cpu_args), **on_meta(cpu_kwargs))
         made = tree_map(self.hand_out, shapes)

@@ -389,6 +389,14 @@ def test_pinned_memory_that_a_kernel_uses_must_live(machine):
         torch.cuda.synchronize()
 
 
+def test_a_place_that_one_scatter_writes_twice_is_seen(machine):
+    numbers, places = torch.zeros(4, device="cuda:0"), torch.tensor([1, 3, 1]).to("cuda:0")
+    numbers[places[:2]] = torch.ones(2, device="cuda:0")
+    numbers[places] = torch.ones(3, device="cuda:0")
+    with pytest.raises(MisuseError, match="twice"):
+        torch.cuda.synchronize()
+
+
 def test_copies_that_are_under_way_are_left_alone(machine):
     host, device = torch.ones(2, pin_memory=True), torch.zeros(2, device="cuda:0")
     device.copy_(host, non_blocking=True)
