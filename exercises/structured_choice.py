@@ -17,8 +17,7 @@ Write the function that says which. Three conditions:
 
 Every letter is a token, so that no way that is allowed ends nowhere.
 
-llguidance does the same for a grammar, and needs some microseconds for 50,000 tokens; see
-milestone_llm/structured/grammars.py afterwards.
+llguidance does the same for a grammar; see milestone_llm/structured/grammars.py afterwards.
 
     python -m pytest tests/exercises/test_structured_choice.py
 """
