@@ -225,6 +225,7 @@ def test_bad_options_end_with_a_message(options, complaint, capsys):
     assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_it_starts_and_ends_the_servers_itself(model_folder, tmp_path):
     record = tmp_path / "record.json"
     server = ["--model", str(model_folder), "--device", "cpu", "--threads", "1"]
@@ -253,6 +254,7 @@ def test_overhead_is_that_of_the_same_requests_in_three_ways(model_folder, tmp_p
     assert figures["refused_per_second"] > 0
 
 
+@pytest.mark.slow
 def test_sigterm_ends_its_server_too():
     words = ["--milestones", "m2_batching", "--", "--model", "tiny-llama", "--device", "cpu"]
     command = [sys.executable, "-m", "milestone_llm.serving.bench", *words]

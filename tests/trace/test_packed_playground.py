@@ -21,6 +21,8 @@ from milestone_llm.lab.playground.setting import Setting
 from milestone_llm.lab.playground.simulate import run_setting
 from page_helpers import Opened
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory) -> Path:
