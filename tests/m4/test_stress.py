@@ -16,6 +16,8 @@ from m4_prefix_chunked.tools.stress import main, resident_mb, trend
 from m4_prefix_chunked.tools.stress_traffic import Traffic
 from milestone_llm.frontend.outputs import CompletionOutput
 
+pytestmark = pytest.mark.slow
+
 PNG = b"\x89PNG\r\n"
 SMALL = ["--concurrency", "10", "--requests", "40", "--max-model-len", "112", "--rate", "3"]
 

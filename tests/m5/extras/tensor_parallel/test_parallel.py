@@ -167,6 +167,7 @@ def test_a_rank_that_dies_takes_the_others_down(tmp_path):
     assert not list(tmp_path.glob("result*"))
 
 
+@pytest.mark.slow
 def test_three_ranks_of_the_real_model(smollm2, tmp_path):
     found = Started("smollm2", 3, tmp_path).results()
     params = m5_kernels.SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
