@@ -61,6 +61,8 @@ class Target:
 
 
 KIB = 1024
+MAX_THREADS = 1024
+"""Of a program, on all of them."""
 TARGETS = {
     "sm_80": Target("A100", 163 * KIB, 164 * KIB, 108),
     "sm_86": Target("RTX 3090", 99 * KIB, 100 * KIB, 82),
@@ -174,7 +176,7 @@ def compile_lesson(
             dtypes = [each.dtype for each in args if isinstance(each, torch.Tensor)]
             key = f"{kernel.fn.__name__} {known} {dtypes} {options}"
             if key not in compiled:
-                compiled[key] = compiled_kernel(kernel, args, grid, options)
+                compiled[key] = compiled_kernel(TARGETS[name], kernel, args, grid, options)
 
         return compile_it
 
@@ -207,8 +209,10 @@ def step_of_lesson(max_num_seqs: int, max_tokens: int) -> DeviceStep:
     return step
 
 
-def compiled_kernel(kernel: Any, args: Sequence[Any], grid: Any, options: Any) -> Compiled:
-    """What the compiler and the assembler say of a kernel."""
+def compiled_kernel(
+    target: Target, kernel: Any, args: Sequence[Any], grid: Any, options: Any
+) -> Compiled:
+    """What the compiler and the assembler say of a kernel, and whether the GPU would load it."""
     name = kernel.fn.__name__.strip("_").removesuffix("_kernel")
     kernel.device_caches.clear()  # of another target
     try:
@@ -225,8 +229,14 @@ def compiled_kernel(kernel: Any, args: Sequence[Any], grid: Any, options: Any) -
         )
     else:
         registers, spilled = usage_of_cubin(made.asm["cubin"])
+    shared, problem = made.metadata.shared, ""
+    num_threads = made.metadata.num_warps * target.warp_size
+    if shared > target.shared:
+        problem = f"{shared} bytes of shared memory, of {target.shared}"
+    elif num_threads > MAX_THREADS:
+        problem = f"{num_threads} threads, of {MAX_THREADS}"
     code = text or made.asm["ptx"]
-    return Compiled(name, made.metadata.shared, registers, spilled, code=code)
+    return Compiled(name, shared, registers, spilled, problem, code)
 
 
 def usage_of_cubin(cubin: bytes) -> tuple[int, int]:
@@ -254,13 +264,13 @@ def main() -> None:
     for name in args.targets:
         target, found = TARGETS[name], compile_lesson(name, args.only, shapes)
         good = [each for each in found if not each.problem]
-        largest = max(good, key=lambda each: each.shared)
+        largest = max(good or found, key=lambda each: each.shared)
         spilled = [each for each in good if each.spilled]
         cells.append(
             [
                 f"{name} ({target.example})", str(len(found)), str(len(found) - len(good)),
                 f"{largest.shared // KIB} of {target.shared // KIB}", largest.name,
-                str(max(each.registers for each in good)), str(len(spilled)),
+                str(max(each.registers for each in found)), str(len(spilled)),
             ]
         )  # fmt: skip
         notes += [f"{name}, {each.name}: {each.problem}" for each in found if each.problem]

@@ -22,7 +22,7 @@ pytestmark = [
 ]
 WAIT = "griddepcontrol.wait"
 WRITE = re.compile(r"\b(st\.global|atom\.|red\.)")
-SHAPES = [(StepShape(2, 2, 2, 0), Needs())]
+SHAPES = [(StepShape(2, 2, 2, 0), Needs(filters=True))]
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
