@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -115,12 +116,12 @@ class NobodyIsAStranger(NgramProposer):
     def __init__(self):
         super().__init__()
         self.everything = request_of("all", [0])
-        self.num_noted = {}
+        self.num_noted = WeakKeyDictionary()
 
     def propose(self, request, num_tokens):
         known = request.token_ids
-        self.everything.token_ids += known[self.num_noted.get(id(request), 0) :]
-        self.num_noted[id(request)] = len(known)
+        self.everything.token_ids += known[self.num_noted.get(request, 0) :]
+        self.num_noted[request] = len(known)
         return super().propose(request, num_tokens) or super().propose(self.everything, num_tokens)
 
 
