@@ -18,7 +18,7 @@ ANIMALS = ((60, 61, 62), (60, 71, 72))
 
 
 class Choice:
-    """A rule by hand: the output is one of some lists of tokens. With a list's end, all may come."""
+    """A rule by hand: the output is one of some lists of tokens. After its end all may come."""
 
     def __init__(self, choices: Sequence[Sequence[int]]) -> None:
         self.choices = choices
