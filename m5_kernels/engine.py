@@ -93,7 +93,10 @@ class LLMEngine(BaseEngine):
         if config.tensor_parallel_size > 1:
             ranks = Ranks.join(config.tensor_parallel_size, config.device)
             config = config.on_device(ranks.device.type, fields)
-            peers = RankPeers(ranks, ranks.enter(self, model, fields))
+            number = ranks.enter(self, model, fields)
+            peers = RankPeers(
+                ranks, number, lambda each: self.input_processor.grammars.rule_of(each)
+            )
             device = None if isinstance(model, PreTrainedModel) else str(ranks.device)
 
         # A model that is cut, or rounded, is never there as a whole.

@@ -267,6 +267,29 @@ def only_rank_0_is_asked(rank: int, size: int) -> Any:
     }
 
 
+def rules(rank: int, size: int, model: str) -> Any:
+    """Rank 0 alone is asked for texts of a form, beside one that is free."""
+    from m5_kernels import LLMEngine, SamplingParams
+    from m5_kernels.extras.tensor_parallel.ranks import Ranks
+    from milestone_llm.structured import StructuredOutputsParams
+
+    if rank:
+        Ranks.join(size).follow(LLMEngine)
+        return "followed to the end"
+    colour = StructuredOutputsParams(choice=["red", "green"])
+    number = StructuredOutputsParams(regex="[0-9]{3}-[a-f]{2,5}")
+    params = [
+        SamplingParams(temperature=0.9, seed=3, max_tokens=20, structured_outputs=wanted)
+        for wanted in (colour, None, number)
+    ]
+    engines = _engine(model, size), LLMEngine(model, **LIMITS)
+    found, expected = [
+        [output.token_ids for output in engine.generate(["a", "b", "c"], params)]
+        for engine in engines
+    ]
+    return {"found": found, "expected": expected}
+
+
 def different_calls(rank: int, size: int) -> Any:
     """Rank 1 is asked for another prompt than rank 0."""
     engine = _engine("tiny-llama", size)

@@ -178,10 +178,14 @@ class Exhibit:
         """What each request gets if it has an engine for itself: M1, without anything clever."""
         import m1_single
 
-        run = Run(m1_single.LLMEngine(model(), max_num_seqs=1, max_model_len=64, tokenizer=words()))
-        for each in self.traffic:
-            (output,) = run.engine.generate([run.prompt(each)], each.params)
-            run.tokens[each.name], run.texts[each.name] = output.token_ids, output.text
+        with contextlib.ExitStack() as stack:
+            for place, own in self.both.items():
+                stack.enter_context(mock.patch(place, own))
+            fields = {"max_num_seqs": 1, "max_model_len": 64, "tokenizer": words()}
+            run = Run(m1_single.LLMEngine(model(), **fields))
+            for each in self.traffic:
+                (output,) = run.engine.generate([run.prompt(each)], each.params)
+                run.tokens[each.name], run.texts[each.name] = output.token_ids, output.text
         return run
 
 

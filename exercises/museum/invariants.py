@@ -138,3 +138,16 @@ def tokens_end_at_stop(run: Run) -> Iterator[Finding]:
                 for row in record.batch:
                     if row.request_id == name and row.start >= end:
                         yield record.step, f"{name} {row.start}"
+
+
+def rules_are_kept(run: Run) -> Iterator[Finding]:
+    """A token is one that the rule of its request allows: here, the next of one of its choices."""
+    tokens: dict[str, list[int]] = {name: [] for name in run.prompts}
+    for record in run.records:
+        for row in record.batch:
+            if row.sampled_token is not None:
+                output = tokens[row.request_id]
+                output.append(row.sampled_token)
+                choices = run.params[row.request_id].structured_outputs or [output]
+                if not any(list(each[: len(output)]) == output for each in choices):
+                    yield record.step, f"{row.request_id} {row.start}"

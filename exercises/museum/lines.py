@@ -62,7 +62,9 @@ def _row(row: BatchRow, known: Sequence[int], num_known: int) -> str:
     if row.num_draft_tokens:
         sampled += f", {row.num_accepted_tokens} of {row.num_draft_tokens} guesses"
     cached = f", {row.num_cached_tokens} cached" if row.num_cached_tokens else ""
-    return f"{row.request_id} {where}{sampled}{cached} [{' '.join(id_ranges(row.blocks or []))}]"
+    allowed = f", {row.num_allowed_tokens} allowed" if row.num_allowed_tokens else ""
+    what = f"{where}{sampled}{allowed}{cached}"
+    return f"{row.request_id} {what} [{' '.join(id_ranges(row.blocks or []))}]"
 
 
 def _events(record: StepRecord) -> Iterator[str]:

@@ -36,6 +36,9 @@ ROOMS = {
     "Speculation": {
         "past_the_end": "With guesses, some answers go on after their stop token",
     },
+    "Structured output": {
+        "another_rows_rule": "An answer that has to be one of some choices is none of them",
+    },
 }
 """By room: an exhibit's file, and what was complained of."""
 
@@ -44,6 +47,7 @@ BY_SYMPTOM = {
         "equal_prompts",
         "tokens_too_many",
         "next_steps_rows",
+        "another_rows_rule",
     ),
     "Wrong tokens, only with guesses": ("past_the_end",),
     "Right at first, then not": ("asked_again", "second_turn", "crafted_prompt", "recycled_row"),

@@ -32,13 +32,14 @@ def encode_prompt(
     chat: bool,
     add_special_tokens: bool = True,
     template_kwargs: Mapping[str, Any] | None = None,
+    tools: list[dict[str, Any]] | None = None,
 ) -> list[int]:
     """Token ids of a prompt of any kind.
 
     Args:
         chat: whether a text is a user's message of a chat.
         add_special_tokens: to any other text (BOS, say). A chat has those of its template.
-        template_kwargs: as `render_chat` takes them.
+        template_kwargs, tools: as `render_chat` takes them.
 
     Raises:
         InputError: it is no prompt, or text for an engine without a tokenizer.
@@ -66,7 +67,7 @@ def encode_prompt(
     if is_text and not chat:
         return list(tokenizer(prompt, add_special_tokens=add_special_tokens)["input_ids"])
     messages = [{"role": "user", "content": prompt}] if is_text else prompt
-    return render_chat(tokenizer, messages, template_kwargs)
+    return render_chat(tokenizer, messages, template_kwargs, tools)
 
 
 def _check_text(what: str, text: str) -> None:

@@ -16,6 +16,7 @@ def render_chat(
     tokenizer: PreTrainedTokenizerBase | None,
     messages: Sequence[dict[str, Any]],
     template_kwargs: Mapping[str, Any] | None = None,
+    tools: list[dict[str, Any]] | None = None,
 ) -> list[int]:
     """Token ids of a conversation, ending where the assistant's answer begins.
 
@@ -23,6 +24,7 @@ def render_chat(
         tokenizer: the model's, with its chat template.
         messages: such as `[{"role": "user", "content": "Hello"}]`.
         template_kwargs: variables of the template's own, such as `enable_thinking`.
+        tools: functions that the model may call. Many templates have no place for them.
 
     Raises:
         InputError: there is no tokenizer or no chat template, there are no messages, or the
@@ -50,6 +52,7 @@ def render_chat(
         return list(
             tokenizer.apply_chat_template(
                 list(messages),
+                tools=tools,
                 add_generation_prompt=True,
                 tokenize=True,
                 return_dict=False,

@@ -46,6 +46,7 @@ WRONG = {
     "recycled_row": {"c"},
     "runs_past_stop": {"a"},
     "anothers_stream": {"r0"},
+    "another_rows_rule": {"animal", "free"},
 }
 """Whose tokens are not those that they get alone; in the other exhibits nobody's."""
 INVARIANTS = [

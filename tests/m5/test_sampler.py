@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from m5_kernels.device_state import DeviceState
+from m5_kernels.masks import Masks
 from m5_kernels.sampler import Needs, Sampler, needs_host_sampler
 from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.core.request import Request
@@ -70,3 +71,12 @@ def test_a_part_of_a_prompt_needs_no_sampler_of_the_host(params):
     request = Request("r", [1, 2, 3], SamplingParams(**params))
     assert not needs_host_sampler(ScheduledRequest(request, 0, 2))
     assert needs_host_sampler(ScheduledRequest(request, 0, 3))
+
+
+def test_a_mask_goes_to_the_row_of_its_request():
+    masks, scores, rows = Masks(4, 40, torch.device("cpu")), torch.zeros(4, 40), torch.arange(4)
+    only_token_3 = torch.tensor([1 << 3, 0], dtype=torch.int32)
+    for ruled in ({2, 3}, {1}, set()):  # those of the step before allow everything again
+        masks.send(dict.fromkeys(ruled, only_token_3))
+        num_allowed = masks.apply(scores, rows).isfinite().sum(dim=1).tolist()
+        assert num_allowed == [1 if row in ruled else 40 for row in range(4)]

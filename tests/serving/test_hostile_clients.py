@@ -57,7 +57,7 @@ def chat_with(content, **variables):
         (COMPLETIONS, {"prompt": "a", "best_of": 2}, "best_of is not supported", "best_of"),
         (COMPLETIONS, {"prompt": [10**6], "echo": True}, "token ids", "prompt"),
         (CHATS, {"messages": []}, "messages", "messages"),
-        (CHATS, {"messages": HELLO, "tools": [{}]}, "tools is not supported", "tools"),
+        (CHATS, {"messages": HELLO, "tools": [{}]}, "tools.0.type", "tools"),
         (CHATS, {"messages": HELLO, "logit_bias": {"a": 1}}, "'a' is no token", "logit_bias"),
         (CHATS, {"messages": HELLO, "logit_bias": {"5": "1"}}, "valid number", "logit_bias"),
         (CHATS, {"messages": HELLO, "logit_bias": {"5": 101}}, "[-100, 100]", "logit_bias"),

@@ -6,6 +6,10 @@ import jsonschema
 import openai
 import pytest
 
+from milestone_llm.models.chat import render_chat
+from milestone_llm.serving.api.protocol import ChatRequest
+from serving_helpers import byte_tokenizer
+
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 4}, "age": {"enum": [1, 22, 120]}},
@@ -73,3 +77,122 @@ def test_text_asks_for_nothing(m4):
     asked = {"model": m4.model, "messages": MESSAGES, "max_tokens": 8, "temperature": 0}
     plain, text = client.create(**asked), client.create(**asked, response_format={"type": "text"})
     assert plain.choices[0].message.content == text.choices[0].message.content
+
+
+# --- calls of functions ---------------------------------------------------------------------------
+
+PLACE = {"$defs": {"city": {"enum": ["Rome", "{}}"]}}, "type": "object", "required": ["city"]}
+PLACE |= {"properties": {"city": {"$ref": "#/$defs/city"}}, "additionalProperties": False}
+CLOCK, WEATHER = (
+    {"type": "function", "function": {"name": "clock", "description": "The time."}},
+    {"type": "function", "function": {"name": "weather", "parameters": PLACE}},
+)
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+def called(server, **fields):
+    asked = {"model": server.model, "messages": MESSAGES, "max_tokens": 90, "seed": 2}
+    asked |= {"tools": [CLOCK, WEATHER], "tool_choice": "required", **fields}
+    return server.client().chat.completions.create(**asked)
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_function_is_called_in_whole_and_in_pieces(m4, choice, seed):
+    (whole,) = called(m4, tool_choice=choice, seed=seed).choices
+    (call,) = whole.message.tool_calls
+    assert (whole.finish_reason, whole.message.content, call.type) == (
+        "tool_calls",
+        None,
+        "function",
+    )
+    arguments = json.loads(call.function.arguments)
+    if choice == NAMED or call.function.name == "weather":
+        assert call.function.name == "weather"
+        jsonschema.validate(arguments, PLACE)
+    else:
+        assert (call.function.name, arguments) == ("clock", {})
+
+    events = list(called(m4, tool_choice=choice, seed=seed, stream=True, logprobs=True))
+    choices = [event.choices[0] for event in events]
+    deltas = [each for one in choices for each in one.delta.tool_calls or ()]
+    assert (deltas[0].id[:5], deltas[0].function.name) == ("call_", call.function.name)
+    assert {(each.id, each.function.name, each.index) for each in deltas[1:]} == {(None, None, 0)}
+    assert "".join(each.function.arguments for each in deltas) == call.function.arguments
+    assert choices[0].delta.role == "assistant"
+    assert choices[-1].finish_reason == "tool_calls"
+
+
+def test_a_call_that_ends_by_length_has_the_arguments_so_far(m4):
+    ends = len('{"name": "weather", "arguments": {"city"')
+    (choice,) = called(m4, tool_choice=NAMED, max_tokens=ends).choices
+    assert choice.finish_reason == "length"
+    assert choice.message.tool_calls[0].function.arguments == '{"city"'
+    (choice,) = called(m4, max_tokens=5).choices
+    assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
+
+
+def test_a_conversation_goes_on_after_a_call(m4):
+    """The tiny model's template shows nothing of calls; the text is as without tools."""
+    (choice,) = called(m4).choices
+    call = choice.message.tool_calls[0]
+    answer = {"role": "tool", "tool_call_id": call.id, "content": "noon"}
+    messages = [*MESSAGES, choice.message.model_dump(exclude_none=True), answer]
+    texts = [
+        called(m4, messages=messages, max_tokens=5, **fields).choices[0].message.content
+        for fields in ({"tool_choice": "none"}, {"tools": [], "tool_choice": "auto"})
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tool_choice": None}, "tool_choice"),
+        ({"tool_choice": "some"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+        ({"tools": []}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": 'a"'}}]}, "tools"),
+        ({"tools": [{"type": "code", "function": {"name": "a"}}]}, "tools"),
+        (
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {"name": "a", "parameters": {"type": "strange"}},
+                    }
+                ]
+            },
+            "tools",
+        ),
+        ({"response_format": FORMAT}, "tools"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a"}}]}]},
+            "messages",
+        ),
+    ],
+)
+def test_a_call_that_cannot_be_is_refused(m4, fields, param):
+    with pytest.raises(openai.BadRequestError) as refused:
+        called(m4, **fields)
+    assert refused.value.param == param
+
+
+def test_a_template_is_told_of_tools_and_of_calls():
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = (
+        "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
+        "{% for call in messages[0].tool_calls %}{{ call.function.arguments | tojson }}{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "a", "arguments": '{"b": 1}'}}
+    body = ChatRequest(
+        messages=[{"role": "assistant", "tool_calls": [call]}],
+        tools=[CLOCK, WEATHER],
+        tool_choice="required",
+    )
+    messages = [each.as_text(index) for index, each in enumerate(body.messages)]
+    assert body.shown_tools == [CLOCK, WEATHER]
+    tokens = render_chat(tokenizer, messages, tools=body.shown_tools)
+    assert tokenizer.decode(tokens) == 'clock;weather;{"b": 1}'

@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import regex
 
 from engine_helpers import assert_empty, tiny_model
 from m1_single import SamplingParams
@@ -252,3 +253,54 @@ def test_random_schemas() -> None:
     for output, schema in finished:
         jsonschema.validate(json.loads(output.text), schema)
     assert {each.finish_reason for each in outputs} <= {"stop", "length"}
+
+
+def can_become_json(text: str) -> bool:
+    """Whether some short ending, with the brackets that are open, makes a JSON value of a text."""
+    brackets, is_string, is_escaped = "", False, False
+    for letter in text:
+        if is_string:
+            is_string = is_escaped or letter != '"'
+            is_escaped = letter == "\\" and not is_escaped
+        elif letter in '"{[':
+            is_string = letter == '"'
+            brackets += {"{": "}", "[": "]"}.get(letter, "")
+        elif letter in "}]":
+            brackets = brackets[:-1]
+    words = [word[start:] for word in ("true", "false", "null") for start in range(1, len(word))]
+    strings = ["0" * count + '"' for count in range(5)] + ['\\"', 'n"']
+    values = ["", "0", *words, *strings]
+    endings = [*values, "1", ":0", '"":0', *(f"{each}:0" for each in strings)]
+    for ending in endings:
+        try:
+            json.loads(text + ending + brackets[::-1])
+        except ValueError:
+            continue
+        return True
+    return False
+
+
+def test_what_ends_by_length_begins_a_match_or_some_json() -> None:
+    """Of JSON only the syntax is checked, and not that its beginning can become valid."""
+    rules = [
+        {"regex": "the (long|short) [a-z]{3,9}[0-9]{4}"},
+        {"choice": ["reddish brown", "red (dark)", "green as grass"]},
+        {"json": PERSON},
+        {"json": {"type": "array", "minItems": 2, "items": {"enum": ["é\n", None, -15, True]}}},
+    ]
+    given = [
+        params(rule, max_tokens=length, seed=length, temperature=1.2)
+        for rule in rules
+        for length in range(1, 12)
+    ]
+    wanted = [rule for rule in rules for _ in range(1, 12)]
+    outputs = engine("m2_batching", max_num_seqs=16).generate(["prompt"] * len(given), given)
+    assert {output.finish_reason for output in outputs} == {"length"}
+    for output, rule in zip(outputs, wanted, strict=True):
+        text = output.text.rstrip("\N{REPLACEMENT CHARACTER}")  # half of a letter
+        if "json" in rule:
+            assert can_become_json(text), text
+        else:
+            texts = "|".join(map(re.escape, rule.get("choice", [])))
+            assert regex.fullmatch(rule.get("regex", texts), text, partial=True), text
+    assert not can_become_json("[1}")

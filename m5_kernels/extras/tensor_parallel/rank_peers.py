@@ -7,9 +7,10 @@ and make the same requests: equal ids, numbers and seeds.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from milestone_llm.core.allowed_tokens import AllowedTokens
 from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
@@ -58,10 +59,16 @@ class RankPeers:
     Args:
         ranks: the processes.
         number: which of their engines this is.
+        rule_of: makes the rule of a request that came from rank 0.
     """
 
-    def __init__(self, ranks: Ranks, number: int) -> None:
-        self.ranks, self.number = ranks, number
+    def __init__(
+        self,
+        ranks: Ranks,
+        number: int,
+        rule_of: Callable[[SamplingParams], AllowedTokens | None],
+    ) -> None:
+        self.ranks, self.number, self.rule_of = ranks, number, rule_of
         self._changes: list[Sequence[Request] | FinishedRequest] = []
         """Since the call before: completions of a prompt that were queued, and ends."""
         self._followed: dict[str, Request] = {}
@@ -133,6 +140,8 @@ class RankPeers:
     def _follow(self, change: NewRequest | FinishedRequest, core: EngineCore) -> None:
         if isinstance(change, NewRequest):
             requests = build_requests(*change)
+            for request in requests:
+                request.allowed_tokens = self.rule_of(change.params)
             self._followed |= {each.request_id: each for each in requests}
             core.add_request(*requests)
         elif followed := self._followed.get(change.request_id):

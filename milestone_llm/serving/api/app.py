@@ -73,13 +73,17 @@ def build_app(service: Service) -> FastAPI:
         request = engine.open_request(body.n or 1)
         try:
             token_ids = await service.encode_prompt(
-                body.messages, "messages", template_kwargs=body.chat_template_kwargs
+                body.messages,
+                "messages",
+                template_kwargs=body.chat_template_kwargs,
+                tools=body.shown_tools,
             )
             max_tokens = body.max_completion_tokens or body.max_tokens
             if max_tokens is None:
                 max_tokens = max(1, service.max_model_len - len(token_ids))
             params = body.sampling_params(max_tokens, num_logprobs, http.state.cache_salt)
-            await service.check_rule(params)
+            param = "tools" if body.calls_tool else "structured_outputs"
+            await service.check_rule(params, param)
             request_id = f"chatcmpl-{uuid.uuid4().hex}"
             service.start(request, request_id, [token_ids], [params], body, arrival_time)
         except BaseException:

@@ -17,6 +17,7 @@ _TYPES = {
 _KINDS = {
     "prompt": "text, token ids, or a list of texts or of lists of token ids",
     "stop": "text or a list of texts",
+    "tool_choice": '"none", "required" or {"type": "function", "function": {"name": "..."}}',
     "content": 'text or a list of parts like {"type": "text", "text": "..."}',
 }
 """Fields that may be of several types."""

@@ -13,9 +13,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.sampling_params import MAX_LOGIT_BIASES, SamplingParams
+from milestone_llm.structured import StructuredOutputsParams
 
 from .errors import ApiError
 from .structured_fields import ResponseFormat, StructuredOutputs, structured_params
+from .tool_calls import Tool, ToolChoice, call_params, with_read_arguments
 from .unsupported import refuse_unsupported, unsupported
 
 MAX_LOGPROBS = 20
@@ -118,12 +120,19 @@ class Sampling(Body):
         given = {name: value for name, value in self if name in known and value is not None}
         given |= {"max_tokens": max_tokens, "logprobs": logprobs, **others}
         given["cache_salt"] = key_salt + (self.cache_salt or "")
-        structured = structured_params(self.response_format, self.structured_outputs)
-        given["structured_outputs"] = structured
+        given["structured_outputs"] = self.structured_params()
         try:
             return SamplingParams(**given)
         except InputError as error:
             raise ApiError(400, str(error), param=str(error).split()[0]) from None
+
+    def structured_params(self) -> StructuredOutputsParams | None:
+        """What the answer has to look like.
+
+        Raises:
+            ApiError: fields that say so contradict each other, or one of them is not whole.
+        """
+        return structured_params(self.response_format, self.structured_outputs)
 
     @property
     def wants_usage_event(self) -> bool:
@@ -219,7 +228,7 @@ class Message(BaseModel):
                     text = f"{where}: parts of type {part.type} are not supported, only text"
                     raise ApiError(400, text, param="messages")
             return {**message, "content": "".join(part.text or "" for part in self.content)}
-        return {**message, "content": self.content or ""}
+        return {**with_read_arguments(message), "content": self.content or ""}
 
 
 def num_characters(value: Any) -> int:
@@ -240,6 +249,32 @@ class ChatRequest(Sampling):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     max_completion_tokens: Whole | None = Field(None, ge=1)
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+
+    @property
+    def calls_tool(self) -> bool:
+        """Whether the answer is a call of a function."""
+        return call_params(self.tools, self.tool_choice) is not None
+
+    @property
+    def shown_tools(self) -> list[dict[str, Any]] | None:
+        """What the chat template is told of: nothing where none may be called."""
+        if not self.calls_tool:
+            return None
+        return [tool.model_dump(exclude_unset=True) for tool in self.tools or ()]
+
+    def structured_params(self) -> StructuredOutputsParams | None:
+        """What the answer has to look like.
+
+        Raises:
+            ApiError: fields that say so contradict each other, or one of them is not whole.
+        """
+        call, other = call_params(self.tools, self.tool_choice), super().structured_params()
+        if call is not None and other is not None:
+            text = "a call of a function has its own form: give no response_format and no "
+            raise ApiError(400, f"{text}structured_outputs beside tools", param="tools")
+        return call or other
 
     @property
     def num_logprobs(self) -> int | None:

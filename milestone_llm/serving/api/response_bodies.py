@@ -6,6 +6,7 @@ import functools
 import json
 import re
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from milestone_llm.frontend.detokenizer import known_tokens
 from milestone_llm.frontend.outputs import CompletionOutput, RequestOutput
 
 from .async_engine import ApiRequest
+from .tool_calls import is_json, read_call
 
 Json = dict[str, Any]
 MIN_LOGPROB = -9999.0
@@ -33,6 +35,8 @@ class _Shown:
     is_new: bool = True
     """Whether it has been sent nothing."""
     is_ended: bool = False
+    has_name: bool = False
+    """Whether it has been sent the name of the function that is called."""
 
 
 class ResponseBodies:
@@ -67,6 +71,8 @@ class ResponseBodies:
         self._places = {state.request_id: at for at, state in enumerate(request.states)}
         self._shown = [_Shown() for _ in range(request.num_choices)]
         self._num_completion_tokens = 0
+        self.calls_tool = False
+        """Whether the text is the call of a function."""
         self.drops_output = False
         """Whether only the prompt was asked for (`max_tokens` 0)."""
         self.wants_usage = False
@@ -105,20 +111,30 @@ class ResponseBodies:
                 shown = self._shown[index]
                 if shown.is_ended or completion.finish_reason == "error":
                     continue
-                text = completion.text[shown.num_characters :]
+                text, name, finish_reason = completion.text, None, completion.finish_reason
+                if self.calls_tool:
+                    name, text = read_call(text, finish_reason is not None)
+                    if finish_reason == "stop" and name and is_json(text):  # no stop string cut it
+                        finish_reason = "tool_calls"
+                new_name = None if shown.has_name else name
+                shown.has_name = name is not None
+                text = text[shown.num_characters :]
                 shown.num_characters += len(text)
                 if not self.drops_output:
                     self._num_completion_tokens += completion.num_tokens - shown.num_tokens
-                is_news = text or completion.finish_reason or (self._is_chat and shown.is_new)
+                is_role = self._is_chat and shown.is_new and not self.calls_tool
+                is_news = text or finish_reason or new_name or is_role
                 if is_news or (completion.logprobs and completion.num_tokens > shown.num_tokens):
-                    yield self._choice(index, text, output, completion, is_event)
-                    shown.is_new, shown.is_ended = False, completion.finish_reason is not None
+                    choice = self._choice(index, text, new_name, output, completion, is_event)
+                    yield {**choice, "finish_reason": finish_reason}
+                    shown.is_new, shown.is_ended = False, finish_reason is not None
                 shown.num_tokens = completion.num_tokens
 
     def _choice(
         self,
         index: int,
         text: str,
+        new_name: str | None,
         output: RequestOutput,
         completion: CompletionOutput,
         is_event: bool,
@@ -128,14 +144,23 @@ class ResponseBodies:
         if completion.logprobs is not None:
             logprobs = self._logprobs(shown, output, completion)
         choice: Json = {"index": index, "logprobs": logprobs}
-        choice["finish_reason"] = completion.finish_reason
         if not self._is_chat:
             text = "" if self.drops_output else text
             return {**choice, "text": self._prompts[index] * shown.is_new + text}
-        message: Json = {"content": text}
+        message = self._call(text, new_name) if self.calls_tool else {"content": text}
         if shown.is_new:
             message = {"role": "assistant", **message}
         return {**choice, "delta" if is_event else "message": message}
+
+    def _call(self, arguments: str, new_name: str | None) -> Json:
+        """What is new of a call; the first part of it has its name and id."""
+        if new_name is not None:
+            function = {"name": new_name, "arguments": arguments}
+            call = {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
+            return {"content": None, "tool_calls": [{"index": 0, **call}]}
+        if arguments:
+            return {"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]}
+        return {}
 
     def _usage(self) -> Json:
         states = self._request.states

@@ -25,7 +25,7 @@ from ..engine.client import EngineReport, EngineRequest
 from .async_engine import ApiRequest, AsyncEngine
 from .errors import ApiError
 from .live_page import LivePage
-from .protocol import Message, Sampling, num_characters
+from .protocol import ChatRequest, Message, Sampling, num_characters
 from .request_json import JsonLimits
 from .response_bodies import Json, ResponseBodies, token_decoder, token_speller
 from .responses import ApiResponse
@@ -93,6 +93,7 @@ class Service:
         param: str,
         adds_special: bool = True,
         template_kwargs: Json | None = None,
+        tools: list[Json] | None = None,
     ) -> list[int]:
         """Token ids of a text, of messages, or of token ids.
 
@@ -100,6 +101,7 @@ class Service:
             param: the field of the request that has it.
             adds_special: whether to add special tokens to a text.
             template_kwargs: variables of the chat template, for messages.
+            tools: functions that it tells of.
 
         Raises:
             ApiError: it is no prompt for this model.
@@ -110,7 +112,7 @@ class Service:
         run = asyncio.get_running_loop().run_in_executor
         try:
             return await run(
-                self._tokenizing, self._encode, text, param, adds_special, template_kwargs
+                self._tokenizing, self._encode, text, param, adds_special, template_kwargs, tools
             )
         except InputError as error:
             named = str(error).split()[0]
@@ -123,12 +125,13 @@ class Service:
         param: str,
         adds_special: bool,
         template_kwargs: Json | None,
+        tools: list[Json] | None,
     ) -> list[int]:
-        self._check_length(prompt, param, template_kwargs)
+        self._check_length(prompt, param, {**(template_kwargs or {}), "tools": tools})
         if isinstance(prompt, str):
             return encode_prompt(self._tokenizer, prompt, False, adds_special)
         messages = [each.as_text(index) for index, each in enumerate(prompt)]
-        return encode_prompt(self._tokenizer, messages, False, template_kwargs=template_kwargs)
+        return encode_prompt(self._tokenizer, messages, False, True, template_kwargs, tools)
 
     async def encode_prompt(
         self,
@@ -136,13 +139,14 @@ class Service:
         param: str,
         adds_special: bool = True,
         template_kwargs: Json | None = None,
+        tools: list[Json] | None = None,
     ) -> list[int]:
         """As `encode`, for a prompt that is to be computed.
 
         Raises:
             ApiError: it is no prompt for this model, or as long as no request may be.
         """
-        token_ids = await self.encode(prompt, param, adds_special, template_kwargs)
+        token_ids = await self.encode(prompt, param, adds_special, template_kwargs, tools)
         try:
             check_length(token_ids, self.max_model_len)
         except InputError as error:
@@ -150,9 +154,7 @@ class Service:
             raise ApiError(400, str(error), param=param, code=code) from None
         return token_ids
 
-    def _check_length(
-        self, prompt: str | list[Message], param: str, template_kwargs: Json | None
-    ) -> None:
+    def _check_length(self, prompt: str | list[Message], param: str, variables: Json) -> None:
         """Refuse what no tokenizing makes short enough; others would wait for that."""
         if isinstance(prompt, str):
             count = len(prompt)
@@ -160,7 +162,7 @@ class Service:
             raise self._too_long(f"{len(prompt):,} messages", param)
         else:
             count = sum(message.num_characters for message in prompt)
-            count += num_characters(template_kwargs or {})
+            count += num_characters(variables)
         if count > self._max_characters:
             raise self._too_long(f"{count:,} characters", param)
 
@@ -199,8 +201,11 @@ class Service:
         except asyncio.TimeoutError:
             return None
 
-    async def check_rule(self, params: SamplingParams) -> None:
+    async def check_rule(self, params: SamplingParams, param: str = "structured_outputs") -> None:
         """Compile what an answer has to look like, if that is asked for.
+
+        Args:
+            param: the field of the request that asks for it.
 
         Raises:
             ApiError: it cannot be compiled.
@@ -211,7 +216,8 @@ class Service:
         try:
             await run(self._compiling, self._grammars.rule_of, params)
         except InputError as error:
-            raise ApiError(400, str(error), param="structured_outputs") from None
+            text = str(error).replace("structured outputs", param, 1)
+            raise ApiError(400, text, param=param) from None
 
     def start(
         self,
@@ -256,5 +262,6 @@ class Service:
         tokens = self.decode_token, self.spell_token
         bodies = ResponseBodies(request, request_id, self.model, is_chat, prompts, *tokens)
         bodies.wants_usage = body.wants_usage_event
+        bodies.calls_tool = isinstance(body, ChatRequest) and body.calls_tool
         bodies.drops_output = not is_chat and body.max_tokens == 0
         return ApiResponse(request, bodies, bool(body.stream), self._tokenizing)

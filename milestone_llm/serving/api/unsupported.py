@@ -58,7 +58,7 @@ _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "structured_outputs": ({},),
     "suffix": ("",),
     "thinking_token_budget": (-1,),
-    "tool_choice": ("none", "auto"),  # without tools
+    "tool_choice": ("none", "auto"),  # of prompts that are no chats
     "tools": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),

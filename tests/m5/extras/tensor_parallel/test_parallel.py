@@ -20,6 +20,7 @@ from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.extras.tensor_parallel.parallel import Shard, TensorParallel
 from m5_kernels.extras.tensor_parallel.ranks import _meeting_point
 from milestone_llm.models.tiny_models import build_tiny_model
+from serving_helpers import save_tiny_model
 
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
@@ -149,6 +150,14 @@ def test_ranks_follow_where_only_rank_0_is_asked(two_at_a_time):
     _, (result, follower) = two_at_a_time
     assert result["found"] == result["expected"]
     assert follower == "followed to the end"
+
+
+@pytest.mark.slow
+def test_a_rule_holds_on_all_ranks_where_only_rank_0_is_asked(tmp_path):
+    pytest.importorskip("llguidance", reason="llguidance is not installed")
+    folder = save_tiny_model(tmp_path / "model")
+    result, _ = Started("rules", 2, tmp_path / "ranks", model=str(folder)).results()
+    assert result["found"] == result["expected"]
 
 
 def test_ranks_that_are_asked_for_different_things_end_with_a_message(tmp_path):

@@ -1,0 +1,142 @@
+"""`tools` and `tool_choice`: an answer that calls a function, by a grammar.
+
+The model writes `{"name": "the_function", "arguments": {...}}`, whatever its chat template says of
+calls. So the text has one form for all models, and the client gets it as `tool_calls`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import from_json
+
+from milestone_llm.core.errors import InputError
+from milestone_llm.structured import StructuredOutputsParams
+
+from .errors import ApiError
+
+_BEGIN = re.compile(r'\{"name": "([^"]*)", "arguments": ')
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class Named(BaseModel):
+    """The function that is meant."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+
+
+class Function(Named):
+    """A function that a model may call; what else it has is for the chat template."""
+
+    model_config = ConfigDict(extra="allow")
+
+    parameters: dict[str, Any] | None = None
+    """A JSON schema of the arguments; None: it has none."""
+
+
+class Tool(BaseModel):
+    """OpenAI's: a function."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedChoice(BaseModel):
+    """The function that has to be called."""
+
+    type: Literal["function"]
+    function: Named
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice
+
+
+def call_params(
+    tools: Sequence[Tool] | None, choice: ToolChoice | None
+) -> StructuredOutputsParams | None:
+    """What the engine is asked for; None: no call.
+
+    Raises:
+        ApiError: the choice is left to the model, or there is no such function.
+    """
+    if choice == "none" or (not tools and choice in (None, "auto")):
+        return None
+    functions = [tool.function for tool in tools or ()]
+    if not functions:
+        raise ApiError(400, "tool_choice needs tools, and there are none", param="tool_choice")
+    if choice in (None, "auto"):
+        text = 'tool_choice "auto" (which tools without tool_choice mean) is not supported by this '
+        text += 'server: send "required", "none" or {"type": "function", "function": {"name": ...}}'
+        raise ApiError(400, text, param="tool_choice")
+    if isinstance(choice, NamedChoice):
+        names = ", ".join(function.name for function in functions)
+        functions = [each for each in functions if each.name == choice.function.name]
+        if not functions:
+            text = f"tool_choice names {choice.function.name!r}; tools has {names}"
+            raise ApiError(400, text, param="tool_choice")
+    try:
+        return StructuredOutputsParams(grammar=f"start: {' | '.join(map(_grammar, functions))}")
+    except InputError as error:
+        raise ApiError(400, f"tools: {error}", param="tools") from None
+
+
+def _grammar(function: Function) -> str:
+    """A call, in Lark's notation. The schema has a root of its own, to which its `$ref` lead."""
+    begin = json.dumps(f'{{"name": "{function.name}", "arguments": ')
+    schema = _NO_PARAMETERS if function.parameters is None else function.parameters
+    return f'{begin} %json {json.dumps(schema)} "}}"'
+
+
+def read_call(text: str, is_ended: bool) -> tuple[str | None, str]:
+    """The name of the function that a text calls, and its arguments, as far as both are there.
+
+    Args:
+        is_ended: whether no more text will come. Until then it is open whether a bracket at the end
+            belongs to the arguments.
+    """
+    if (begin := _BEGIN.match(text)) is None:
+        return None, ""
+    arguments = text[begin.end() :]
+    if arguments.endswith("}") and (not is_ended or is_json(arguments[:-1])):
+        arguments = arguments[:-1]
+    return begin[1], arguments
+
+
+def is_json(text: str) -> bool:
+    """Whether it is a whole value."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def with_read_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """A message for a chat template. Its calls have arguments as values: templates write them.
+
+    Raises:
+        ApiError: the calls are not what an answer of this server has.
+    """
+    if not (calls := message.get("tool_calls")):
+        return message
+    try:
+        read = [
+            {**call, "function": {**call["function"], "arguments": _value_of(call["function"])}}
+            for call in calls
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        text = "messages: tool_calls is a list of calls, each with function.name and "
+        text += f"function.arguments, a JSON text: {error}"
+        raise ApiError(400, text, param="messages") from None
+    return {**message, "tool_calls": read}
+
+
+def _value_of(function: dict[str, Any]) -> Any:
+    arguments = function["arguments"]
+    return from_json(arguments or "{}") if isinstance(arguments, str) else arguments
