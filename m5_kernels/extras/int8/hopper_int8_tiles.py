@@ -99,7 +99,7 @@ FEW_OUTPUTS = (
 that fits.
 
 It was made for QKV, output and down of Qwen3-8B's and Qwen3-0.6B's shapes, and the smaller one's
-gate and up, from tiles that were tried on an H200 with 16 to 256 rows (docs/m5_kernel_notes.md;
+gate and up, from tiles that were tried on an H200 with 16 to 256 rows (docs/reference/m5_attempts.md;
 steps with what was chosen: docs/measurements/m5_eight_bits_steps.md). Other shapes were not tried.
 """
 MOST_INPUTS = 12288
