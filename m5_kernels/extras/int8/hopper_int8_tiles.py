@@ -99,8 +99,9 @@ FEW_OUTPUTS = (
 that fits.
 
 It was made for QKV, output and down of Qwen3-8B's and Qwen3-0.6B's shapes, and the smaller one's
-gate and up, from tiles that were tried on an H200 with 16 to 256 rows (docs/m5_kernel_notes.md;
-steps with what was chosen: docs/measurements/m5_eight_bits_steps.md). Other shapes were not tried.
+gate and up, from tiles that were tried on an H200 with 16 to 256 rows
+(docs/reference/m5_attempts.md). Steps with what was chosen are in
+docs/measurements/m5_eight_bits_steps.md. Other shapes were not tried.
 """
 MOST_INPUTS = 12288
 """Of these shapes. With more, it pays to cut them into more parts than the table has."""
