@@ -1,4 +1,4 @@
-"""Where the time of a step goes: Python's profiler around the steps of M2, the project's functions only."""
+"""Where the time of a step goes: Python's profiler around M2's steps, our functions only."""
 
 import cProfile
 import pstats
