@@ -1,7 +1,8 @@
 """What 1, 8 and 1,000 replicas ask of what stands in front of them, reckoned from measured figures.
 
 A replica is M5 on an H200 as recorded in docs/measurements/m5_nano.json. HTTP's share of the CPU
-time is in docs/measurements/serving_overhead.md; bytes of a name and lines of /metrics are taken here.
+time is in docs/measurements/serving_overhead.md; bytes of a name and lines of /metrics are taken
+here.
 """
 
 import json
