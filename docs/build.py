@@ -165,7 +165,7 @@ class Builder:
                     self.problems.append(
                         f"{path.relative_to(ROOT)} is not what this draws: {marker.command}"
                     )
-        return f"\n{picture[1]}\n\n`{marker.command}`\n" + rest[picture.end() :]
+        return f"\n{picture[1]}\n" + rest[picture.end() :]
 
     def _measured(self, where: str, match: re.Match[str]) -> str:
         comment, source, command, end = match.groups()

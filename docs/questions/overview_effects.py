@@ -1,4 +1,4 @@
-"""Eleven conflicts and the measured effect of what resolves each: from records, or counted now."""
+"""Conflicts, and the measured effect of what resolves each: from records, or counted now."""
 
 import json
 import re

@@ -1,11 +1,11 @@
 """What 1, 8 and 1,000 replicas ask of what stands in front of them, reckoned from measured figures.
 
 A replica is M5 on an H200 as recorded in docs/measurements/m5_nano.json. HTTP's share of the CPU
-time is the one in docs/serving.md, bytes of a name and lines of /metrics are taken here.
+time is in docs/measurements/serving_overhead.md; bytes of a name and lines of /metrics are taken
+here.
 """
 
 import json
-import re
 from pathlib import Path
 
 from milestone_llm.serving.api.metrics import Metrics
@@ -21,10 +21,9 @@ recorded = json.loads((DOCS / "measurements/m5_nano.json").read_text(encoding="u
 seconds = recorded["contestants"]["m5_kernels"]["median"]["seconds"]
 tokens = recorded["workload"]["output_tokens"] / seconds
 prompts = recorded["workload"]["num_requests"] / seconds
-page = (DOCS / "serving.md").read_text(encoding="utf-8")
-overheads = re.findall(r'^\{\n  "command".*?\n\}', page, re.S | re.M)
+record = (DOCS / "measurements/serving_overhead.md").read_text(encoding="utf-8")
 # Two CPU cores and an engine that only waits: its tokens go out in events of a few each.
-overhead = next(each for each in map(json.loads, overheads) if "--step-ms" in each["command"])
+overhead = json.loads(record[record.index("{") : record.rindex("}") + 1])
 http_ms = overhead["http_cpu_ms_per_token"]["stream"]
 
 router = Router(max_blocks=50_000)
