@@ -51,6 +51,7 @@ def test_a_link_that_leads_nowhere_is_noticed(tmp_path, link):
     assert len(list(broken_links(pages, tmp_path))) == 1
 
 
+@pytest.mark.slow
 def test_the_book_opens_from_disk_and_is_searched_by_keyboard(browser, book):
     opened = Opened(browser, (book.folder / "docs/m3_paged.html").as_uri())
     page = opened.page
@@ -75,6 +76,7 @@ def test_the_book_opens_from_disk_and_is_searched_by_keyboard(browser, book):
     assert opened.errors == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["docs/m5_kernels.html", "m3_paged/scheduler.py.html"])
 def test_axe_finds_nothing_serious_in_the_book(browser, book, place):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")

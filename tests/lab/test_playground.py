@@ -275,6 +275,7 @@ def own_process(tmp_path, monkeypatch):
         version.end()
 
 
+@pytest.mark.slow
 def test_what_does_not_end_is_ended_at_its_line_and_the_next_version_runs(own_process):
     file = own_process
     setting = replace(CROWD, sides=[replace(PAGED, engine="own")])

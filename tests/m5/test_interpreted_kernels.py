@@ -25,12 +25,17 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
+def test_interpreted_kernels_of_extras_equal_their_twins(kernel_tests: list[str]) -> None:
+    interpreted(*(tests for tests in kernel_tests if "extras" in tests))
+
+
 def test_interpreted_kernels_equal_their_twins(kernel_tests: list[str]) -> None:
     kernel = (ROOT / "exercises" / "m5_paged_decode.py").read_text(encoding="utf-8")
     is_begun = "raise NotImplementedError" not in kernel
     output = interpreted(
         *([] if is_begun else ["-k", "not yours"]),
-        *kernel_tests,
+        *(tests for tests in kernel_tests if "extras" not in tests),
         f"--ignore={GPU_PATH}",
         *(f"tests/exercises/{name}" for name in EXERCISES),
     )

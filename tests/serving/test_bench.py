@@ -79,6 +79,7 @@ def test_requests_inside_are_counted_at_the_fullest_time():
 # --- against a server ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_is_counted_is_what_the_server_counts(slow):
     before = slow.wait_until_idle()
     items = random_tokens(12, (4, 8), (20, 30), vocab_size=150)
@@ -235,6 +236,7 @@ def test_it_starts_and_ends_the_servers_itself(model_folder, tmp_path):
     assert (point["server"], point["completed"], point["failed"]) == ("m4_prefix_chunked", 4, 0)
 
 
+@pytest.mark.slow
 def test_overhead_is_that_of_the_same_requests_in_three_ways(model_folder, tmp_path, monkeypatch):
     monkeypatch.setattr("milestone_llm.load.overhead.running_server", forked_server)
     monkeypatch.setattr("milestone_llm.load.overhead.NUM_REFUSALS", 20)

@@ -52,6 +52,7 @@ def test_on_sigterm_those_inside_finish_and_nobody_else_is_let_in(model_folder, 
         assert not is_running(engine)
 
 
+@pytest.mark.slow
 def test_who_does_not_finish_in_time_is_told(model_folder, tmp_path):
     options = ("--drain-seconds", "0.1", "--max-num-seqs", "1")
     with serve(M4, model_folder, tmp_path / "log", *options, step_seconds=0.02) as server:
@@ -106,6 +107,7 @@ def test_the_end_of_the_engines_process_is_told_to_everybody(model_folder, tmp_p
         assert server.process.exitcode == 1
 
 
+@pytest.mark.slow
 def test_an_engine_that_stands_still_does_not_stop_http(model_folder, tmp_path):
     """Stopped, or in a hang that holds the interpreter: it reads nothing and says nothing."""
     seconds = {"SILENCE_SECONDS": 3.0, "STOP_SECONDS": 0.2}
@@ -143,6 +145,7 @@ def test_the_engines_process_does_not_outlive_the_server(model_folder, tmp_path)
         wait_for(lambda: not is_running(engine))
 
 
+@pytest.mark.slow
 def test_signals_to_the_whole_group_are_left_to_the_server(model_folder, tmp_path):
     """Ctrl-C in a terminal, and what a service manager does."""
     with serve(M4, model_folder, tmp_path / "log", step_seconds=0.02) as server:
@@ -158,6 +161,7 @@ def test_signals_to_the_whole_group_are_left_to_the_server(model_folder, tmp_pat
         assert not is_running(engine)
 
 
+@pytest.mark.slow
 def test_a_client_that_never_reads_is_taken_for_gone(model_folder, tmp_path):
     body = {**STREAM, "logprobs": 20, "max_tokens": 900}  # 1 MB, if somebody read it
     times = {"step_seconds": 0.02, "write_seconds": 0.2}

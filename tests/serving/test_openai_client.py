@@ -245,6 +245,7 @@ def test_a_model_without_tokenizer_takes_tokens(tmp_path):
             bare.client().completions.create(model="tiny-llama", prompt="text")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("smollm2")
 def test_the_real_model_and_the_client_of_the_readme(capsys):
     """The server that `make serve` starts."""

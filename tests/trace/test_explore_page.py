@@ -163,6 +163,7 @@ def test_two_traces_share_one_clock(browser, two_runs):
     assert opened.errors == []
 
 
+@pytest.mark.slow
 def test_it_begins_at_the_step_that_it_is_about_and_frames_it(browser, tmp_path):
     engine, _ = random_run(m2_batching, seed=3)
     runs = [Run.of("one", engine), Run.of("two", engine, look_at=2)]
@@ -251,6 +252,7 @@ def test_a_guess_is_checked_against_the_next_step_and_its_rule_is_told(browser, 
     assert opened.errors == []
 
 
+@pytest.mark.slow
 @every_milestone
 def test_what_a_request_has_to_compute_is_known_before_the_step_and_not_from_it(
     package, browser, tmp_path
@@ -286,6 +288,7 @@ def test_what_a_request_has_to_compute_is_known_before_the_step_and_not_from_it(
             assert "/" in name or name in told, (before.step, name, told)
 
 
+@pytest.mark.slow
 def test_any_run_can_be_guessed_and_steps_are_scored(browser, two_runs):
     opened = Opened(browser, two_runs)
     opened.page.keyboard.press("g")
@@ -303,6 +306,7 @@ def test_any_run_can_be_guessed_and_steps_are_scored(browser, two_runs):
     assert "2 of 3 steps right" in opened.page.inner_text("#guessing")
 
 
+@pytest.mark.slow
 def test_a_step_budget_is_learnt_from_a_reason_to_wait(browser, tmp_path):
     engine = make_engine(m2_batching, max_model_len=20, max_num_batched_tokens=24, trace="memory")
     engine.generate([[5] * 9, [6] * 12, [7] * 8, [8] * 11], greedy(4))
@@ -327,6 +331,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> str:
     return page.as_uri()
 
 
+@pytest.mark.slow
 def test_recorded_traces_show_launches_gaps_and_the_pipeline(browser, recorded):
     opened = Opened(browser, recorded)
     shown = """(at) => { moveTo(at); return views.map(({ box }) => ({
@@ -366,6 +371,7 @@ def test_what_is_made_for_a_web_server_is_linked_and_needs_nothing_else(recorded
     assert re.findall(r'(?:href|src)="(?!data:)[^"]+"', page) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(browser, paged, recorded, scheme):
     axe = pytest.importorskip(
@@ -380,6 +386,7 @@ def test_axe_finds_nothing_serious(browser, paged, recorded, scheme):
         assert [(each["id"], each["nodes"][0]["html"]) for each in serious] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1024, 1400])
 def test_nothing_is_wider_than_the_window_and_all_controls_are_whole(
     browser, paged, two_runs, recorded, width
@@ -397,6 +404,7 @@ def test_nothing_is_wider_than_the_window_and_all_controls_are_whole(
         assert opened(cut) == []
 
 
+@pytest.mark.slow
 def test_two_runs_stand_side_by_side_line_by_line(browser, two_runs):
     opened = Opened(browser, two_runs)
     opened("() => moveTo(9)")
@@ -408,6 +416,7 @@ def test_two_runs_stand_side_by_side_line_by_line(browser, two_runs):
     assert len(set(first)) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", [m1_single, m2_batching, m3_paged, m4_prefix_chunked])
 def test_kv_memory_is_told_as_it_is_drawn_and_as_pictures_show_it(package, browser, tmp_path):
     engine, _ = random_run(package, seed=8)
@@ -425,6 +434,7 @@ def test_kv_memory_is_told_as_it_is_drawn_and_as_pictures_show_it(package, brows
         assert all(int(text) == drawn for text, drawn in opened(told))
 
 
+@pytest.mark.slow
 @every_milestone
 def test_the_useful_share_is_that_of_summary_and_picture(package, browser, tmp_path):
     engine, _ = random_run(
@@ -436,6 +446,7 @@ def test_the_useful_share_is_that_of_summary_and_picture(package, browser, tmp_p
     assert f" {share} % of the computed positions useful" in opened.page.inner_text(".run header p")
 
 
+@pytest.mark.slow
 def test_lanes_of_two_runs_have_one_scale_in_tokens(browser, two_runs):
     opened = Opened(browser, two_runs)
     drawn = """() => {
@@ -457,6 +468,7 @@ def test_lanes_of_two_runs_have_one_scale_in_tokens(browser, two_runs):
     assert scales[2] == f"to {most:,}"
 
 
+@pytest.mark.slow
 def test_the_cursor_is_hidden_where_its_time_is_not_seen(browser, paged):
     opened = Opened(browser, paged[0])
     lines = "() => [...document.querySelectorAll('.line-now')].map((line) => line.style.display)"
@@ -466,6 +478,7 @@ def test_the_cursor_is_hidden_where_its_time_is_not_seen(browser, paged):
     assert set(opened(lines)) == {""}
 
 
+@pytest.mark.slow
 def test_the_batch_says_which_positions_are_written_to_which_blocks(browser, paged):
     url, records = paged
     opened = Opened(browser, url)
@@ -485,6 +498,7 @@ def test_the_batch_says_which_positions_are_written_to_which_blocks(browser, pag
             assert written == row.blocks[row.start // 4 : (row.end - 1) // 4 + 1]
 
 
+@pytest.mark.slow
 def test_memory_that_no_step_used_is_folded_away(browser, tmp_path):
     engine, _ = random_run(m3_paged, kv_cache_tokens=4000)
     opened = Opened(browser, page_of(tmp_path, engine))
@@ -660,6 +674,7 @@ def test_a_live_page_asks_for_the_key_and_grows_with_the_run(browser):
         server.close()
 
 
+@pytest.mark.slow
 def test_markup_on_a_live_page_is_shown_and_not_run(browser):
     live = LiveTrace(decode=lambda token_ids: MARKUP)
     for record in random_run(m3_paged)[0].tracer.records[:40]:

@@ -108,6 +108,7 @@ def test_requests_are_dragged_pulled_longer_added_copied_and_deleted(browser, se
     assert opened.errors == []
 
 
+@pytest.mark.slow
 def test_fields_engines_and_machines_are_changed_and_a_link_opens_the_same(browser, serve):
     url = serve()
     opened = Opened(browser, url)
@@ -128,6 +129,7 @@ def test_fields_engines_and_machines_are_changed_and_a_link_opens_the_same(brows
     assert opened.errors == again.errors == []
 
 
+@pytest.mark.slow
 def test_bad_numbers_are_told_in_a_line_and_can_be_mended(browser, serve):
     opened = Opened(browser, serve())
     opened.page.fill("[data-field=max_num_seqs][data-of='0']", "0")
@@ -150,6 +152,7 @@ def test_bad_numbers_are_told_in_a_line_and_can_be_mended(browser, serve):
     assert bad("() => lab.setting.requests.length") == 4, "the first preset"
 
 
+@pytest.mark.slow
 def test_preset_trace_and_program_are_saved_and_a_preset_is_opened(browser, serve, tmp_path):
     opened = Opened(browser, serve())
     for what, name in (("preset", "playground.json"), ("trace", "playground.jsonl")):
@@ -198,6 +201,7 @@ def test_a_saved_scheduler_runs_beside_the_old_one(browser, serve, tmp_path):
     assert "mine.py, line 5: return None.rows" in told
 
 
+@pytest.mark.slow
 def test_nothing_is_wider_than_the_window(browser, serve):
     opened = Opened(browser, serve())
     opened.page.click("#play-random")
@@ -214,6 +218,7 @@ def test_nothing_is_wider_than_the_window(browser, serve):
         assert opened(cut) == []
 
 
+@pytest.mark.slow
 def test_axe_finds_nothing_serious(browser, serve):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     opened = Opened(browser, serve())
