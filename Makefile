@@ -27,7 +27,7 @@ ifeq ($(THREADS),)
 unexport OMP_NUM_THREADS
 endif
 
-PAGES := runs/pages
+PAGES := docs/pages
 SITE := runs/site
 
 # Recorded on a GPU: docs/questions/m5_device_trace.py.
@@ -40,7 +40,7 @@ help:
 	@echo "make demo   watch $(NEWEST) generate text, step by step"
 	@echo "make serve  an OpenAI-compatible server at http://127.0.0.1:8000 ($(SERVED), the real model)"
 	@echo "make play   the schedulers of M1 to M4 under your hands, at http://127.0.0.1:8100 (no model)"
-	@echo "make pages  a page for each milestone that replays a run, in $(PAGES)"
+	@echo "make pages  record the runs anew that the pages in $(PAGES) replay"
 	@echo "make book   the chapters, the code and the replays for a browser, in $(SITE)"
 	@echo "make test   lint, type check and run the tests"
 	@echo "make test-all   the same, with tests that take long"
@@ -75,12 +75,11 @@ play: $(SMALL)/.installed
 	$(SMALL)/bin/python -m milestone_llm.lab.playground
 
 pages: $(INSTALLED)
-	$(BIN)/python -m m1_single.demo --explore $(PAGES)/m1.html --out $(PAGES) > /dev/null
-	$(BIN)/python -m m2_batching.demo --explore $(PAGES)/m2.html --out $(PAGES) > /dev/null
-	$(BIN)/python -m m3_paged.demo --explore $(PAGES)/m3.html --out $(PAGES) > /dev/null
-	$(BIN)/python -m m4_prefix_chunked.demo --explore $(PAGES)/m4.html --out $(PAGES) > /dev/null
+	$(BIN)/python -m m1_single.demo --explore $(PAGES)/m1.html --out runs/pages > /dev/null
+	$(BIN)/python -m m2_batching.demo --explore $(PAGES)/m2.html --out runs/pages > /dev/null
+	$(BIN)/python -m m3_paged.demo --explore $(PAGES)/m3.html --out runs/pages > /dev/null
+	$(BIN)/python -m m4_prefix_chunked.demo --explore $(PAGES)/m4.html --out runs/pages > /dev/null
 	$(BIN)/python -m milestone_llm.lab.trace.explore $(M5_TRACES) --labels $(M5_LABELS) --max-num-batched-tokens 4096 -o $(PAGES)/m5.html > /dev/null
-	cp docs/pages/index.html $(PAGES)
 	@echo "Open $(PAGES)/index.html in a browser, or put $(PAGES) on any web server as it is."
 
 book: $(SMALL)/.installed

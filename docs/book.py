@@ -44,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ASSETS = Path(__file__).parent / "book"
 FIRST = [PurePosixPath("README.md"), PurePosixPath("docs/README.md")]
 AS_TEXT = {".css", ".html", ".js", ".json", ".jsonl", ".md", ".py", ".toml", ".txt"}
+REPLAYS = PurePosixPath("docs/pages")
 STYLES = {"": "default", ':root[data-theme="dark"] ': "github-dark"}
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]+)[^)\s]*\)")
@@ -104,7 +105,7 @@ class Book:
             self._write_folder(path)
         elif path.suffix == ".md":
             self._write_chapter(path)
-        elif path.suffix in AS_TEXT:
+        elif path.suffix in AS_TEXT and path.parent != REPLAYS:
             self._write_code(path)
         else:
             (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -267,7 +268,8 @@ def target(path: PurePosixPath) -> PurePosixPath:
         return path / "folder.html"
     if path.suffix == ".md":
         return path.with_suffix(".html")
-    return path.with_name(f"{path.name}.html") if path.suffix in AS_TEXT else path
+    is_shown = path.suffix in AS_TEXT and path.parent != REPLAYS
+    return path.with_name(f"{path.name}.html") if is_shown else path
 
 
 def slug(words: str) -> str:

@@ -6,6 +6,8 @@ also asks what the next step will be. Two traces stand side by side on one clock
 
   python -m milestone_llm.lab.trace.explore m1.jsonl m2.jsonl -o both.html
   --tokenizer smollm2-135m       shows sampled tokens as text, too
+
+A page that was made before is made again, with the runs that it has: `... old.html -o new.html`.
 """
 
 from __future__ import annotations
@@ -138,6 +140,26 @@ def explorer_html(
         data.append(f'<div id="live-source" {" ".join(attributes)} hidden></div>')
     names = [run.title for run in runs] or [f"Live: {(live and live.model) or 'this server'}"]
     names = [part.title] if part else names
+    title = html.escape(" beside ".join(names))
+    return _page(title, data, part, asks_a_server=bool(live or part))
+
+
+def in_the_page_of_today(page: str) -> str:
+    """The runs that a page replays, in the page as it is made today.
+
+    Raises:
+        InputError: it has no runs.
+    """
+    title = re.search(r"<title>(.*?)</title>", page)
+    data = re.findall(r'<script type="text/x-trace">.*?</script>', page)
+    if not title or not data:
+        raise InputError("this page replays no run")
+    return _page(title[1], data)
+
+
+def _page(
+    title: str, data: Iterable[str], part: PagePart | None = None, *, asks_a_server: bool = False
+) -> str:
     colors = json.dumps([request_color(index) for index in range(24)])
     first = f'"use strict";\nconst REQUEST_COLORS = {colors};'
     scripts = [*([part.script] if part else []), *(_asset(f"{name}.js") for name in SCRIPTS)]
@@ -148,7 +170,7 @@ def explorer_html(
         "script-src": _hash(script),
         "style-src": _hash(style),
         "img-src": "data:",
-        "connect-src": "'self'" if live or part else "'none'",
+        "connect-src": "'self'" if asks_a_server else "'none'",
         "base-uri": "'none'",
         "form-action": "'none'",
         "require-trusted-types-for": "'script'",  # and nothing makes a type that is trusted
@@ -157,7 +179,7 @@ def explorer_html(
     for name, allowed in (part.policy if part else {}).items():
         policy[name] = f"{policy.get(name, '')} {allowed}".replace("'none'", "").strip()
     parts = {
-        "title": html.escape(" beside ".join(names)),
+        "title": title,
         "policy": "; ".join(map(" ".join, policy.items())),
         "style": style,
         "part": part.html if part else "",
@@ -206,6 +228,11 @@ def explore(args: argparse.Namespace) -> None:
     if len(args.traces) > MAX_TRACES:
         raise InputError(f"at most {MAX_TRACES} traces stand side by side, got {len(args.traces)}")
     try_to_write(args.output)
+    if [Path(trace).suffix for trace in args.traces] == [".html"]:
+        old = Path(args.traces[0]).read_text(encoding="utf-8")
+        args.output.write_text(in_the_page_of_today(old), encoding="utf-8")
+        console.print(f"wrote {args.output}", markup=False, soft_wrap=True)
+        return
     traces = [read_run(trace) for trace in args.traces]
     labels = args.labels.split(",") if args.labels else [trace[0].milestone for trace in traces]
     if len(labels) != len(traces):
