@@ -406,9 +406,9 @@ def test_a_value_is_guessed_before_it_is_shown(guided):
     code, out = run(guided, "2\np number\nc\n5\nc\n", "--ask")
     assert code == 0
     first, second = out.split("Stop 2 of 2")
-    assert "(Enter: none):     not so\n    = 1   as expected" in first
+    assert "(Enter: none):     not so (asked for: a number)\n    = 1\n" in first
     assert "(Pdb) 1\n" in first
-    assert "(Enter: none):     right\n    = 5   as expected" in second
+    assert "(Enter: none):     right\n    = 5\n" in second
     assert "1 of 2 guesses were right." in second
     code, out = run(guided, "\nc\n", "--ask")  # Enter, then the input ends at a question
     assert code == 0
@@ -423,14 +423,24 @@ def test_a_value_is_guessed_before_it_is_shown(guided):
     [
         ("[('r0', 3)]", True),
         ('[ ("r0",3) ]', True),
+        ("r0: 3", True),
+        ("R0 3", True),
         ("rows", False),  # a name is no guess
         ("[('r1', 3)]", False),
+        ("3 r0", False),
         ("(", False),
     ],
 )
-def test_a_guess_is_a_literal_or_what_would_be_printed(guess, is_right):
+def test_a_guess_is_the_values_words_in_their_order(guess, is_right):
     assert Look("rows", "1", "").is_guessed(guess, {"rows": [("r0", 3)]}) == is_right
-    assert Look("kind", "1", "").is_guessed("<class 'int'>", {"kind": int})
+
+
+@pytest.mark.parametrize(
+    ("value", "form"),
+    [(True, "True or False"), (3, "number"), ({"r0": 1}, "a: 7"), ([], "[]"), ([4], "7 8 9")],
+)
+def test_the_form_of_a_guess_is_told_and_not_the_value(value, form):
+    assert form in Look("value", "1", "").form({"value": value})
 
 
 def test_terminal_session_with_control_d(guided):

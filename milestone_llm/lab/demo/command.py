@@ -14,6 +14,8 @@ from milestone_llm.command.cli import (
     try_to_write,
 )
 from milestone_llm.core.errors import InputError
+from milestone_llm.core.scheduler import BaseScheduler
+from milestone_llm.frontend.own_code import own_class
 
 
 def demo_parser(milestone: str, description: str | None) -> argparse.ArgumentParser:
@@ -64,6 +66,8 @@ def run_demo(
     """
 
     def before(args: argparse.Namespace) -> None:
+        if args.scheduler:  # what is wrong with the file is told before a model is loaded
+            own_class(Path(args.scheduler), "Scheduler", BaseScheduler)
         paths = [args.out / picture for picture in pictures]
         paths += [args.explore] if args.explore else []
         if args.trace not in (None, "console", "memory"):

@@ -96,13 +96,13 @@ class CardPrinter:
             self.line()
             self.line(f"p {look.expression}", "cyan", indent=2, hang=2)
             self.line(look.meaning, indent=4)
-            if look.expected:
-                self._ask(look, names)
+            if look.expected and self._ask(look, names) and is_right:
+                value = f"= {shown}"
             self.line(value, style, indent=4, hang=2)
         self.paragraph(stop.hint, "cyan")
 
-    def _ask(self, look: Look, names: Mapping[str, Any]) -> None:
-        """Let a value be guessed before it is shown."""
+    def _ask(self, look: Look, names: Mapping[str, Any]) -> bool:
+        """Let a value be guessed before it is shown; whether it was."""
         try:
             guess = input("    your guess (Enter: none): ").strip() if self._asks else ""
         except EOFError:
@@ -110,7 +110,9 @@ class CardPrinter:
             self.line()
         if guess:
             self.guesses.append(look.is_guessed(guess, names))
-            self.line("right" if self.guesses[-1] else "not so", "bold", indent=4)
+            wrong = f"not so (asked for: {look.form(names)})"
+            self.line("right" if self.guesses[-1] else wrong, "bold", indent=4)
+        return bool(guess)
 
 
 def _signature(stop: Stop) -> list[str]:

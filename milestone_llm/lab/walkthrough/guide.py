@@ -19,7 +19,6 @@ A line that begins with spaces continues the line before.
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
 import pkgutil
@@ -49,11 +48,31 @@ class Look:
         return re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", repr(value)), is_right
 
     def is_guessed(self, guess: str, names: Mapping[str, Any]) -> bool:
-        """Whether a text is the value: as a literal of Python, or as it is printed."""
+        """Whether a text has the value's words and numbers, in their order.
+
+        Brackets, quotes and commas are nobody's guess: `0 1` is `[0, 1]`.
+        """
+        return _words(guess) == _words(self.evaluate(names)[0])
+
+    def form(self, names: Mapping[str, Any]) -> str:
+        """How a guess may be written, by an example that is not the value."""
         try:
-            return bool(ast.literal_eval(guess) == eval(self.expression, dict(names)))
+            value = eval(self.expression, dict(names))
         except Exception:
-            return guess == self.evaluate(names)[0]
+            return "text"
+        if isinstance(value, bool):
+            return "True or False"
+        if isinstance(value, int | float):
+            return "a number"
+        if isinstance(value, Mapping):
+            return "names with what they have, such as a: 7, b: 8"
+        if isinstance(value, list | tuple | set | frozenset):
+            return "one after the other, such as 7 8 9" if value else "[] if there are none"
+        return "None, if there is none, or text"
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[\w.+-]+", text.lower())
 
 
 @dataclass(frozen=True)
