@@ -418,6 +418,15 @@ def test_a_value_is_guessed_before_it_is_shown(guided):
     assert run(guided, "2\n", "--ask", "--auto") == run(guided, "", "--auto")
 
 
+def test_it_begins_at_a_stop(guided):
+    code, out = run(guided, "p 40 + 1\nc\n", "--from-stop", "2")
+    assert code == 0
+    assert "Stop 1 of 2" not in out
+    assert "Stop 2 of 2" in out
+    assert "(Pdb) 41\n" in out
+    assert "1 stop, 1 value as expected." in out
+
+
 @pytest.mark.parametrize(
     ("guess", "is_right"),
     [

@@ -26,6 +26,7 @@ class GuidedPdb(pdb.Pdb):
         stops: in the order in which they are reached; one is armed once the one before has passed.
         arrived: called with the names of the frame at each stop.
         is_auto: leave out the prompt.
+        first: number of the stop to begin at; those before it are passed in silence.
     """
 
     def __init__(
@@ -33,11 +34,13 @@ class GuidedPdb(pdb.Pdb):
         stops: Sequence[Stop],
         arrived: Callable[[Stop, dict[str, Any]], None],
         is_auto: bool,
+        first: int = 1,
     ) -> None:
         super().__init__(nosigint=True, skip=[__name__])  # never stop in what began the scenario
         self._stops = stops
         self._arrived = arrived
         self._is_auto = is_auto
+        self._first = first
         # By id, since hashing a code object is slow.
         self._watched = {id(stop.function.__code__) for stop in stops}
         self._hits: Counter[tuple[int, str]] = Counter()
@@ -104,6 +107,8 @@ class GuidedPdb(pdb.Pdb):
             return
         self._condition_error = ""
         self.num_passed += 1
+        if self.num_passed < self._first:
+            return
         self._arrived(stop, names)
         if self._is_auto:
             self.broken_hints += broken_hints(stop, frame, names)

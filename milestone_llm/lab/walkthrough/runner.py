@@ -36,7 +36,8 @@ def run_walkthrough(
     Args:
         guide: title, introduction, and the stops in the order in which they are reached.
         scenario: builds an engine and lets it work. Runs again from its start on pdb's `restart`.
-        argv: `--auto`, `--ask` and `--list` are understood; None takes the command line's.
+        argv: `--auto`, `--ask`, `--from-stop` and `--list` are understood; None takes the command
+            line's.
 
     Returns:
         The exit code: 1 where an expected value differs or a stop is never reached, else 0.
@@ -46,6 +47,14 @@ def run_walkthrough(
     parser = argparse.ArgumentParser(prog, description=guide.title)
     parser.add_argument("--auto", action="store_true", help="no prompt; fail on a difference")
     parser.add_argument("--ask", action="store_true", help="guess values before they are shown")
+    parser.add_argument(
+        "--from-stop",
+        type=int,
+        choices=range(1, len(guide.stops) + 1),
+        default=1,
+        metavar="N",
+        help="run on to stop N of --list",
+    )
     parser.add_argument("--list", action="store_true", help="list the stops and leave")
     options = parser.parse_args(argv)
     is_auto = options.auto or sys.stdin is None
@@ -58,7 +67,7 @@ def run_walkthrough(
     while True:
         cards = CardPrinter(guide, options.ask and not is_auto)
         try:
-            debugger = GuidedPdb(guide.stops, cards.card, is_auto)
+            debugger = GuidedPdb(guide.stops, cards.card, is_auto, options.from_stop)
             debugger.follow(scenario)
             break
         except pdb.Restart:
@@ -76,6 +85,7 @@ def run_walkthrough(
         return 1
     cards.line()
     cards.heading("The end")
-    stops, values = plural(len(guide.stops), "stop"), plural(cards.num_expected, "value")
+    stops = plural(len(guide.stops) + 1 - options.from_stop, "stop")
+    values = plural(cards.num_expected, "value")
     cards.line(f"{stops}, {values} as expected." if cards.num_expected else f"{stops} reached.")
     return 0
