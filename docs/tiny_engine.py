@@ -235,7 +235,7 @@ def paged_attention(
 
 
 # --- Sampling -------------------------------------------------------------------------------------
-# Full version: milestone_llm/core/sampling.py, milestone_llm/core/philox.py
+# Full version: milestone_llm/core/sampling.py; its generator, philox.py, has no state at all
 def sample(logits: Tensor, request: Request) -> int:
     """The next token, given logits `[vocab_size]`.
 
@@ -250,20 +250,9 @@ def sample(logits: Tensor, request: Request) -> int:
 
 
 def gumbel_noise(seed: int, position: int, vocab_size: int) -> Tensor:
-    """`[vocab_size]`, made by Philox4x32-10 (Salmon et al., SC '11), a generator without a state:
-    its four numbers are a function of a counter, (token id // 4, position, 0, 0), and the seed."""
-    low = 0xFFFFFFFF
-    c0 = torch.arange(-(-vocab_size // 4))
-    c1, c2, c3 = torch.full_like(c0, position), torch.zeros_like(c0), torch.zeros_like(c0)
-    k0, k1 = seed & low, (seed >> 32) & low
-    for _ in range(10):
-        product_0, product_1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
-        c0, c1 = ((product_1 >> 32) & low) ^ c1 ^ k0, product_1 & low
-        c2, c3 = ((product_0 >> 32) & low) ^ c3 ^ k1, product_0 & low
-        k0, k1 = (k0 + 0x9E3779B9) & low, (k1 + 0xBB67AE85) & low
-    bits = torch.stack([c0, c1, c2, c3], dim=-1).flatten()[:vocab_size]
-    uniform = ((bits >> 9).double() + 0.5) * 2.0**-23  # never 0 or 1
-    return (-(-uniform.log()).log()).float()
+    """`[vocab_size]`, of a generator that begins anew for each seed and position."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + position) % 2**32)
+    return -torch.empty(vocab_size).exponential_(generator=generator).log()
 
 
 # --- The engine -----------------------------------------------------------------------------------
@@ -341,11 +330,16 @@ def main() -> None:
         scheduler.add(requests[-1])
     began, num_steps = time.perf_counter(), 0
     while scheduler.waiting or scheduler.running:
+        before = list(scheduler.running)
         rows, num_steps = engine.step(), num_steps + 1
+        news = [f"preempted {each.request_id}" for each in before if each in scheduler.waiting]
+        found = [row for row in rows if row.request not in before and row.start]
+        news += [f"{row.start} tokens of {row.request.request_id} cached" for row in found]
         who = "  ".join(f"{row.request.request_id} {row.start}..{row.end - 1}" for row in rows)
         waiting = " ".join(request.request_id for request in scheduler.waiting)
         num_free = len(engine.kv.free_blocks)
-        print(f"step {num_steps:2}  {who:40}  {num_free:2} blocks free  waiting: {waiting or '-'}")
+        facts = [f"{num_free:2} blocks free", f"waiting: {waiting or '-'}", *news]
+        print(f"step {num_steps:2}  {who:40}  {'  '.join(facts)}")
     num_tokens = sum(len(request.output_token_ids) for request in requests)
     print(f"{num_tokens} tokens, {num_tokens / (time.perf_counter() - began):.1f} a second")
     for request, question in zip(requests, QUESTIONS, strict=True):

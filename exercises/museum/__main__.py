@@ -5,7 +5,7 @@ python -m exercises.museum 3                an exhibit: engine and changed engin
 python -m exercises.museum 3 --trace        every step of the one in question, whole
 python -m exercises.museum 3 --explore      a page with both runs on one clock
 python -m exercises.museum 3 --walkthrough  the debugger at the line in question
-python -m exercises.museum 3 --card         what it was, without a question first
+python -m exercises.museum 3 --card         what it was
 python -m exercises.museum --all            the line in question of every exhibit
 """
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("number", nargs="?", type=int, help="of an exhibit; the rooms, if left out")
     add("--all", action="store_true", help="run all; print the line in question of each")
     add("--switches", action="store_true", help="run all; say which switch makes each right")
-    add("--card", action="store_true", help="show the card, too")
+    add("--card", action="store_true", help="show the card alone")
     add("--trace", action="store_true", help="print every step of the engine in question, whole")
     meaning = "write the page of both runs there (runs/museum.html if not given)"
     path = Path("runs/museum.html")
@@ -75,16 +75,19 @@ def visit(name: str, args: argparse.Namespace) -> int:
     if args.explore:
         write(own, runs, suspect, args.explore)
         return 0
+    if args.card:
+        show.heading(name)
+        show.card(name, own, suspect)
+        return 0
     show.traffic(name, own)
     show.side_by_side(own, *runs)
     show.outcome(own, *runs, own.alone())
     show.question(own)
-    if sys.stdin.isatty() and not args.card:
+    if sys.stdin.isatty():
         console.input("\nEnter shows the card. ")
-    elif not args.card:
+        show.card(name, own, suspect)
+    else:
         show.say(f"\nThe card: python -m exercises.museum {NAMES.index(name) + 1} --card", "dim")
-        return 0
-    show.card(name, own, suspect)
     return 0
 
 

@@ -21,7 +21,7 @@ from .lines import lines, without_numbers
 from .rooms import NAMES, ROOMS, SYMPTOMS, complaint
 
 SAME = "the same"
-TITLES = ("as it is", "changed")
+TITLES = ("correct", "suspect")
 """Of both runs."""
 HOW_TO_READ = (
     "A row: who, positions computed (of 18: it ends before the last of 18 known tokens) → tokens "
@@ -194,7 +194,7 @@ def line_in_question(exhibit: Exhibit, run: Run) -> str:
 
 def trace(name: str, exhibit: Exhibit, run: Run) -> None:
     """Every step of one run, whole, and the exception that ended it."""
-    heading(name, TITLES[not exhibit.is_false_alarm])
+    heading(name, TITLES[1])
     sink = ConsoleSink(console, show_times=False)
     for record in run.records:
         sink.print_step(record)
