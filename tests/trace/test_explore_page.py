@@ -355,7 +355,7 @@ def test_recorded_traces_show_launches_gaps_and_the_pipeline(browser, recorded):
     ahead = [[t.split(":")[0] for t in each["host"]] for each in opened(shown, 9)]
     assert "launch 10" not in ahead[0]
     assert ahead[1].index("launch 10") < ahead[1].index("wait 9"), "launched before 9 is settled"
-    opened("() => { moveTo(9); toggleGuess(); }")
+    opened("() => { toggleGuess(); moveTo(9); }")
     hidden = opened("() => [...document.querySelectorAll('.lane [title]')].map((e) => e.title)")
     assert not any("10:" in title for title in hidden)
     assert opened.errors == []

@@ -27,9 +27,17 @@ function showRuns(runs) {
   byId("runs").replaceChildren();
   byId("runs").classList.toggle("two", runs.length > 1);
   views = runs.map(makeView);
+  showRun(0);
   const about = runs.find((run) => run.lookAt !== null);
   if (about) state.time = stepBegin(about, about.lookAt, state.axis);
   fit();
+}
+
+// A narrow window has room for one of two runs: a switch says which.
+function showRun(shown) {
+  byId("runs").dataset.shown = shown;
+  const button = ({ run }, index) => el("button", { "data-run": index, "aria-pressed": index === shown }, run.meta.label || run.records[0].milestone);
+  byId("which").replaceChildren(...(views.length > 1 ? views.map(button) : []));
 }
 
 // After new records of a live run: the cursor goes on with them if it stands at the end.
@@ -227,7 +235,10 @@ function toggleGuess() {
   byId("guess").setAttribute("aria-pressed", guessing.isOn);
   for (const id of ["cursor", "last", "play", "forward"]) byId(id).disabled = guessing.isOn;
   if (guessing.isOn && state.time >= lastTime()) moveTo(0);
-  if (filled().length) moveTo(state.time);
+  if (!filled().length) return;
+  const { run, at } = guessedView();
+  const asked = guessing.isOn ? nextChange(run, at) : -1; // there is something to guess at once
+  moveTo(asked > at ? stepBegin(run, asked, state.axis) : state.time);
 }
 
 const KEYS = [
@@ -245,7 +256,7 @@ function drawLegend() {
   const runs = filled().map((view) => view.run);
   const has = (phase) => runs.some((run) => [...run.requests.values()].some(({ spans }) => spans.some((span) => span.phase === phase)));
   const hasMark = (kind) => kind !== "admitted" && kind !== "evict" && runs.some((run) => run.marks.some((mark) => mark.kind === kind));
-  const areas = { "KV stored": "--stored", "reserved, empty": "waste", "free, but can be found": runs.some((run) => run.hasCache) ? "cached" : null };
+  const areas = { "KV stored": "--stored", "reserved, empty": "reserved", "free, but can be found": runs.some((run) => run.hasCache) ? "cached" : null };
   const sign = (title, draw) => {
     const canvas = el("canvas");
     draw(prepare(canvas, 26, 14));
@@ -320,6 +331,10 @@ function connect() {
       state.pinned = state.pinned === button.dataset.who ? null : button.dataset.who;
       for (const other of document.querySelectorAll(".who")) other.setAttribute("aria-pressed", other.dataset.who === state.pinned);
       light(state.pinned);
+    }
+    if (event.target.matches("[data-run]")) {
+      showRun(Number(event.target.dataset.run));
+      drawAll();
     }
     if (event.target.matches("[data-all]")) {
       for (const view of views) view.showsAll = true;

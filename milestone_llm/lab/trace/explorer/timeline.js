@@ -42,16 +42,24 @@ function hatch(context, x, y, width, height, color, slope, gap = 5) {
   context.restore();
 }
 
-// What was computed or reserved for nobody; the pictures of milestone_llm/lab/plots have it, too.
+// What was computed for nobody; the pictures of milestone_llm/lab/plots have it, too.
 function drawWaste(context, x, y, width, height) {
   context.fillStyle = css("--waste-pale");
   context.fillRect(x, y, width, height);
   hatch(context, x, y, width, height, css("--waste"), 1, 4);
 }
 
-// A colour of the style sheet, "waste", or "cached".
+// What is reserved and empty: nobody has computed anything there.
+function drawReserved(context, x, y, width, height) {
+  context.fillStyle = css("--waste-pale");
+  context.fillRect(x, y, width, height);
+  for (const slope of [1, -1]) hatch(context, x, y, width, height, css("--waste"), slope, 9);
+}
+
+// A colour of the style sheet, "waste", "reserved", or "cached".
 function fillArea(context, fill, x, y, width, height) {
   if (fill === "waste") return drawWaste(context, x, y, width, height);
+  if (fill === "reserved") return drawReserved(context, x, y, width, height);
   if (fill === "cached") return hatch(context, x, y, width, height, css("--soft"), -1, 5);
   context.fillStyle = css(fill);
   context.fillRect(x, y, width, height);
@@ -190,7 +198,7 @@ function makeTimeline(view) {
     const ofPhases = (count) => [["--decode", count("decode")], ["--prefill", count("prefill")], ["waste", count("padding")]];
     const usage = (value) => (at) => value(run.usage[at]);
     return [ofPhases(numOf), ofPhases(tokensOf), [
-      ["--stored", usage(({ stored }) => stored)], ["waste", usage(({ stored, reserved }) => Math.max(0, reserved - stored))],
+      ["--stored", usage(({ stored }) => stored)], ["reserved", usage(({ stored, reserved }) => Math.max(0, reserved - stored))],
       ["cached", usage(({ cached }) => cached)],
     ]];
   }
