@@ -52,6 +52,7 @@ def test_steps_come_as_they_happen_with_the_text_of_tokens(server) -> None:
     sampled = [row["sampled_token"] for row in rows if row["sampled_token"] is not None]
     assert len(sampled) == 5
     assert {row["request_id"] for row in rows} == {reply.id}
+    assert [each["beginnings"] for each in records if "beginnings" in each] == [{reply.id: PROMPT}]
     assert set(map(str, sampled)) == {name for each in records for name in each.get("texts", {})}
 
 

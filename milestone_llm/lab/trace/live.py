@@ -26,6 +26,9 @@ from milestone_llm.trace.text import token_text
 from .positions import Positions
 
 Decode = Callable[[list[int]], str]
+NAME_LENGTH = 60
+"""Characters of a prompt that name its request."""
+MAX_NAMES = 1000
 
 
 class PageLines:
@@ -68,6 +71,8 @@ class LiveTrace:
     def __init__(self, max_records: int = 256, decode: Decode | None = None) -> None:
         self.decode = decode
         self.recent: deque[StepRecord] = deque(maxlen=max_records)
+        self.beginnings = dict[str, str]()
+        """Of the newest requests' prompts, by request id: their ids all look alike."""
         self.num_records = 0
         """Of all that came; the last of `recent` has one number less."""
         self.readers: set[Subscription] = set()
@@ -79,6 +84,12 @@ class LiveTrace:
             self.recent.append(record)
             self.num_records += 1
             self.changed.notify_all()
+
+    def name(self, request_id: str, prompt: str) -> None:
+        """Remember how a request's prompt begins."""
+        self.beginnings[request_id] = " ".join(prompt[:200].split())[:NAME_LENGTH]
+        if len(self.beginnings) > MAX_NAMES:
+            self.beginnings.pop(next(iter(self.beginnings)), None)
 
     def subscribe(self) -> Subscription:
         """A new reader. Close it when it is no longer read."""
@@ -110,6 +121,7 @@ class Subscription:
         self._next = live.num_records - len(live.recent)
         self._lines = PageLines()
         self._texts: dict[int, str] = {}
+        self._named: set[str] = set()
 
     def get(self, timeout: float | None = None) -> str | None:
         """The next line, without its end. None if none came in `timeout` seconds, or it is closed.
@@ -129,7 +141,8 @@ class Subscription:
             record = live.recent[self._next - first]
             self._next += 1
         texts = self._new_texts(record)  # outside the lock: the engine need not wait for it
-        return self._lines.line(record, **({"texts": texts} if texts else {}))
+        more = {"texts": texts, "beginnings": self._new_beginnings(record)}
+        return self._lines.line(record, **{name: new for name, new in more.items() if new})
 
     @property
     def _is_closed(self) -> bool:
@@ -143,6 +156,13 @@ class Subscription:
             new = {token: token_text(decode, token) for token in tokens if token is not None}
         self._texts |= new
         return new
+
+    def _new_beginnings(self, record: StepRecord) -> dict[str, str]:
+        here = {row.request_id for row in record.batch} | {*record.waiting, *record.arrived}
+        new = {name.partition("/")[0] for name in here} - self._named
+        self._named |= new
+        known = self._live.beginnings
+        return {name: known[name] for name in new if name in known}
 
     def close(self) -> None:
         """Read no more; a waiting `get` returns None."""

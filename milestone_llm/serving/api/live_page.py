@@ -47,6 +47,10 @@ class LivePage:
         self._live = LiveTrace(decode=self._decode if tokenizer is not None else None)
         self._threads = ThreadPoolExecutor(MAX_READERS, "page")
 
+    def name(self, request_id: str, prompt: str) -> None:
+        """Tell pages how a request's prompt begins."""
+        self._live.name(request_id, prompt)
+
     def subscribe(self) -> Subscription:
         """One more reader.
 

@@ -104,6 +104,10 @@ class Sampling(Body):
             raise ApiError(400, text, param="stream_options")
         return self
 
+    def prompt_texts(self) -> list[str]:
+        """Texts that name its requests on the live page."""
+        raise NotImplementedError
+
     def sampling_params(
         self, max_tokens: int, logprobs: int | None, key_salt: str, **others: Any
     ) -> SamplingParams:
@@ -153,6 +157,11 @@ class CompletionRequest(Sampling):
     echo: bool | None = None
     add_special_tokens: bool | None = None
     """To texts; None: yes."""
+
+    def prompt_texts(self) -> list[str]:
+        """Texts of its prompts; none if they are token ids."""
+        prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        return [prompt for prompt in prompts if isinstance(prompt, str)]
 
     def prompts(self) -> list[str] | list[list[int]]:
         """One prompt or several, as several.
@@ -251,6 +260,11 @@ class ChatRequest(Sampling):
     max_completion_tokens: Whole | None = Field(None, ge=1)
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
+
+    def prompt_texts(self) -> list[str]:
+        """What was said last."""
+        content = self.messages[-1].content
+        return [content] if isinstance(content, str) else []
 
     @property
     def calls_tool(self) -> bool:

@@ -248,6 +248,9 @@ class Service:
                 check_params(each, info.vocab_size, info.tokenizer, info.eos_token_ids)
         except InputError as error:
             raise ApiError(400, str(error)) from None
+        if self.page is not None:
+            for name, text in zip(names, body.prompt_texts(), strict=False):
+                self.page.name(name, text)
         request.start(requests, is_stream, body.deadline)
 
     def answer(

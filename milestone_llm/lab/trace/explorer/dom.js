@@ -23,7 +23,14 @@ function setAttribute(element, key, value) {
 const byId = (id) => document.getElementById(id);
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
-// Long names are a server's, which begin alike: the end tells them apart.
-const short = (name) => (name.length <= 10 ? name : `…${/.{4}(\/\d+)?$/.exec(name)[0]}`);
+// Long names are a server's, which all look alike: their prompt's beginning tells them apart, else the end.
+const beginnings = new Map();
+const beginningOf = (name) => beginnings.get(name.split("/")[0]);
+function short(name) {
+  if (name.length <= 10) return name;
+  const [end, completion = ""] = /.{4}(\/\d+)?$/.exec(name);
+  const words = beginningOf(name);
+  return words ? `${words.length > 9 ? `${words.slice(0, 8)}…` : words}${completion}` : `…${end}`;
+}
 // What a scheduler says, with names as the page has them.
 const worded = (run, text) => text.replace(/\S+/g, (word) => (run.requests.has(word) ? short(word) : word));

@@ -5,7 +5,7 @@ const MAX_ROWS = 24; // of a table at first; a button shows all
 const PHASE_SIGNS = { prefill: "▸", decode: "•", padding: "░", waiting: "…", preempted: "✕", swapped: "⇄" };
 
 function who(run, name) {
-  return el("button.who", { "data-who": name, "aria-pressed": state.pinned === name, title: `Light up ${name}` },
+  return el("button.who", { "data-who": name, "aria-pressed": state.pinned === name, title: `Light up ${name}${beginningOf(name) ? `: ${beginningOf(name)}` : ""}` },
     el("i", { style: { background: colorOf(run, name) } }), el("span", short(name)));
 }
 

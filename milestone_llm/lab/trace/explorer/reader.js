@@ -89,9 +89,29 @@ async function readLive(live) {
 function takeLine(run, line, tables) {
   if (line.startsWith('{"num_dropped"'))
     return tell(`This page is slower than the engine: ${plural(JSON.parse(line).num_dropped, "step")} were dropped for it.`);
-  const { texts, ...record } = readRecord(line, tables);
+  const { texts, beginnings: names = {}, ...record } = readRecord(line, tables);
   Object.assign(run.meta.texts, texts);
+  for (const [name, words] of Object.entries(names)) beginnings.set(name, words);
   addRecord(run, record);
+}
+
+// An answer as it comes.
+async function showAnswer(response) {
+  if (!response.ok) throw new Error((await response.json()).error.message);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let [text, rest] = ["", ""];
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (!line.startsWith("data: {")) continue;
+      const event = JSON.parse(line.slice("data: ".length));
+      if (event.error) throw new Error(event.error.message);
+      byId("answer").textContent = text += event.choices[0]?.text ?? "";
+    }
+  }
 }
 
 // A prompt to be sent from here, and the same as a line for a terminal.
@@ -113,10 +133,9 @@ function connectPrompt(live) {
     event.preventDefault();
     byId("answer").textContent = "…";
     const headers = { ...headersOf(live), "Content-Type": "application/json" };
-    const answer = await fetch("/v1/completions", { method: "POST", headers, body: body() })
-      .then((response) => response.json())
-      .catch((error) => ({ error }));
-    byId("answer").textContent = answer.choices?.[0].text ?? `refused: ${answer.error?.message ?? JSON.stringify(answer)}`;
+    const whole = JSON.stringify({ ...JSON.parse(body()), stream: true });
+    await fetch("/v1/completions", { method: "POST", headers, body: whole }).then(showAnswer)
+      .catch((error) => (byId("answer").textContent = `refused: ${error.message}`));
   });
   show();
 }
