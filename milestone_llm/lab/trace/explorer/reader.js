@@ -96,7 +96,7 @@ function takeLine(run, line, tables) {
 }
 
 // An answer as it comes.
-async function showAnswer(response) {
+async function tellAnswer(response) {
   if (!response.ok) throw new Error((await response.json()).error.message);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let [text, rest] = ["", ""];
@@ -134,7 +134,7 @@ function connectPrompt(live) {
     byId("answer").textContent = "…";
     const headers = { ...headersOf(live), "Content-Type": "application/json" };
     const whole = JSON.stringify({ ...JSON.parse(body()), stream: true });
-    await fetch("/v1/completions", { method: "POST", headers, body: whole }).then(showAnswer)
+    await fetch("/v1/completions", { method: "POST", headers, body: whole }).then(tellAnswer)
       .catch((error) => (byId("answer").textContent = `refused: ${error.message}`));
   });
   show();
