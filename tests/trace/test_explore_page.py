@@ -624,7 +624,9 @@ class Server:
             def do_POST(self) -> None:
                 size = int(self.headers["Content-Length"])
                 server.bodies.append(json.loads(self.rfile.read(size)))
-                self.answer(200, json.dumps({"choices": [{"text": MARKUP}]}).encode())
+                events = [{"choices": [{"text": half}]} for half in (MARKUP[:9], MARKUP[9:])]
+                lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+                self.answer(200, "".join([*lines, "data: [DONE]\n\n"]).encode())
 
             def answer(self, status: int, body: bytes) -> None:
                 self.send_response(status)
@@ -693,7 +695,8 @@ def test_markup_on_a_live_page_is_shown_and_not_run(browser):
         opened.page.fill("#prompt", "it's <b>")
         opened.page.click("#prompt-form button")
         opened.page.wait_for_function("(text) => byId('answer').textContent === text", arg=MARKUP)
-        assert server.bodies == [{"model": "tiny", "prompt": "it's <b>", "max_tokens": 32}]
+        asked = {"model": "tiny", "prompt": "it's <b>", "max_tokens": 32, "stream": True}
+        assert server.bodies == [asked]
         assert """"prompt":"it'\\''s <b>\"""" in opened.page.inner_text("#curl")
         assert is_run(opened) == [False, 0]
     finally:
