@@ -55,10 +55,20 @@ def test_a_file_that_leaves_open_which_class_is_refused(text, found, tmp_path):
         own_class(path, "Scheduler", BaseScheduler)
 
 
-def test_a_file_that_is_not_there_is_refused_in_one_line(tmp_path, capsys):
-    options = ["--model", "tiny-llama", "--out", str(tmp_path)]
-    assert m3_demo([*options, "--scheduler", str(tmp_path / "no.py")]) == 2
-    assert "no.py: No such file" in capsys.readouterr().err.replace("\n", "")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(None, "No such file"), ("x = 1", "it defines none"), ("def f(:\n", "mine.py, line 1")],
+)
+def test_a_file_without_a_scheduler_is_refused_in_one_line_before_a_model_is_read(
+    text, said, tmp_path, capsys
+):
+    path = tmp_path / "mine.py"
+    if text is not None:
+        path.write_text(text)
+    options = ["--model", "no-such-model", "--out", str(tmp_path)]
+    assert m3_demo([*options, "--scheduler", str(path)]) == 2
+    assert said in (complaint := capsys.readouterr().err)
+    assert complaint.count("\n") == 1
 
 
 def test_the_line_of_an_exception_is_that_of_ones_own_file(tmp_path):

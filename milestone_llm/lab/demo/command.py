@@ -15,7 +15,7 @@ from milestone_llm.command.cli import (
 )
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.scheduler import BaseScheduler
-from milestone_llm.frontend.own_code import own_class
+from milestone_llm.frontend.own_code import own_class, place_of
 
 
 def demo_parser(milestone: str, description: str | None) -> argparse.ArgumentParser:
@@ -55,7 +55,7 @@ def run_demo(
     *,
     seconds: int,
 ) -> int:
-    """Run a demo. What it will write is tried first, and how long it takes is said.
+    """Run a demo. What it will read and write is tried first, and how long it takes is said.
 
     Args:
         pictures: names of the files that it writes to `--out`.
@@ -66,8 +66,6 @@ def run_demo(
     """
 
     def before(args: argparse.Namespace) -> None:
-        if args.scheduler:  # what is wrong with the file is told before a model is loaded
-            own_class(Path(args.scheduler), "Scheduler", BaseScheduler)
         paths = [args.out / picture for picture in pictures]
         paths += [args.explore] if args.explore else []
         if args.trace not in (None, "console", "memory"):
@@ -76,7 +74,25 @@ def run_demo(
             paths.append(Path(args.trace))
         for path in paths:
             try_to_write(path)
+        if args.scheduler is not None:
+            try_scheduler(Path(args.scheduler))
         args.seconds = seconds
         args.check_invariants = args.scheduler is not None
 
     return run_command(demo, args, before)
+
+
+def try_scheduler(path: Path) -> None:
+    """Find out before a model is loaded whether a file has a scheduler.
+
+    Raises:
+        InputError: it has none, cannot be read, or is no Python.
+        Exception: what the file itself raises.
+    """
+    try:
+        own_class(path, "Scheduler", BaseScheduler)
+    except SyntaxError as error:
+        raise InputError(f"--scheduler: {error.msg}; mend {place_of(error)}") from None
+    except InputError as error:
+        begin = "begin with a copy of the milestone's scheduler.py"
+        raise InputError(f"--scheduler: {error}; {begin}") from None
