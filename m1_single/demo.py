@@ -21,13 +21,15 @@ def demo(args: argparse.Namespace) -> None:
     from milestone_llm.lab.demo import show
     from milestone_llm.lab.demo.work import load_work
 
-    run = load_work(args).run("Static batching", m1_single)
-    show.steps(run)
-    show.answers(run)
-    show.requests([run])
-    show.summary([run])
-    show.timeline([run], args.out / PICTURE)
-    show.page([run], args.explore)
+    work = load_work(args)
+    runs = work.beside_own("static", m1_single)
+    runs.append(work.run("yours" if runs else "Static batching", m1_single))
+    show.steps(runs[-1])
+    show.answers(runs[-1])
+    show.requests(runs)
+    show.summary(runs)
+    show.timeline(runs, args.out / PICTURE)
+    show.page(runs, args.explore)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

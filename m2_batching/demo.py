@@ -50,9 +50,7 @@ def demo(args: argparse.Namespace) -> None:
         runs.append(work.run("static", m1_single, max_num_batched_tokens=None, trace=None))
     budgets = list(dict.fromkeys(args.max_num_batched_tokens or [None]))
     args.max_model_len = args.max_model_len or work.longest  # a region need not hold more
-    if args.scheduler:
-        ours = {"max_num_batched_tokens": budgets[0], "scheduler": None, "trace": None}
-        runs.append(work.run("continuous", m2_batching, **ours))
+    runs += work.beside_own("continuous", m2_batching, max_num_batched_tokens=budgets[0])
     for budget in budgets:
         label = "continuous" if len(budgets) == 1 else f"budget {budget}"
         label = "yours" if args.scheduler and budget == budgets[0] else label

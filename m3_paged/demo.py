@@ -60,7 +60,7 @@ def demo(args: argparse.Namespace) -> None:
     work = load_work(args, prompts, LENGTHS, n=args.n, ignore_eos=False)
     args.max_model_len = work.longest
     args.kv_cache_tokens = args.kv_cache_tokens or small_pool(args, work)
-    ours = [work.run("paged", m3_paged, scheduler=None, trace=None)] if args.scheduler else []
+    ours = work.beside_own("paged", m3_paged)
     run = work.run("yours" if ours else "paged", m3_paged)
     print_maps(run)
     show.answers(run)

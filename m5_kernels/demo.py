@@ -46,7 +46,7 @@ def demo(args: argparse.Namespace) -> None:
     args.max_model_len = work.longest
     runs = [] if args.no_m4 else [work.run("M4", m4_prefix_chunked, trace=None, scheduler=None)]
     named = {} if args.quantization is None else {"model": args.model}  # read from its files
-    runs.append(work.run("M5", m5_kernels, **named))
+    runs.append(work.run("yours" if args.scheduler else "M5", m5_kernels, **named))
     engine = runs[-1].engine
     console.print(f"M5: {what_runs(engine)}.")
     show.steps(runs[-1])

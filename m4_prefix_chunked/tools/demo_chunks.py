@@ -39,9 +39,13 @@ def long_arrival(args: argparse.Namespace, loaded: LoadedModel, picture: Path) -
     args.max_model_len, args.enable_prefix_caching = work.longest, False  # only chunking, here
     budget = args.max_num_batched_tokens or (64 if is_tiny else 256)
     runs, gaps = [], []
-    for policy in ("mixed", "prefill_first"):
-        changes: dict[str, Any] = {"prefill_policy": policy, "max_num_batched_tokens": budget}
-        if policy != "mixed" or args.part != 2:
+    names = ("mixed", "prefill_first")
+    policies: dict[str, dict[str, Any]] = {name: {"prefill_policy": name} for name in names}
+    if args.scheduler:
+        policies = {"mixed": {"scheduler": None}, "yours": {}}
+    for policy, changes in policies.items():
+        changes["max_num_batched_tokens"] = budget
+        if args.part != 2 or policy != ("yours" if args.scheduler else "mixed"):
             changes["trace"] = None  # one run a demo writes the trace
         run = work.run(policy, m4_prefix_chunked, **changes)
         runs.append(run)
@@ -61,7 +65,7 @@ def long_arrival(args: argparse.Namespace, loaded: LoadedModel, picture: Path) -
         )
     )
     show.summary(runs)
-    show.timeline(runs, picture, by="time", label='prefill_policy="{}"')
+    show.timeline(runs, picture, by="time", label="{}" if args.scheduler else 'prefill_policy="{}"')
     if args.explore and args.part is None:  # the first page is of part 1
         args.explore = args.explore.with_stem(f"{args.explore.stem}-2")
     show.page(runs, args.explore)

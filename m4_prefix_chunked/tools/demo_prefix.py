@@ -29,9 +29,12 @@ def shared_prefix(args: argparse.Namespace, loaded: LoadedModel, picture: Path) 
     engine = work.engine(m4_prefix_chunked, **changes)
     keeper = TreeKeeper(engine)
     engine.tracer.sinks.append(keeper)
-    cached = work.serve("cached", engine)
-    changes |= {"enable_prefix_caching": False, "trace": None}
-    runs = [cached, work.run("not cached", m4_prefix_chunked, **changes)]
+    runs = work.beside_own("cached", m4_prefix_chunked, **changes)
+    cached = work.serve("yours" if runs else "cached", engine)
+    runs.append(cached)
+    if not args.scheduler:
+        changes |= {"enable_prefix_caching": False, "trace": None}
+        runs.append(work.run("not cached", m4_prefix_chunked, **changes))
     show.step(cached, cached.records[0], "The first request pays")
     hits = (r for r in cached.records if any(row.num_cached_tokens for row in r.batch))
     if (hit := next(hits, None)) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def test_the_line_of_an_exception_is_that_of_ones_own_file(tmp_path):
     assert place_of(broken.value, tmp_path) == "mine.py, line 1: def f(:"
 
 
-def test_a_demo_runs_ones_own_scheduler_and_writes_its_page(tmp_path):
+def test_a_demo_runs_ones_own_scheduler_beside_ours_and_writes_its_page(tmp_path, capsys):
     path = tmp_path / "mine.py"
     lines = (
         MINE.replace("        return 1 / (self.number - 1)", "        return super().schedule()")
@@ -92,9 +93,12 @@ def test_a_demo_runs_ones_own_scheduler_and_writes_its_page(tmp_path):
         + "        return 'one at a time' if self.running else None\n"
     )
     path.write_text(lines)
-    options = ["--model", "tiny-llama", "--max-tokens", "4", "--out", str(tmp_path)]
+    options = ["--model", "tiny-llama", "--max-tokens", "40", "--out", str(tmp_path)]
     page, trace = tmp_path / "run.html", tmp_path / "run.jsonl"
     options += ["--scheduler", str(path), "--explore", str(page), "--trace", str(trace)]
     assert m3_demo(options) == 0
     assert page.exists()
     assert "one at a time" in trace.read_text("utf-8")
+    totals = capsys.readouterr().out.partition("Summary")[2]
+    (preemptions,) = re.findall(r"^ *preemptions +(\d+) +(\d+) *$", totals, re.M)
+    assert int(preemptions[0]) > int(preemptions[1]) == 0

@@ -112,6 +112,12 @@ class Work:
         """Serve the requests with an engine of a milestone's package."""
         return self.serve(label, self.engine(milestone, **changes))
 
+    def beside_own(self, label: str, milestone: Any, **changes: Any) -> list[DemoRun]:
+        """The milestone's own run, if `--scheduler` gives another one: to be compared with it."""
+        if not self.args.scheduler:
+            return []
+        return [self.run(label, milestone, scheduler=None, trace=None, **changes)]
+
     def serve(self, label: str, engine: Any) -> DemoRun:
         """Serve the requests; their tokens are counted, unless a trace needs the console."""
         run = DemoRun(label, engine, self.items, [])
