@@ -52,7 +52,7 @@ def demo(args: argparse.Namespace) -> None:
     from milestone_llm.lab.demo import show
     from milestone_llm.lab.demo.work import load_work
 
-    from .tools.demo_maps import compare_memory, print_maps, print_memory
+    from .tools.demo_maps import print_maps, print_memory
 
     if args.temperature is None:
         args.temperature = 0.8 if args.n > 1 else 0.0
@@ -66,10 +66,7 @@ def demo(args: argparse.Namespace) -> None:
     show.answers(run)
     show.requests([*ours, run])
     show.summary([*ours, run])
-    if ours:
-        compare_memory([*ours, run])
-    else:
-        print_memory(run)
+    print_memory(run)
     timeline, kvmap = (args.out / picture for picture in PICTURES)
     show.timeline([*ours, run], timeline)
     show.kvmap(run, kvmap)

@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from milestone_llm.command.cli import console
-from milestone_llm.lab.bench.report import table
 from milestone_llm.lab.demo import show
 from milestone_llm.lab.demo.work import DemoRun
 from milestone_llm.lab.plots.block_history import BlockState, block_history
@@ -155,18 +154,3 @@ def print_memory(run: DemoRun) -> None:
             "copies on write": plural(figures.num_copies, "block"),
         }
     )
-
-
-def compare_memory(runs: Sequence[DemoRun]) -> None:
-    """What the same pool went through under several schedulers."""
-    every = [KVFigures.of(run.records) for run in runs]
-    rows = [
-        ["requests at a time", *(str(each.max_concurrent) for each in every)],
-        ["reserved, but empty", *(f"{each.waste_share:.1%}" for each in every)],
-        ["preemptions", *(str(each.num_preemptions) for each in every)],
-        ["tokens recomputed", *(str(each.num_recomputed_tokens) for each in every)],
-        ["blocks swapped out", *(str(each.num_swapped_blocks) for each in every)],
-        ["copies on write", *(str(each.num_copies) for each in every)],
-    ]
-    show.headline("KV memory, both schedulers")
-    console.print(table("", ["", *(run.label for run in runs)], rows))

@@ -67,8 +67,8 @@ class Look:
         if isinstance(value, Mapping):
             return "names with what they have, such as a: 7, b: 8"
         if isinstance(value, list | tuple | set | frozenset):
-            return "one after the other, such as 7 8 9" if value else "[] if there are none"
-        return "None, if there is none, or text"
+            return "one after the other, such as 7 8 9; [] if there are none"
+        return "a word, a number, or None"
 
 
 def _words(text: str) -> list[str]:
