@@ -1,14 +1,16 @@
-"""A request by itself: when it ends, and what is left of it where something was interrupted."""
+"""A request by itself: when it ends, what an interruption leaves of it; and the queue's cost."""
 
 from __future__ import annotations
 
 import torch
 
+from engine_helpers import make_request
 from milestone_llm.core.logprobs import logprob_columns
 from milestone_llm.core.outputs import Logprob, SampledToken
 from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.core.prompt_logprobs import note_prompt_logprobs
 from milestone_llm.core.request import Request, RequestStatus
+from milestone_llm.core.request_queue import RequestQueue
 from milestone_llm.core.sampling_params import SamplingParams
 
 PROMPT = [5, 6, 7]
@@ -44,3 +46,24 @@ def test_a_prompt_that_is_computed_again_has_its_log_probabilities_once():
     for _ in range(2):
         note_prompt_logprobs(row, positions, columns)
     assert [entry and next(iter(entry)) for entry in request.prompt_logprobs] == [None, 6, 7]
+
+
+def test_a_thousand_requests_are_served_by_looking_at_few_of_them(monkeypatch):
+    """O(log n) each: a queue that sorted or searched at every step would look at a million."""
+    looks, key = [], RequestQueue.key
+    monkeypatch.setattr(
+        RequestQueue, "key", lambda self, request: looks.append(request) or key(self, request)
+    )
+    queue = RequestQueue("priority")
+    requests = [make_request(f"q{n}", arrival=n, priority=n % 7) for n in range(1000)]
+    for request in requests:
+        queue.add(request)
+    for request in requests[::3]:
+        queue.remove(request)
+    served = []
+    while queue:
+        request = queue.pop()
+        served.append((request.priority, request.arrival))
+    assert served == sorted(served)
+    assert len(served) == 1000 - len(requests[::3])
+    assert len(looks) < 10 * len(requests)

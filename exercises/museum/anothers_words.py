@@ -45,7 +45,7 @@ cause: A block that is taken off the free list keeps its name. b writes one toke
 invariant: A block's hash names what was last written into it. `evict` means: nobody finds it any
   more.
 fix: When a block is given out, its hash is dropped in both directions.
-test: tests/m4/test_caching_pool.py::test_an_evicted_block_cannot_be_found
+test: tests/m4/test_hits.py::test_evicted_blocks_are_missed_last_block_first
 seen: The table from hash to block kept the old entry of a block that was given to another
   request.
 threads: GeeeekExplorer/nano-vllm#163 (open), ovg-project/kvcached#362 (closed),

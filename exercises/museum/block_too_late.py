@@ -44,7 +44,8 @@ invariant: A table has room for all tokens whose KV is computed, those of this s
   last known token is not among them.
 fix: None. With the change every request that ends on a full block takes one block in vain, and
   others are preempted for it. The tokens of both are right.
-test: tests/m3/test_block_manager.py::test_a_table_grows_exactly_when_its_last_block_is_full
+test:
+  tests/m3/test_scheduler_rules.py::test_a_lone_request_grows_to_max_model_len_in_a_pool_of_just_that
 seen: Asked again and again: why is the block taken when the length is 1 modulo the block size,
   and not 0?
 threads: GeeeekExplorer/nano-vllm#30 (closed), GeeeekExplorer/nano-vllm#65 (closed),

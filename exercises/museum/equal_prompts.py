@@ -57,8 +57,7 @@ invariant: What is copied was written in an earlier step. Who attends in the sam
   rely on less.
 fix: If the last block of a whole hit is pending, leave it out: the request computes that block
   itself.
-test:
-  tests/m4/test_prefix_cache.py::test_the_last_block_of_an_equal_prompt_is_not_copied_before_it_is_written
+test: tests/m4/test_hits.py::test_equal_prompts_admitted_in_one_step_share
 seen: A proposal to keep blocks out of the cache until the step that writes them is over;
   state-space layers got just that.
 threads: vllm-project/vllm#37152 (closed), vllm-project/vllm#29387 (merged)

@@ -1,7 +1,7 @@
 """The course of Triton: its solutions pass, mistakes are told, and what is not begun gets a hint.
 
 Kernels run on a GPU or under Triton's interpreter, which must be chosen before anything imports
-triton. So this file runs in a process with TRITON_INTERPRET=1, as test_m5_paged_decode.py does.
+triton. So this file runs in a process with TRITON_INTERPRET=1.
 """
 
 import importlib

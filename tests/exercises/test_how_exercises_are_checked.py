@@ -95,9 +95,9 @@ NEEDS_INTERPRETER = pytest.mark.skipif(
 def test_whoever_names_the_test_of_a_kernel_gets_the_interpreter(pytester, run, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     code = "import os\ndef test_it():\n    assert os.environ['TRITON_INTERPRET'] == '1'\n"
-    for name in ("test_m5_paged_decode.py", "test_another.py"):
+    for name in ("test_build_triton.py", "test_another.py"):
         (pytester.path / "tests" / "exercises" / name).write_text(code)
-    assert run(SOLUTION, "tests/exercises/test_m5_paged_decode.py").ret == 0
+    assert run(SOLUTION, "tests/exercises/test_build_triton.py").ret == 0
     assert run(SOLUTION, "tests/exercises/test_another.py").ret == 1
 
 

@@ -85,3 +85,8 @@ def test_bad_prompts_are_refused_with_number_and_limit_and_disturb_nobody():
     with pytest.raises(ValueError, match=r"n=5 .* max_num_seqs=4"):
         engine.add_request(good, greedy(1, n=5))
     assert run_to_end(engine)["good"].token_ids == hf_greedy("llama", good, 3)
+
+
+def test_more_completions_than_rows_are_refused_also_in_chunks():
+    with pytest.raises(ValueError, match="n=4"):
+        Life(max_num_seqs=3).add(request_of("a", [1, 2, 3], n=4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from exercises.build.check import Parts, Step, Wrong, expect
@@ -21,6 +22,18 @@ Ours are block_pool.py, block_manager.py and scheduler.py in m3_paged/."""
 
 
 # --- the pool -----------------------------------------------------------------------------------
+
+
+class Ends(deque[int]):
+    """Free blocks of which only the ends are in reach, at whatever length."""
+
+    def _search(self, *unused: object) -> Any:
+        raise Wrong(
+            "The pool looks through its free blocks, or takes one from their middle. That takes the "
+            "longer the larger the pool is, at every token: the two ends of a deque are enough."
+        )
+
+    __iter__ = __contains__ = __getitem__ = index = insert = remove = rotate = _search
 
 
 def check_pool(parts: Parts) -> None:
@@ -43,6 +56,10 @@ def check_pool(parts: Parts) -> None:
         [2, 1, 0],
         "longest free first: 2 was never taken, 1 came back before 0.",
     )
+    pool.free(1)
+    pool.free_blocks = Ends(pool.free_blocks)
+    pool.allocate()
+    pool.free(1)
 
 
 def check_shared_pool(parts: Parts) -> None:
@@ -389,6 +406,20 @@ def check_resume(parts: Parts) -> None:
             At("a[5:6] b[5:6]"),
         ],
         {1: ("c, which is swapped out, is aborted", abort)},
+    )
+
+    def restart(own: Any, requests: Any) -> None:
+        own.restart(requests.values())
+
+    play(
+        scheduler(parts, 4),
+        {0: [Ask("a", 4, 3), Ask("b", 3, 2)]},
+        [
+            At("a[0:4] b[0:3] +a +b"),
+            At("a[0:5] b[0:4] ^a ^b", "all memory was given back: both are computed again."),
+            At("a[5:6]"),
+        ],
+        {0: ("an exception somewhere: all KV is dropped, requests keep their tokens", restart)},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 from exercises.build.check import Parts, Step, Wrong, expect
@@ -34,7 +35,7 @@ def check_names(parts: Parts) -> None:
         raise Wrong(f"hash_block gives {name!r}; expected the 32 bytes of a SHA-256 digest.")
     if parts.hash_block(b"parent", [1, 2, 3, 4]) != name:
         raise Wrong("The same block has another hash when it is asked for again.")
-    for tokens in ([1, 2, 3, 5], [4, 3, 2, 1]):
+    for tokens in ([1, 2, 3, 5], [4, 3, 2, 1], [12, 3, 4], [1, 2, 34], [257, 2, 3, 4]):
         if parts.hash_block(b"parent", tokens) == name:
             raise Wrong(f"Tokens [1, 2, 3, 4] and {tokens} have the same hash.")
     if parts.hash_block(b"another", [1, 2, 3, 4]) == name:
@@ -76,6 +77,18 @@ def check_pool_remembers(parts: Parts) -> None:
     pool.remember(1, b"h")
     pool.forget(1)
     expect("num_cached_free", pool.num_cached_free, 0, "block 1 was in use: never cached and free.")
+
+
+class Unsearched(OrderedDict[Any, Any]):
+    """A dict that nobody may walk through, at whatever length."""
+
+    def _search(self) -> Any:
+        raise Wrong(
+            "The pool looks through its blocks. That takes the longer the larger it is, at every "
+            "token: ask the dicts for a key, and the free blocks for their first (popitem)."
+        )
+
+    __iter__ = __reversed__ = keys = values = items = _search
 
 
 def check_pool_evicts(parts: Parts) -> None:
@@ -120,6 +133,24 @@ def check_pool_evicts(parts: Parts) -> None:
     pool.share(0)
     expect("share(0) again: ref_counts[0]", pool.ref_counts[0], 2, "two tables hold it.")
     pool.check_invariants()
+    pool.free(3)
+    for name in ("free", "share"):
+        try:
+            getattr(pool, name)(3)
+        except AssertionError:
+            continue
+        raise Wrong(
+            f"Nobody holds block 3, nothing is found there, and {name}(3) does not complain. Only a "
+            "bug does that, and it would give a block to two requests much later: assert it."
+        )
+    pool.free_blocks = Unsearched(pool.free_blocks)
+    pool.block_of, pool.hash_of = Unsearched(pool.block_of), Unsearched(pool.hash_of)
+    pool.share(2)
+    pool.free(2)
+    pool.free(0)
+    pool.free(0)
+    pool.share(0)
+    pool.remember(pool.allocate(), b"3")
 
 
 # --- the cache ----------------------------------------------------------------------------------
@@ -248,6 +279,12 @@ def check_tables(parts: Parts) -> None:
     own.kv.free("z")
     own.kv.free("a")
     own.release(a)
+    expect(
+        "a is preempted: names of its blocks that are still known",
+        len(own.hashes.get("a", [])),
+        2,
+        "it comes back, and asks for them again: each block is hashed once.",
+    )
     story = "Nobody has blocks any more; 0 and 1 are free and have A B. "
     expect(f"{story}can_allocate: A B and 8", can("AB", 8), True, "4 blocks in all.")
     expect(
@@ -569,7 +606,8 @@ STEPS = [
         "eviction, and a hit on a free block",
         "caching_pool.py",
         "`allocate` takes the block that has been free the longest; if it has content, that is "
-        "evicted. Write `share`: a free block that is found comes off the free list.",
+        "evicted. Write `share`: a free block that is found comes off the free list. Freeing a free "
+        "block, or sharing one in which nothing is found, is a bug, and is asserted.",
         check_pool_evicts,
     ),
     Step(

@@ -23,7 +23,6 @@ from milestone_llm.trace.text import plural
 TITLE = "six kernels in Triton, on a CPU (3 to 4 hours)"
 DONE = """All of it. What is left on the way to M5's kernel:
 
-  exercises/m5_paged_decode.py            query heads that share keys and values, in one kernel
   python -m docs.questions.walkthrough_flash_decode
   m5_kernels/kernels/flash_decode.py      equal shares for all programs, and one launch
 
