@@ -35,7 +35,7 @@ def measured(path: Path, command: str) -> str:
     if path.suffix == ".json":
         return f"\n{as_table(json.loads(text))}\n\n{made_by}\n"
     if commit := runs_at(text):
-        made_by = f"```sh\ngit checkout {commit}    # the last one with this program\n{command}\n```\n"
+        made_by = f"```sh\ngit checkout {commit}    # has this program\n{command}\n```\n"
     return f"\n{parts(text)[1].strip()}\n\n{made_by}\n"
 
 

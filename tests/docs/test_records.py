@@ -102,3 +102,4 @@ def test_a_page_names_the_command_of_its_record():
 def test_a_page_shows_a_record_without_its_head():
     shown = measured(ROOT / "docs/measurements/m5_split.md", "python -m x")
     assert shown.startswith("\nOn one NVIDIA H200")
+    assert "```sh\ngit checkout 5be024f " in shown  # the last commit with its program
