@@ -30,7 +30,7 @@ endif
 PAGES := docs/pages
 SITE := runs/site
 
-# Recorded on a GPU: docs/questions/m5_device_trace.py.
+# Recorded on a GPU: docs/measurements/m5_device_trace.md says how.
 M5_TRACES := docs/traces/m5_h200_launched.jsonl.gz docs/traces/m5_h200_graphs.jsonl.gz
 M5_LABELS := "M5 on an H200 - kernel by kernel,M5 on an H200 - graphs and pipeline"
 

@@ -2,7 +2,8 @@
 
 A Markdown file, such as `m3_paged.bench --markdown` writes, is taken as it is, without the lines at
 its head that say how it was made. Figures come from these files alone; a file that is not there yet
-gives a line that says so.
+gives a line that says so. Where a record's head has `runs at: COMMIT`, the program that made it has
+been deleted since: it runs at that commit.
 """
 
 from __future__ import annotations
@@ -31,8 +32,16 @@ def measured(path: Path, command: str) -> str:
     if not path.exists():
         return f"\nNot recorded yet. This command does it:\n\n{made_by}\n"
     text = path.read_text(encoding="utf-8")
-    text = as_table(json.loads(text)) if path.suffix == ".json" else parts(text)[1].strip()
-    return f"\n{text}\n\n{made_by}\n"
+    if path.suffix == ".json":
+        return f"\n{as_table(json.loads(text))}\n\n{made_by}\n"
+    if commit := runs_at(text):
+        made_by = f"```sh\ngit checkout {commit}    # has this program\n{command}\n```\n"
+    return f"\n{parts(text)[1].strip()}\n\n{made_by}\n"
+
+
+def runs_at(text: str) -> str:
+    """The commit at which a record's command runs; empty if it runs now."""
+    return dict(parts(text)[0]).get("runs at", "")
 
 
 def parts(text: str) -> tuple[list[tuple[str, str]], str]:

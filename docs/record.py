@@ -1,6 +1,6 @@
 """Run a program and keep what it prints as a record of docs/measurements.
 
-    python docs/record.py docs/measurements/m5_split.md python -m docs.questions.m5_split
+    python docs/record.py docs/measurements/m5_prefill.md python -m docs.questions.m5_prefill
 
 Benches write their records themselves (`--json`, `--markdown`); this is for all others.
 """

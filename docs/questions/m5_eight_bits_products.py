@@ -2,7 +2,6 @@
 
     python -m docs.questions.m5_eight_bits_products                what was measured on one H200
     python -m docs.questions.m5_eight_bits_products -o PATH.png    the same as a roofline
-    python -m docs.questions.m5_eight_bits_products --measure      on a GPU: measure anew
 
 "At best" is reading the weights once, or multiplying, whichever takes longer.
 """
@@ -11,20 +10,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
 
-import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
 from m5_kernels.decoder.config import DecoderConfig
-from m5_kernels.decoder.products import Products
-from m5_kernels.extras.hopper.products import products_of_few_rows
-from m5_kernels.extras.int8.int8_weight import Int8Weight
-from m5_kernels.extras.int8.products import int8_products
-from m5_kernels.tools.measure import Ceilings, median_us, num_rotations
+from m5_kernels.tools.measure import Ceilings
 from milestone_llm.command.cli import add_options, console, run_command
-from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.report import table
 from milestone_llm.lab.plots.picture import set_titles, write_picture
 from milestone_llm.models.shapes import shape_config
@@ -49,7 +41,8 @@ INT8: Microseconds = {
     256: (28.4, 18.8, 76.6, 47.0, 401.5),
 }
 """Each kernel by itself, in graphs, with weights that no cache had. One NVIDIA H200, torch 2.11,
-triton 3.6; one row of eight bits on another day. In bfloat16 the library's from 17 rows on."""
+triton 3.6; one row of eight bits on another day. In bfloat16 the library's from 17 rows on.
+This program measured them with --measure at commit 5be024f."""
 CEILINGS = Ceilings(read_gbps=4474, copy_gbps=4286, matmul_tflops=703)
 
 
@@ -75,47 +68,17 @@ def step_ms(microseconds: tuple[float, ...]) -> float:
     return sum(us * count for us, (_, _, count) in pairs) / 1e3
 
 
-@torch.inference_mode()
-def measured(num_rows: int, is_int8: bool) -> tuple[float, ...]:
-    """Microseconds of each kind of product on this GPU."""
-    times, gpu = [], torch.device("cuda", torch.cuda.current_device())
-    linear = Products(int8_products(gpu) if is_int8 else products_of_few_rows(gpu)).linear
-    for out_size, in_size, _ in matrices():
-        hidden = torch.randn(num_rows, in_size, dtype=torch.bfloat16, device="cuda")
-        weights: list[torch.Tensor | Int8Weight] = []
-        for _ in range(max(2, num_rotations(out_size * in_size * (2 - is_int8)))):
-            if is_int8:
-                weight = Int8Weight.zeros(out_size, in_size, "cuda")
-                weight.words.random_(-(2**31), 2**31 - 1)  # zeros would take less power
-                weights.append(weight)
-            else:
-                weights.append(torch.randn(out_size, in_size, device="cuda").bfloat16())
-        launches = [partial(linear, hidden, each) for each in weights]
-        times.append(median_us(launches, repeats=3, min_us=2000))
-    return tuple(times)
-
-
 def show(args: argparse.Namespace) -> None:
-    """Print the table, or draw it.
-
-    Raises:
-        InputError: it is to be measured, and there is no GPU.
-    """
+    """Print the table, or draw it."""
     if args.output:
         print("wrote", write_picture(args.output, "eight bits", draw))
         return
-    bf16, int8, ceilings = BF16, INT8, CEILINGS
-    if args.measure:
-        if not torch.cuda.is_available():
-            raise InputError("this measures products on an NVIDIA GPU, and torch sees none here")
-        ceilings = Ceilings.measure()
-        bf16, int8 = ({n: measured(n, kind) for n in BF16} for kind in (False, True))
     console.print(f"{SHAPE}'s shape: {NUM_WEIGHTS / 1e9:.2f} billion weights in products")
     rows = []
-    for num_rows in bf16:
-        multiplying = 2 * NUM_WEIGHTS * num_rows / ceilings.matmul_tflops / 1e9
-        reading = NUM_WEIGHTS / ceilings.read_gbps / 1e6
-        times = step_ms(bf16[num_rows]), step_ms(int8[num_rows])
+    for num_rows in BF16:
+        multiplying = 2 * NUM_WEIGHTS * num_rows / CEILINGS.matmul_tflops / 1e9
+        reading = NUM_WEIGHTS / CEILINGS.read_gbps / 1e6
+        times = step_ms(BF16[num_rows]), step_ms(INT8[num_rows])
         cells = [
             f"{ms:.2f}"
             for size, time in zip((2, 1), times, strict=True)
@@ -160,7 +123,6 @@ def main() -> int:
         prog="python -m docs.questions.m5_eight_bits_products", description=__doc__
     )
     parser.add_argument("-o", "--output", metavar="PATH.png")
-    parser.add_argument("--measure", action="store_true", help="on this GPU")
     add_options(parser, "threads")
     return run_command(show, parser.parse_args())
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from docs.questions import m5_eight_bits_steps, m5_prefill, m5_steps
+from docs.questions import m5_prefill, m5_steps
 from m5_kernels import LLMEngine
 from m5_kernels.bench import main
 from m5_kernels.kernels.tiles import PrefillTile
@@ -23,7 +23,6 @@ from m5_kernels.tools.measure import Ceilings
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.bench.measure import RunResult
 from milestone_llm.lab.bench.workloads import WorkItem, mixed
-from milestone_llm.models.shapes import shape_config
 from milestone_llm.models.tiny_models import build_tiny_model
 
 pytest_plugins = ["bench_helpers"]
@@ -200,17 +199,6 @@ def test_steps_prints_a_line_for_each_number_of_rows_and_each_prompt(
     assert [line.split()[0] for line in steps.splitlines()[-2:]] == ["1", "2"]
     assert "2 requests decode, 8 tokens each" in prompts
     assert [line.split()[0] for line in prompts.splitlines()[-2:]] == ["4", "16"]
-
-
-@pytest.mark.parametrize("is_int8", [False, True])
-def test_steps_in_eight_bits_give_each_row_its_logits(is_int8: bool) -> None:
-    config = shape_config("qwen3-0.6b")
-    config.vocab_size = config.hidden_size = config.intermediate_size = 64
-    decoder = m5_eight_bits_steps.decoder_of(config, 2, is_int8, torch.device("cpu"))
-    logits = m5_eight_bits_steps.decode_step(decoder, 3)()
-    assert logits.shape == (3, 64)
-    assert logits.std(dim=0).min() > 0
-    assert len(decoder.layers) == 2
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

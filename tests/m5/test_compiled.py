@@ -1,4 +1,4 @@
-"""What the chapter hands to the compiler, or makes on the host, is what M5 computes."""
+"""What the chapter hands to the compiler is what M5 computes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,10 @@ import torch
 
 from docs.questions import m5_compiled
 from docs.questions.m5_compiled import SCOPES, compiled, main, rope_kv_write_pure
-from docs.questions.m5_metadata import HostRequest, make_on_host
 from m5_kernels import LLMEngine, SamplingParams
 from m5_kernels.decoder import decoder
 from m5_kernels.decoder.decoder import FusedDecoder
-from m5_kernels.device_state import DeviceState
-from m5_kernels.kernels.expand_step import expand_step_torch
 from m5_kernels.kernels.rope_kv_write import rope_kv_write_torch
-from m5_kernels.kernels.step_metadata import StepMetadata
 from milestone_llm.models.tiny_models import build_tiny_model
 
 pytest_plugins = ["bench_helpers"]
@@ -93,27 +89,6 @@ def test_padding_is_written_nowhere() -> None:
         assert torch.equal(found[kept], old[kept])
         assert not torch.equal(found[[5, 2, 11]], old[[5, 2, 11]])
     assert torch.equal(caches[1].flatten(0, 1)[[5, 2, 11]], value)
-
-
-def test_the_host_makes_the_metadata_that_the_device_expands() -> None:
-    state = DeviceState(2, 64, 4, 100, torch.device("cpu")).rows
-    tables = [[7, 3, 9], [4, 1]]
-    for row, (table, length, prompt) in enumerate(zip(tables, (9, 5), (6, 2), strict=True)):
-        state.token_ids[row, :length] = torch.arange(length, dtype=torch.int32) + 10 * row
-        state.block_table[row, : len(table)] = torch.tensor(table, dtype=torch.int32)
-        state.num_computed_tokens[row] = length - 1
-        state.prompt_lens[row] = prompt
-    width = state.block_table.shape[1]
-    expected, made = (StepMetadata.allocate(2, 2, width, "cpu") for _ in range(2))
-    ones = torch.ones(2, dtype=torch.int32)
-    expand_step_torch(state, torch.tensor([0, 1], dtype=torch.int32), ones, expected)
-    requests = [HostRequest(8, 9, 6, tables[0]), HostRequest(14, 5, 2, tables[1])]
-    num_bytes = make_on_host(requests, 4, made)
-    tensors = {k: v for k, v in vars(made).items() if torch.is_tensor(v)}
-    assert {k: v.tolist() for k, v in tensors.items()} == {
-        k: getattr(expected, k).tolist() for k in tensors
-    }
-    assert num_bytes == sum(tensor.nbytes for tensor in tensors.values())
 
 
 def test_what_was_compiled_is_measured_beside_m5(run_bench: Any, as_it_is: list[str]) -> None:
