@@ -3,6 +3,9 @@
 python -m exercises.build            how far you are in every course
 python -m exercises.build m2         check M2's steps in order, up to the first that fails
 python -m exercises.build m2 3       check step 3 alone
+
+The first time, a course writes the files that you are to complete into exercises/build/m2/. What is
+there is never written over; a file that you delete is written anew.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from .check import Course, Step, course_names, problem
+from .check import ROOT, Course, Step, course_names, problem
 
 console = Console(highlight=False, markup=False, emoji=False)
 
@@ -35,11 +38,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.course is None:
         return progress()
     course = Course.named(args.course)
-    if args.step is None:
-        return check_in_order(course)
-    if not 1 <= args.step <= len(course.steps):
+    if args.step is not None and not 1 <= args.step <= len(course.steps):
         parser.error(f"{course.name} has the steps 1 to {len(course.steps)}, got {args.step}")
-    return check(course, args.step)
+    begin(course)
+    return check_in_order(course) if args.step is None else check(course, args.step)
+
+
+def begin(course: Course) -> None:
+    """Write those of the reader's files that are not there."""
+    missing = course.missing()
+    for path, text in missing.items():
+        (ROOT / path).write_text(text, encoding="utf-8")
+    if missing:
+        console.print("These files are yours now. Each function that raises NotImplementedError is to")
+        console.print(f"be written, and says how: {', '.join(missing)}\n", soft_wrap=True)
 
 
 def progress() -> int:
@@ -48,12 +60,12 @@ def progress() -> int:
     for name in course_names():
         course = Course.named(name)
         console.print(f"{name}  {course.title}", style="bold")
-        mark = "passes"
+        mark, is_begun = "passes", not course.missing()
         for number, step in enumerate(course.steps, 1):
             command = ""
             if mark != "passes":
                 mark = ""
-            elif problem_in_time(course, step) is not None:
+            elif not is_begun or problem_in_time(course, step) is not None:
                 mark, is_done = "next", False
                 command = f"\n     python -m exercises.build {name} {number}"
             line = f"  {number}  {step.title:<44}{step.file:<19}{mark}"

@@ -1,7 +1,9 @@
 """A course is a folder with files to be written and a list of steps; a step is a check in words.
 
-`steps.py` of a course has `TITLE`, `STEPS` and `DONE`. A check gets the `Parts` that the reader has
-written and raises `Wrong` with what it saw, what it expected and why.
+`steps.py` of a course has `TITLE`, `STEPS` and `DONE`, and, if the reader's files are made from a
+milestone's, `MILESTONE` and `FILES`. A check gets the `Parts` that the reader has written and
+raises `Wrong` with what it saw, what it expected and why. The milestone's own parts have to pass,
+too: the steps are its tests (`tests/test_rules.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .skeleton import File
+
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 
@@ -23,7 +27,7 @@ FILE_OF = {
     "BlockManager": "block_manager",
     "CachingBlockPool": "caching_pool",
     "PrefixCache": "prefix_cache",
-    "hash_block": "prefix_cache",
+    "hash_block": "prefix_cache",  # which imports it
 }
 """In which file of a course each part is written."""
 
@@ -85,17 +89,36 @@ class Course:
     steps: list[Step]
     done: str
     """What to do when all steps pass."""
+    milestone: str
+    """The package that is written anew; empty, if there is none."""
+    files: list[File]
 
     @classmethod
     def named(cls, name: str) -> Course:
         """The course in this folder."""
         module = importlib.import_module(f"{__package__}.{name}.steps")
-        return cls(name, module.TITLE, module.STEPS, module.DONE)
+        milestone, files = getattr(module, "MILESTONE", ""), getattr(module, "FILES", [])
+        return cls(name, module.TITLE, module.STEPS, module.DONE, milestone, files)
 
     @property
     def parts(self) -> Parts:
         """What the reader has written."""
         return Parts(f"{__package__}.{self.name}")
+
+    def texts(self) -> dict[str, str]:
+        """The reader's files before anything is written, by path from the root."""
+        folder = (FOLDER / self.name).relative_to(ROOT)
+        own = {each.module: ".".join((folder / each.name).with_suffix("").parts) for each in self.files}
+        return {
+            (folder / each.name).as_posix(): each.text(
+                (ROOT / each.source).read_text(encoding="utf-8"), own
+            )
+            for each in self.files
+        }
+
+    def missing(self) -> dict[str, str]:
+        """Those of them that are not there yet."""
+        return {path: text for path, text in self.texts().items() if not (ROOT / path).exists()}
 
     def path(self, step: Step) -> str:
         """The file in which a step is written, from the root of the repository."""

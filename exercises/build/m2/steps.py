@@ -7,9 +7,11 @@ from typing import Any
 from exercises.build.check import Parts, Step, Wrong
 from exercises.build.device import Ask
 from exercises.build.final import check_engine, check_random_traffic
+from exercises.build.skeleton import File
 from exercises.build.traffic import At, play
 from m2_batching import EngineConfig
 
+MILESTONE = "m2_batching"
 TITLE = "continuous batching: the scheduler (60 to 90 minutes)"
 DONE = """All of it. Now let it serve, beside ours:
 
@@ -18,6 +20,49 @@ DONE = """All of it. Now let it serve, beside ours:
   python -m m2_batching.serve --scheduler exercises/build/m2/scheduler.py
 
 m2_batching/scheduler.py is ours. What is said there otherwise?"""
+
+FILES = [
+    File(
+        "m2_batching/scheduler.py",
+        """M2, written by you: iteration-level scheduling (Orca, OSDI '22, section 3, S1).
+
+A step first gives each running request its next token, then admits waiting ones while rows, the
+token budget and regions last. A request that finishes leaves in the same step; the next step gives
+its place to another request. Prefill and decode rows share a step.
+
+    python -m exercises.build m2         what to write next, and what is wrong with it
+    python -m exercises.build m2 3       step 3 alone
+
+What you need to know of the rest, some five minutes:
+
+- `Request` (milestone_llm/core/request.py): `num_computed_tokens` have their keys and values in the
+  cache, `num_uncomputed_tokens` are known and have not: the whole prompt at first, later the token
+  that was sampled last. You never change these two: the base class does, after the step.
+- `StepPlan` and `ScheduledRequest` (milestone_llm/core/plan.py): a step, and a row of it. A request
+  that must wait is named in `plan.waiting_reasons`, with the reason.
+- `self.waiting` is a `RequestQueue` (milestone_llm/core/request_queue.py): `peek`, `pop`, `add`; it
+  is true while somebody waits. `self.running` is a list of requests.
+- `self.kv` is a `RegionManager` (m2_batching/regions.py): `can_allocate`, `describe`, `allocate`,
+  `free`, `reset`; `regions` has the region of each request that has one, by request id.
+- `BaseScheduler` (milestone_llm/core/scheduler.py) takes requests in, hands sampled tokens to them,
+  and takes finished ones out of `self.running`; then it calls `free_memory`.""",
+        {
+            "Scheduler.schedule": "begin with an empty StepPlan(). Step 1: while somebody waits, take "
+            "the next one out of the queue and admit it. Step 2 puts the running requests before "
+            "that: their rows, then those of the admitted.",
+            "Scheduler.reason_to_wait": "step 3: compare the number of running requests with "
+            "self.config.max_num_seqs. The text is for people; it names the limit and its value. "
+            "Nothing in the way: None.",
+            "Scheduler._admit": "ask self.kv for a region; request.become(RequestStatus.RUNNING); the "
+            "request belongs into self.running and plan.admitted, its row into plan.rows.",
+            "Scheduler._row": "a ScheduledRequest needs the request, where it goes on (start), how "
+            "many tokens are new, and in `blocks` a list with the number of its region.",
+            "Scheduler.free_memory": "step 4: self.kv.free takes the id of a request. One that is "
+            "aborted while it waits has no region.",
+            "Scheduler.reset_memory": "step 6: the RegionManager has a method for it.",
+        },
+    )
+]
 
 
 def scheduler(parts: Parts, max_model_len: int = 64, **fields: Any) -> Any:

@@ -8,9 +8,11 @@ from typing import Any
 from exercises.build.check import Parts, Step, Wrong, expect
 from exercises.build.device import Ask
 from exercises.build.final import check_engine, check_random_traffic
+from exercises.build.skeleton import File, Todo
 from exercises.build.traffic import At, play
 from m3_paged import EngineConfig
 
+MILESTONE = "m3_paged"
 TITLE = "paged KV memory: pool, block tables, preemption (2 to 3 hours)"
 DONE = """All of it. Now let it serve, beside ours:
 
@@ -19,6 +21,99 @@ DONE = """All of it. Now let it serve, beside ours:
   python -m m3_paged.serve --scheduler exercises/build/m3/scheduler.py
 
 Ours are block_pool.py, block_manager.py and scheduler.py in m3_paged/."""
+
+FILES = [
+    File(
+        "m3_paged/block_pool.py",
+        """M3, written by you: the physical KV blocks. Which are free, how many tables hold each.
+
+No tensors and no requests: a block is a number. Begin here: `python -m exercises.build m3`""",
+        {
+            "BlockPool.allocate": "step 1: a deque gives its oldest entry, which is the block that "
+            "has been free the longest, with popleft().",
+            "BlockPool.share": "step 2: only a bug shares a free block. Assert first, then count.",
+            "BlockPool.free": "step 1: count down; a block that nobody holds goes to the end of the "
+            "free ones. Step 2: only a bug frees a free block; assert that somebody holds it.",
+        },
+    ),
+    File(
+        "m3_paged/block_manager.py",
+        """M3, written by you: block tables, which say where each request's tokens lie.
+
+    request a, 6 tokens, block_size 4          block pool
+    block table [2, 0]                         0 |a4 a5  .  . |
+        token 5 -> table[5 // 4] = 0           1 | .  .  .  . |  free
+                   offset 5 % 4  = 1           2 |a0 a1 a2 a3 |
+                   slot 0 * 4 + 1 = 1          3 | .  .  .  . |  free
+
+A table grows by one block when its last is full. Two tables may name the same block (a shared
+prompt); a request that writes into such a block first gets a copy of it (copy-on-write).
+
+`self.events` tells the trace and its page what happens to blocks: append a `KVEvent`
+(milestone_llm/core/kv.py) where a hint says so.""",
+        {
+            "BlockManager.num_blocks_for": "step 3: divide and round up.",
+            "BlockManager.can_allocate": "step 3: compare num_blocks_for with what the pool has free.",
+            "BlockManager.allocate": "step 3: as many blocks of the pool as the tokens need, in "
+            'self.block_tables. Event: KVEvent("alloc", request_id, new blocks).',
+            "BlockManager.free": "step 3: the pool takes back one block after the other, the last of "
+            'the table first. Event: KVEvent("free", request_id, table, held), where held are those '
+            "blocks of the table that other requests still hold.",
+            "BlockManager.can_append": "step 4: how many blocks are lacking for `end` tokens, and are "
+            "so many free? Step 5 adds one for each block that must be copied.",
+            "BlockManager.append": "step 4: let the table grow; there is nothing to copy: []. Event: "
+            '"alloc" with the new blocks, if there are any. Step 5: a block with reference count '
+            "above 1 that is written into is replaced in this table, which self.num_copies counts. "
+            'Event, before that: KVEvent("copy_on_write", request_id, [shared, own]).',
+            "BlockManager.adopt": "step 5: the pool counts one more table for each block; the table "
+            'is a list of its own. Event: KVEvent("share", request_id, blocks), if there are any.',
+        },
+        without=("BlockManager._grow", "BlockManager._shared_indices"),
+    ),
+    File(
+        "m3_paged/scheduler.py",
+        """M3, written by you: scheduling when memory is given out block by block.
+
+A request is admitted when the blocks for its known tokens are free, and grows as it generates. When
+a running request needs a block and none is free, the most recently admitted one is preempted
+(PagedAttention, SOSP '23, section 4.5).
+
+Begin with block_pool.py and block_manager.py; this file is steps 6 to 9. What is new beside M2:
+
+- `self.kv` is your `BlockManager`.
+- `self.preempter` (m3_paged/preemption.py): `preempt(victim, plan, reason)` takes a request's
+  blocks and notes it in the plan; `swap_in(request, plan)` brings back what was swapped out. The
+  lists `self.running` and `self.waiting` are yours: it does not touch them.
+- A preempted request has `num_preemptions` above 0, and the status SWAPPED if its KV is in host
+  memory. When it is admitted again, it goes into `plan.resumed` instead of `plan.admitted`.
+- `plan.copies` are the blocks that must be copied before the step.
+- Further completions of a prompt (n > 1) wait in `self.completions` (m3_paged/completions.py) until
+  the first has computed it. Then `_add_row` starts them, as it is.""",
+        {
+            "Scheduler.schedule": "step 6: as in M2, in the order of `by_seniority`, but each running "
+            "request asks `_make_room` before it gets its row. Step 7: a victim may not have had its "
+            "turn; and nobody is admitted after a preemption.",
+            "Scheduler.by_seniority": "step 6: by admission, which is the order of self.running; a "
+            "list of its own, for self.running changes while a step is planned. Step 8: under "
+            'policy="priority" sorted by self.waiting.key.',
+            "Scheduler._make_room": "step 6: self.kv.append for tokens num_computed_tokens .. "
+            "num_tokens - 1; what it returns belongs into plan.copies. Step 7: as long as can_append "
+            "says no, the last of by_seniority goes, with a reason for people: out of running, into "
+            "waiting.",
+            "Scheduler.reason_to_wait": Todo(
+                "step 6: the budget, as in M2, and memory: can the blocks for all known tokens be "
+                "allocated? self.kv.describe says in words what is lacking.",
+                first=2,
+            ),
+            "Scheduler._admit": "step 6: as in M2; the row comes from `_add_row`. Step 8: what was "
+            "preempted is resumed, and what was swapped out is swapped in, before the status "
+            "changes.",
+            "Scheduler.free_memory": "step 6: if it has a block table, self.kv.free drops it. Step 8: "
+            "self.preempter.host is a BlockManager, too; a swapped request that is aborted has a "
+            "table there.",
+        },
+    ),
+]
 
 
 # --- the pool -----------------------------------------------------------------------------------

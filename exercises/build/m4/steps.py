@@ -8,12 +8,14 @@ from typing import Any
 from exercises.build.check import Parts, Step, Wrong, expect
 from exercises.build.device import Ask
 from exercises.build.final import check_engine, check_random_traffic
+from exercises.build.skeleton import File, Todo
 from exercises.build.traffic import At, play
 from m4_prefix_chunked import EngineConfig
 from m4_prefix_chunked.prefix_cache import PrefixHit
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.request import Request
 
+MILESTONE = "m4_prefix_chunked"
 TITLE = "prefix caching and chunked prefill (2 to 3 hours)"
 DONE = """All of it. Now let it serve, beside ours:
 
@@ -22,7 +24,140 @@ DONE = """All of it. Now let it serve, beside ours:
   python -m m4_prefix_chunked.serve --scheduler exercises/build/m4/scheduler.py
 
 M5 takes it, too. Ours are prefix_cache.py, caching_pool.py and scheduler.py in
-m4_prefix_chunked/."""
+m4_prefix_chunked/, and milestone_llm/frontend/block_hashes.py."""
+FILES = [
+    File(
+        "milestone_llm/frontend/block_hashes.py",
+        """M4, written by you: the names of the blocks that a prompt fills.
+
+    block 0             block 1                block 2
+    tokens 0..15        tokens 16..31          tokens 32..47
+    h0 = H(salt, t)  -> h1 = H(h0, t)       -> h2 = H(h1, t)
+
+A hash covers all that came before: equal hashes mean equal prefixes. It is cryptographic: prompts
+come from users, and a collision would show one what another wrote.
+
+Begin here: `python -m exercises.build m4`""",
+        {
+            "hash_block": 'step 1: array("q", token_ids).tobytes() makes bytes of tokens, '
+            "hashlib.sha256(...) and its digest() a hash of bytes. Both must be in it, the parent (the "
+            "hash of the block before, or of the salt) and the tokens.",
+        },
+    ),
+    File(
+        "m4_prefix_chunked/caching_pool.py",
+        """M4, written by you: a block pool whose free blocks keep their content until they are reused.
+
+hash -> block                      free list, longest free first
+h(a) -> 4   in use                 [7, 9, 2]     9 and 2 hold h(c) and h(b): still useful
+h(b) -> 2   free, cached           allocate takes 7, then 9 (evicting h(c)), then 2
+h(c) -> 9   free, cached           a hit on h(b) takes 2 off the list, from wherever it is
+
+Steps 2 and 3: `python -m exercises.build m4`""",
+        {
+            "CachingBlockPool.allocate": "step 2: as in M3; popitem(last=False) gives the first key "
+            "of self.free_blocks, and a value that nobody needs. Step 3: what could be found there "
+            'is overwritten now, and must not be found. Event then: KVEvent("evict", None, [block]); '
+            "num_evictions counts it.",
+            "CachingBlockPool.share": "step 3: a block in use is counted up, as in M3. A free one is "
+            "deleted from self.free_blocks; it is not a cached *free* block any more. Only a bug "
+            "shares a free block without content: assert that.",
+            "CachingBlockPool.free": "step 2: as in M3; self.free_blocks is an OrderedDict of which "
+            "only the keys matter. If its content can be found, it counts in num_cached_free.",
+            "CachingBlockPool.remember": "step 2: an entry in both dicts, or none. A block keeps the "
+            "first name it got.",
+            "CachingBlockPool.forget": "step 2: take it out of both dicts; a free one counted in "
+            "num_cached_free.",
+        },
+    ),
+    File(
+        "m4_prefix_chunked/prefix_cache.py",
+        """M4, written by you: finding the KV of a prompt's beginning by the names of its blocks.
+
+One lookup a block finds the longest cached prefix. Only full blocks have a name (block_hashes.py),
+and `_hash` gives it.
+
+Steps 4 and 5: `python -m exercises.build m4`""",
+        {
+            "PrefixCache.find": Todo(
+                "step 4: from block 0 on, as long as the hash of a full block is in pool.block_of. If "
+                "everything is cached, the last token is computed nevertheless: the hit covers one "
+                "token less, and its last block will be copied before it is written into. But a "
+                "pending block cannot be copied yet: then the hit ends before it.",
+                first=2,
+            ),
+            "PrefixCache.can_allocate": "step 5: what must be free: a block for each that the hit "
+            "does not have; one for each block of the hit that is free now, for it comes off the "
+            "free list; and one for the copy, if the hit's last block is written into while others "
+            "hold it. A hit without blocks may save tokens, too: they were swapped out, and come "
+            "back.",
+            "PrefixCache.allocate": Todo(
+                "step 5: self.kv has two methods that do it: adopt(request_id, blocks) and "
+                "append(request_id, start, end). Which must come first, so that no block of the hit "
+                "is evicted? The hit's blocks are findable already: note that in num_findable.",
+                first=1,
+            ),
+            "PrefixCache.make_findable": "step 4: nothing, unless self.is_enabled. From the first "
+            "block that is not findable yet (self.num_findable, 0 if the request is not there) to "
+            "the last full one: pool.remember(block, self._hash(request, index)). If it says True, "
+            "the block is pending. Note in num_findable how far it is. `end` may be one more than "
+            "len(request.token_ids), while the last token is being sampled.",
+        },
+    ),
+    File(
+        "m4_prefix_chunked/scheduler.py",
+        """M4, written by you: scheduling with a prefix cache and with prompts computed in chunks.
+
+A step has a budget of tokens. Decode rows take one each, so that no running request waits for the
+whole prompt of another; the rest goes to prompts in order, as large a chunk of each as fits. A
+chunk that does not reach the last known token samples nothing.
+
+    budget 8   | d d d | P P P P P |     three decode rows, five tokens of a prompt of twelve
+    budget 8   | d d d | P P P P P |
+    budget 8   | d d d | P P | Q Q Q |   its last two sample a token; the next prompt begins
+
+Begin with block_hashes.py, caching_pool.py and prefix_cache.py; this file is steps 6 to 9. Block
+tables and preemption are M3's (m3_paged/), or yours: change the imports.
+
+A running request *decodes* if it lacks one token only and is not in `self.completions.forks` (no
+further completions of its prompt are still to begin); otherwise its prompt is *under way*: it has a
+row, and blocks for all of its prompt, since it was admitted.""",
+        {
+            "Scheduler.schedule": Todo(
+                'step 6: only `_prefill`. Step 7: `_decode` before it (prefill_policy="mixed"), which '
+                'says how much of the budget is left; and the other policy: with "prefill_first" a '
+                "step with rows of prompts has no others.",
+                first=2,
+                last=3,
+            ),
+            "Scheduler._decode": "step 7: in the order of by_seniority, as long as the budget lasts: "
+            "who runs (it may have been preempted meanwhile), decodes, and gets room, has a row. "
+            "Return what is left of the budget.",
+            "Scheduler._prefill": "step 6: first those of by_seniority whose prompt is under way, "
+            "while the budget lasts; then the queue, as in M3: reason_to_wait, _admit, _add_row. "
+            "Nobody is admitted in a step that preempted.",
+            "Scheduler._add_row": Todo(
+                "step 6: num_new_tokens is the least of what there is and what is allowed. With "
+                "enable_chunked_prefill at most the budget, and at most "
+                "long_prefill_token_threshold if that is not 0; without, all that are not computed.",
+                last=2,
+            ),
+            "Scheduler.reason_to_wait": Todo(
+                "step 6: in chunks, a budget of 1 token is enough to begin; else all tokens that the "
+                "hit does not save must fit. Memory: self.prefix_cache.can_allocate.",
+                first=4,
+            ),
+            "Scheduler._admit": "step 6: as in M3, but without a row, and what is not swapped out "
+            "gets its table from self.prefix_cache, which finds a hit and allocates; what that "
+            "returns belongs into plan.copies. Step 8: what the hit saves is computed already, which "
+            "the request must know (num_computed_tokens), and is returned. Of a new request it is "
+            "its num_cached_tokens, too.",
+            "Scheduler.free_memory": "step 6: as in M3; and self.prefix_cache.release(request), "
+            "whether it has a table or not. Step 8: before a table is freed, make findable what is "
+            'computed; but if its finish_reason is "error", forget its blocks instead.',
+        },
+    ),
+]
 
 
 # --- names and the pool -------------------------------------------------------------------------
@@ -591,8 +726,8 @@ def check_serves(parts: Parts) -> None:
 STEPS = [
     Step(
         "names of blocks",
-        "prefix_cache.py",
-        "Write `hash_block`, at the end of the file: the name of a full block.",
+        "block_hashes.py",
+        "Write `hash_block`: the name of a full block.",
         check_names,
     ),
     Step(
@@ -627,7 +762,7 @@ STEPS = [
     Step(
         "chunks",
         "scheduler.py",
-        "Prompts alone, without caching: write `schedule` with `_prefill`, `_chunk`, "
+        "Prompts alone, without caching: write `schedule` with `_prefill`, `_add_row`, "
         "`reason_to_wait`, `_admit` and `free_memory`. A prompt gets as many tokens of a step as "
         "are left, and goes on in the next.",
         check_chunks,
