@@ -6,63 +6,55 @@ a mistake in it.
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
 import sys
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePath
 from types import ModuleType
 
 import pytest
 
-from exercises.build.__main__ import main
-from exercises.build.check import FOLDER, ROOT, Course, Parts, problem
+from exercises.build.check import FOLDER, ROOT, Course, Parts, course_names, problem
 from m2_batching.demo import main as m2_demo
 from m3_paged.scheduler import Scheduler as PagedScheduler
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.scheduler_file import scheduler_class
 
-MILESTONES = {"m2": "m2_batching", "m3": "m3_paged", "m4": "m4_prefix_chunked"}
-FILES = {
-    "m2": ["scheduler"],
-    "m3": ["block_pool", "block_manager", "scheduler"],
-    "m4": ["caching_pool", "prefix_cache", "scheduler"],
-}
-NUM_TODO = {"m2": 6, "m3": 16, "m4": 17}
-"""Functions to be written."""
-COURSES = {name: Course.named(name) for name in FILES}
-STEPS = [(name, number) for name in COURSES for number in range(1, len(COURSES[name].steps) + 1)]
+COURSES = {name: course for name in course_names() if (course := Course.named(name)).files}
+STEPS = [
+    (name, number)
+    for name, course in COURSES.items()
+    for number, step in enumerate(course.steps, 1)
+    if not step.needs_model
+]
 
 
 def text_of(course: str, file: str) -> str:
     """A milestone's own file, as it would stand in the course."""
-    text = (ROOT / MILESTONES[course] / f"{file}.py").read_text(encoding="utf-8")
-    parts = "|".join(FILES[course])
-    text = re.sub(rf"from \.({parts}) ", rf"from exercises.build.{course}.\1 ", text)
-    return text.replace("from .", f"from {MILESTONES[course]}.")
+    whole = [replace(each, todo={}, without=()) for each in COURSES[course].files]
+    return replace(COURSES[course], files=whole).texts()[f"exercises/build/{course}/{file}.py"]
 
 
 @pytest.fixture
 def written(monkeypatch, tmp_path):
-    """Gives the parts of a course as if a reader had written this into one of its files."""
+    """Gives the parts of a course as if a reader had written these texts into its files."""
 
-    def parts(course: str, file: str, text: str) -> Parts:
+    def parts(course: str, **texts: str) -> Parts:
         own = Parts(f"exercises.build.{course}")
-        for name in FILES[course]:
+        for name in (PurePath(file.name).stem for file in COURSES[course].files):
             module = ModuleType(f"{own.package}.{name}")
             monkeypatch.setitem(sys.modules, module.__name__, module)
-            own_text = text if name == file else text_of(course, name)
-            exec(compile(own_text, str(FOLDER / course / f"{name}.py"), "exec"), vars(module))
-        own.scheduler_path = str(tmp_path / "scheduler.py")
-        Path(own.scheduler_path).write_text(text, encoding="utf-8")
+            text = texts.get(name) or text_of(course, name)
+            exec(compile(text, str(FOLDER / course / f"{name}.py"), "exec"), vars(module))
+            if name == "scheduler":
+                own.scheduler_path = str(tmp_path / "scheduler.py")
+                Path(own.scheduler_path).write_text(text, encoding="utf-8")
         return own
 
     return parts
-
-
-def skip_if_begun(course: str) -> None:
-    paths = [FOLDER / course / f"{file}.py" for file in FILES[course]]
-    text = "".join(path.read_text(encoding="utf-8") for path in paths)
-    if text.count("raise NotImplementedError(") != NUM_TODO[course]:
-        pytest.skip(f"the course {course} has been begun")
 
 
 # --- right, missing and wrong code ----------------------------------------------------------------
@@ -70,23 +62,23 @@ def skip_if_begun(course: str) -> None:
 
 @pytest.mark.parametrize("course", COURSES)
 def test_the_milestones_own_scheduler_serves(course):
-    assert problem(COURSES[course].steps[-1], Parts(MILESTONES[course])) is None
+    assert problem(COURSES[course].steps[-1], Parts(COURSES[course].milestone)) is None
 
 
 def test_memory_may_be_asked_before_rows(written):
     text, first = text_of("m2", "scheduler"), "        if len(self.running) >= self.config.max_num"
     memory = "        if not self.kv.can_allocate():\n            return self.kv.describe()\n"
     assert first in text
-    parts = written("m2", "scheduler", text.replace(first, memory + first))
+    parts = written("m2", scheduler=text.replace(first, memory + first))
     found = [problem(step, parts) for step in COURSES["m2"].steps[:-1]]
     assert found == [None] * len(found)
 
 
 @pytest.mark.parametrize(("course", "number"), STEPS)
-def test_a_skeleton_says_what_is_to_be_written(course, number):
-    skip_if_begun(course)
+def test_a_skeleton_says_what_is_to_be_written(course, number, written):
+    texts = {PurePath(path).stem: text for path, text in COURSES[course].texts().items()}
     step = COURSES[course].steps[number - 1]
-    found = problem(step, COURSES[course].parts)
+    found = problem(step, written(course, **texts))
     assert "Not written yet: " in found
     assert "\nHint: " in found
     assert "Traceback" not in found
@@ -212,7 +204,7 @@ def test_a_mistake_is_caught_by_its_step(name, written):
     (course, number, file, right, wrong), message = MISTAKES[name]
     text = text_of(course, file)
     assert right in text
-    parts = written(course, file, text.replace(right, wrong))
+    parts = written(course, **{file: text.replace(right, wrong)})
     steps = COURSES[course].steps
     assert [problem(step, parts) for step in steps[: number - 1]] == [None] * (number - 1)
     found = problem(steps[number - 1], parts)
@@ -224,27 +216,46 @@ def test_a_mistake_is_caught_by_its_step(name, written):
 # --- the command, and the file that an engine takes -----------------------------------------------
 
 
-def test_the_command_shows_progress_and_checks_one_step(capsys, monkeypatch):
-    monkeypatch.setattr("exercises.build.__main__.course_names", lambda: list(FILES))
-    for course in FILES:
-        skip_if_begun(course)
-    assert main([]) == 1
-    shown = capsys.readouterr().out
+@pytest.fixture
+def checkout(tmp_path):
+    """Runs the command where nothing has been begun."""
+    for path in ROOT.iterdir():
+        if path.is_dir() and (path / "__init__.py").exists() and path.name != "exercises":
+            (tmp_path / path.name).symlink_to(path)
+    mine = [PurePath(path).name for course in COURSES.values() for path in course.texts()]
+    shutil.copytree(FOLDER.parent, tmp_path / "exercises", ignore=shutil.ignore_patterns(*mine))
+
+    def build(*arguments: str) -> str:
+        command = [sys.executable, "-m", "exercises.build", *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        ran = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True)
+        return ran.stdout + ran.stderr
+
+    build.root = tmp_path
+    return build
+
+
+def test_the_command_shows_progress_begins_a_course_and_checks_one_step(checkout):
+    shown = checkout()
     for name in COURSES:
         assert f"next\n     python -m exercises.build {name} 1\n" in shown
-    assert main(["m2", "3"]) == 1
-    shown = capsys.readouterr().out
+    file = "exercises/build/m2/scheduler.py"
+    assert not (checkout.root / file).exists()  # a look begins nothing
+    shown = checkout("m2", "3")
+    assert f"how: {file}\n" in shown
     assert "m2, step 3 of 8: first come, first served, while rows last" in shown
-    assert "You write it in exercises/build/m2/scheduler.py." in shown
+    assert f"You write it in {file}." in shown
     assert "Check again: python -m exercises.build m2 3" in shown
-    with pytest.raises(SystemExit):
-        main(["m2", "9"])
-    assert "m2 has the steps 1 to 8, got 9" in capsys.readouterr().err
+    assert f"Not written yet: reset_memory() in {file}" in checkout("m2", "8")
+    (checkout.root / file).write_text("MINE = 1\n", encoding="utf-8")
+    assert "how:" not in checkout("m2", "1")
+    assert (checkout.root / file).read_text(encoding="utf-8") == "MINE = 1\n"
+    assert "m2 has the steps 1 to 8, got 9" in checkout("m2", "9")
 
 
 def test_an_exception_in_the_readers_code_is_shown_with_its_line_and_the_traffic(written):
     text = text_of("m2", "scheduler").replace("plan.admitted.append(request)", "1 / 0")
-    found = problem(COURSES["m2"].steps[1], written("m2", "scheduler", text))
+    found = problem(COURSES["m2"].steps[1], written("m2", scheduler=text))
     assert "ZeroDivisionError: division by zero\nraised in _admit() in exercises/build/m2" in found
     assert "before step 0  comes a (prompt of 4 tokens, 9 to generate)" in found
     assert "Traceback" not in found
@@ -257,7 +268,7 @@ def test_the_scheduler_of_another_milestone_is_refused():
 
 def test_the_demo_serves_with_the_readers_scheduler_beside_ours(written, tmp_path, capsys):
     text = text_of("m2", "scheduler").replace("no row is left", "the rows are out")
-    path = written("m2", "scheduler", text).scheduler_path
+    path = written("m2", scheduler=text).scheduler_path
     options = ["--model", "tiny-llama", "--max-tokens", "3", "--out", str(tmp_path)]
     assert m2_demo([*options, "--scheduler", path]) == 0
     shown = capsys.readouterr().out
@@ -266,8 +277,6 @@ def test_the_demo_serves_with_the_readers_scheduler_beside_ours(written, tmp_pat
 
 
 def test_the_course_is_linked_from_its_chapters():
-    readme = (ROOT / "exercises" / "README.md").read_text(encoding="utf-8")
-    for course, milestone in MILESTONES.items():
-        chapter = (ROOT / "docs" / f"{milestone}.md").read_text(encoding="utf-8")
-        assert f"python -m exercises.build {course}" in chapter
-        assert all(f"](build/{course}/{file}.py)" in readme for file in FILES[course])
+    for name, course in COURSES.items():
+        chapter = (ROOT / "docs" / f"{course.milestone}.md").read_text(encoding="utf-8")
+        assert f"python -m exercises.build {name}" in chapter

@@ -39,10 +39,10 @@ class Files:
 
     def texts(self) -> dict[str, str]:
         """What can be opened, as the reader finds it."""
-        courses = [Course.named(name) for name in COURSES]
-        parts = [course.path(step) for course in courses for step in course.steps]
-        names = dict.fromkeys([*SCHEDULERS, *parts])
-        return {name: (self.root / name).read_text(encoding="utf-8") for name in names}
+        texts = {name: (self.root / name).read_text(encoding="utf-8") for name in SCHEDULERS}
+        for name in COURSES:
+            texts |= Course.named(name).texts()
+        return texts
 
     def write(self, data: Mapping[str, str]) -> str:
         """Save the reader's copy of a milestone's scheduler: the playground runs it from now on."""

@@ -19,13 +19,14 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from exercises.build.check import Course
 from milestone_llm import MILESTONES
 from milestone_llm.command.cli import Formatter, console, ended_in_one_line
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.playground.service import Playground, presets
 
 from .carrier import carrier
-from .files import Files
+from .files import COURSES, SCHEDULERS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
@@ -122,7 +123,8 @@ def _write_engine(kept: Path, file: Path) -> None:
     packages = {"milestone_llm", "exercises", *MILESTONES}
     names = [name for name in sys.modules if name.partition(".")[0] in packages]
     files = [getattr(sys.modules[name], "__file__", None) for name in names]
-    parts = [ROOT / name for name in Files(ROOT, ROOT).texts()]
+    courses = [file.source for name in COURSES for file in Course.named(name).files]
+    parts = [ROOT / name for name in [*SCHEDULERS, *courses]]
     with tempfile.TemporaryDirectory() as temporary:
         for source in {*map(Path, filter(None, files)), *parts}:
             target = Path(temporary) / source.relative_to(ROOT)
