@@ -50,8 +50,8 @@ def begin(course: Course) -> None:
     for path, text in missing.items():
         (ROOT / path).write_text(text, encoding="utf-8")
     if missing:
-        console.print("These files are yours now. Each function that raises NotImplementedError is to")
-        console.print(f"be written, and says how: {', '.join(missing)}\n", soft_wrap=True)
+        console.print("These files are yours now. Each function that raises NotImplementedError")
+        console.print(f"is to be written, and says how: {', '.join(missing)}\n", soft_wrap=True)
 
 
 def progress() -> int:

@@ -13,7 +13,7 @@ import linecache
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from .skeleton import File
@@ -108,7 +108,9 @@ class Course:
     def texts(self) -> dict[str, str]:
         """The reader's files before anything is written, by path from the root."""
         folder = (FOLDER / self.name).relative_to(ROOT)
-        own = {each.module: ".".join((folder / each.name).with_suffix("").parts) for each in self.files}
+        own = {
+            each.module: f"{self.parts.package}.{PurePath(each.name).stem}" for each in self.files
+        }
         return {
             (folder / each.name).as_posix(): each.text(
                 (ROOT / each.source).read_text(encoding="utf-8"), own

@@ -22,9 +22,9 @@ from rich.table import Table
 from milestone_llm.command.cli import console, new_file, run_command
 from milestone_llm.lab.trace.explore import Run as PageRun
 from milestone_llm.lab.trace.explore import write_page
-from milestone_llm.trace.text import print_lines
 from milestone_llm.lab.walkthrough.guide import parse_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
+from milestone_llm.trace.text import print_lines
 
 from . import show
 from .exhibit import Exhibit, Run

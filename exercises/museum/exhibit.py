@@ -99,7 +99,7 @@ Finding = tuple[int, str]
 
 
 UNCHECKED = {"milestone_llm.core.engine_core.check_plan": lambda *given: None}
-"""In place of the core's look at plans (`core/plan_rules.py`), which would end such a run at once."""
+"""In place of the core's look at plans (`core/plan_rules.py`), which would end a run at once."""
 UNCHECKED_SETTING = "The core does not check plans here: it would not let this one pass."
 
 

@@ -66,7 +66,8 @@ def url(packed) -> Iterator[str]:
 def of_milestone(name: str) -> dict[str, str]:
     """The reader's files of a course, as the milestone has them."""
     course = Course.named(name)
-    return replace(course, files=[replace(each, todo={}, without=()) for each in course.files]).texts()
+    whole = [replace(each, todo={}, without=()) for each in course.files]
+    return replace(course, files=whole).texts()
 
 
 def test_webassembly_gives_presets_the_same_bytes_and_checks_the_courses(packed):

@@ -47,14 +47,14 @@ What you need to know of the rest, some five minutes:
 - `BaseScheduler` (milestone_llm/core/scheduler.py) takes requests in, hands sampled tokens to them,
   and takes finished ones out of `self.running`; then it calls `free_memory`.""",
         {
-            "Scheduler.schedule": "begin with an empty StepPlan(). Step 1: while somebody waits, take "
-            "the next one out of the queue and admit it. Step 2 puts the running requests before "
-            "that: their rows, then those of the admitted.",
+            "Scheduler.schedule": "begin with an empty StepPlan(). Step 1: while somebody waits, "
+            "take the next one out of the queue and admit it. Step 2 puts the running requests "
+            "before that: their rows, then those of the admitted.",
             "Scheduler.reason_to_wait": "step 3: compare the number of running requests with "
             "self.config.max_num_seqs. The text is for people; it names the limit and its value. "
             "Nothing in the way: None.",
-            "Scheduler._admit": "ask self.kv for a region; request.become(RequestStatus.RUNNING); the "
-            "request belongs into self.running and plan.admitted, its row into plan.rows.",
+            "Scheduler._admit": "ask self.kv for a region; request.become(RequestStatus.RUNNING); "
+            "the request belongs into self.running and plan.admitted, its row into plan.rows.",
             "Scheduler._row": "a ScheduledRequest needs the request, where it goes on (start), how "
             "many tokens are new, and in `blocks` a list with the number of its region.",
             "Scheduler.free_memory": "step 4: self.kv.free takes the id of a request. One that is "

@@ -32,8 +32,8 @@ No tensors and no requests: a block is a number. Begin here: `python -m exercise
             "BlockPool.allocate": "step 1: a deque gives its oldest entry, which is the block that "
             "has been free the longest, with popleft().",
             "BlockPool.share": "step 2: only a bug shares a free block. Assert first, then count.",
-            "BlockPool.free": "step 1: count down; a block that nobody holds goes to the end of the "
-            "free ones. Step 2: only a bug frees a free block; assert that somebody holds it.",
+            "BlockPool.free": "step 1: count down; a block that nobody holds goes to the end of "
+            "the free ones. Step 2: only a bug frees a free block; assert that somebody holds it.",
         },
     ),
     File(
@@ -53,20 +53,22 @@ prompt); a request that writes into such a block first gets a copy of it (copy-o
 (milestone_llm/core/kv.py) where a hint says so.""",
         {
             "BlockManager.num_blocks_for": "step 3: divide and round up.",
-            "BlockManager.can_allocate": "step 3: compare num_blocks_for with what the pool has free.",
+            "BlockManager.can_allocate": "step 3: compare num_blocks_for with what the pool has "
+            "free.",
             "BlockManager.allocate": "step 3: as many blocks of the pool as the tokens need, in "
             'self.block_tables. Event: KVEvent("alloc", request_id, new blocks).',
-            "BlockManager.free": "step 3: the pool takes back one block after the other, the last of "
-            'the table first. Event: KVEvent("free", request_id, table, held), where held are those '
-            "blocks of the table that other requests still hold.",
-            "BlockManager.can_append": "step 4: how many blocks are lacking for `end` tokens, and are "
-            "so many free? Step 5 adds one for each block that must be copied.",
-            "BlockManager.append": "step 4: let the table grow; there is nothing to copy: []. Event: "
-            '"alloc" with the new blocks, if there are any. Step 5: a block with reference count '
-            "above 1 that is written into is replaced in this table, which self.num_copies counts. "
-            'Event, before that: KVEvent("copy_on_write", request_id, [shared, own]).',
-            "BlockManager.adopt": "step 5: the pool counts one more table for each block; the table "
-            'is a list of its own. Event: KVEvent("share", request_id, blocks), if there are any.',
+            "BlockManager.free": "step 3: the pool takes back one block after the other, the last "
+            'of the table first. Event: KVEvent("free", request_id, table, held), where held are '
+            "those blocks of the table that other requests still hold.",
+            "BlockManager.can_append": "step 4: how many blocks are lacking for `end` tokens, and "
+            "are so many free? Step 5 adds one for each block that must be copied.",
+            "BlockManager.append": "step 4: let the table grow; there is nothing to copy: []. "
+            'Event: "alloc" with the new blocks, if there are any. Step 5: a block with reference '
+            "count above 1 that is written into is replaced in this table, which self.num_copies "
+            'counts. Event, before that: KVEvent("copy_on_write", request_id, [shared, own]).',
+            "BlockManager.adopt": "step 5: the pool counts one more table for each block; the "
+            'table is a list of its own. Event: KVEvent("share", request_id, blocks), if there are '
+            "any.",
         },
         without=("BlockManager._grow", "BlockManager._shared_indices"),
     ),
@@ -90,16 +92,16 @@ Begin with block_pool.py and block_manager.py; this file is steps 6 to 9. What i
 - Further completions of a prompt (n > 1) wait in `self.completions` (m3_paged/completions.py) until
   the first has computed it. Then `_add_row` starts them, as it is.""",
         {
-            "Scheduler.schedule": "step 6: as in M2, in the order of `by_seniority`, but each running "
-            "request asks `_make_room` before it gets its row. Step 7: a victim may not have had its "
-            "turn; and nobody is admitted after a preemption.",
+            "Scheduler.schedule": "step 6: as in M2, in the order of `by_seniority`, but each "
+            "running request asks `_make_room` before it gets its row. Step 7: a victim may not "
+            "have had its turn; and nobody is admitted after a preemption.",
             "Scheduler.by_seniority": "step 6: by admission, which is the order of self.running; a "
             "list of its own, for self.running changes while a step is planned. Step 8: under "
             'policy="priority" sorted by self.waiting.key.',
             "Scheduler._make_room": "step 6: self.kv.append for tokens num_computed_tokens .. "
-            "num_tokens - 1; what it returns belongs into plan.copies. Step 7: as long as can_append "
-            "says no, the last of by_seniority goes, with a reason for people: out of running, into "
-            "waiting.",
+            "num_tokens - 1; what it returns belongs into plan.copies. Step 7: as long as "
+            "can_append says no, the last of by_seniority goes, with a reason for people: out of "
+            "running, into waiting.",
             "Scheduler.reason_to_wait": Todo(
                 "step 6: the budget, as in M2, and memory: can the blocks for all known tokens be "
                 "allocated? self.kv.describe says in words what is lacking.",
@@ -108,9 +110,9 @@ Begin with block_pool.py and block_manager.py; this file is steps 6 to 9. What i
             "Scheduler._admit": "step 6: as in M2; the row comes from `_add_row`. Step 8: what was "
             "preempted is resumed, and what was swapped out is swapped in, before the status "
             "changes.",
-            "Scheduler.free_memory": "step 6: if it has a block table, self.kv.free drops it. Step 8: "
-            "self.preempter.host is a BlockManager, too; a swapped request that is aborted has a "
-            "table there.",
+            "Scheduler.free_memory": "step 6: if it has a block table, self.kv.free drops it. Step "
+            "8: self.preempter.host is a BlockManager, too; a swapped request that is aborted has "
+            "a table there.",
         },
     ),
 ]
@@ -124,8 +126,8 @@ class Ends(deque[int]):
 
     def _search(self, *unused: object) -> Any:
         raise Wrong(
-            "The pool looks through its free blocks, or takes one from their middle. That takes the "
-            "longer the larger the pool is, at every token: the two ends of a deque are enough."
+            "The pool looks through its free blocks, or takes one from their middle. That takes "
+            "the longer the larger the pool is, at every token: the two ends of a deque are enough."
         )
 
     __iter__ = __contains__ = __getitem__ = index = insert = remove = rotate = _search

@@ -40,13 +40,13 @@ come from users, and a collision would show one what another wrote.
 Begin here: `python -m exercises.build m4`""",
         {
             "hash_block": 'step 1: array("q", token_ids).tobytes() makes bytes of tokens, '
-            "hashlib.sha256(...) and its digest() a hash of bytes. Both must be in it, the parent (the "
-            "hash of the block before, or of the salt) and the tokens.",
+            "hashlib.sha256(...) and its digest() a hash of bytes. Both must be in it, the parent "
+            "(the hash of the block before, or of the salt) and the tokens.",
         },
     ),
     File(
         "m4_prefix_chunked/caching_pool.py",
-        """M4, written by you: a block pool whose free blocks keep their content until they are reused.
+        """M4, written by you: a block pool whose free blocks keep their content until reused.
 
 hash -> block                      free list, longest free first
 h(a) -> 4   in use                 [7, 9, 2]     9 and 2 hold h(c) and h(b): still useful
@@ -55,17 +55,18 @@ h(c) -> 9   free, cached           a hit on h(b) takes 2 off the list, from wher
 
 Steps 2 and 3: `python -m exercises.build m4`""",
         {
-            "CachingBlockPool.allocate": "step 2: as in M3; popitem(last=False) gives the first key "
-            "of self.free_blocks, and a value that nobody needs. Step 3: what could be found there "
-            'is overwritten now, and must not be found. Event then: KVEvent("evict", None, [block]); '
-            "num_evictions counts it.",
-            "CachingBlockPool.share": "step 3: a block in use is counted up, as in M3. A free one is "
-            "deleted from self.free_blocks; it is not a cached *free* block any more. Only a bug "
-            "shares a free block without content: assert that.",
-            "CachingBlockPool.free": "step 2: as in M3; self.free_blocks is an OrderedDict of which "
-            "only the keys matter. If its content can be found, it counts in num_cached_free.",
-            "CachingBlockPool.remember": "step 2: an entry in both dicts, or none. A block keeps the "
-            "first name it got.",
+            "CachingBlockPool.allocate": "step 2: as in M3; popitem(last=False) gives the first "
+            "key of self.free_blocks, and a value that nobody needs. Step 3: what could be found "
+            'there is overwritten now, and must not be found. Event then: KVEvent("evict", None, '
+            "[block]); num_evictions counts it.",
+            "CachingBlockPool.share": "step 3: a block in use is counted up, as in M3. A free one "
+            "is deleted from self.free_blocks; it is not a cached *free* block any more. Only a "
+            "bug shares a free block without content: assert that.",
+            "CachingBlockPool.free": "step 2: as in M3; self.free_blocks is an OrderedDict of "
+            "which only the keys matter. If its content can be found, it counts in "
+            "num_cached_free.",
+            "CachingBlockPool.remember": "step 2: an entry in both dicts, or none. A block keeps "
+            "the first name it got.",
             "CachingBlockPool.forget": "step 2: take it out of both dicts; a free one counted in "
             "num_cached_free.",
         },
@@ -80,10 +81,10 @@ and `_hash` gives it.
 Steps 4 and 5: `python -m exercises.build m4`""",
         {
             "PrefixCache.find": Todo(
-                "step 4: from block 0 on, as long as the hash of a full block is in pool.block_of. If "
-                "everything is cached, the last token is computed nevertheless: the hit covers one "
-                "token less, and its last block will be copied before it is written into. But a "
-                "pending block cannot be copied yet: then the hit ends before it.",
+                "step 4: from block 0 on, as long as the hash of a full block is in pool.block_of. "
+                "If everything is cached, the last token is computed nevertheless: the hit covers "
+                "one token less, and its last block will be copied before it is written into. But "
+                "a pending block cannot be copied yet: then the hit ends before it.",
                 first=2,
             ),
             "PrefixCache.can_allocate": "step 5: what must be free: a block for each that the hit "
@@ -93,8 +94,8 @@ Steps 4 and 5: `python -m exercises.build m4`""",
             "back.",
             "PrefixCache.allocate": Todo(
                 "step 5: self.kv has two methods that do it: adopt(request_id, blocks) and "
-                "append(request_id, start, end). Which must come first, so that no block of the hit "
-                "is evicted? The hit's blocks are findable already: note that in num_findable.",
+                "append(request_id, start, end). Which must come first, so that no block of the "
+                "hit is evicted? The hit's blocks are findable already: note that in num_findable.",
                 first=1,
             ),
             "PrefixCache.make_findable": "step 4: nothing, unless self.is_enabled. From the first "
@@ -124,34 +125,35 @@ further completions of its prompt are still to begin); otherwise its prompt is *
 row, and blocks for all of its prompt, since it was admitted.""",
         {
             "Scheduler.schedule": Todo(
-                'step 6: only `_prefill`. Step 7: `_decode` before it (prefill_policy="mixed"), which '
-                'says how much of the budget is left; and the other policy: with "prefill_first" a '
-                "step with rows of prompts has no others.",
+                'step 6: only `_prefill`. Step 7: `_decode` before it (prefill_policy="mixed"), '
+                "which says how much of the budget is left; and the other policy: with "
+                '"prefill_first" a step with rows of prompts has no others.',
                 first=2,
                 last=3,
             ),
-            "Scheduler._decode": "step 7: in the order of by_seniority, as long as the budget lasts: "
-            "who runs (it may have been preempted meanwhile), decodes, and gets room, has a row. "
-            "Return what is left of the budget.",
+            "Scheduler._decode": "step 7: in the order of by_seniority, as long as the budget "
+            "lasts: who runs (it may have been preempted meanwhile), decodes, and gets room, has a "
+            "row. Return what is left of the budget.",
             "Scheduler._prefill": "step 6: first those of by_seniority whose prompt is under way, "
             "while the budget lasts; then the queue, as in M3: reason_to_wait, _admit, _add_row. "
             "Nobody is admitted in a step that preempted.",
             "Scheduler._add_row": Todo(
                 "step 6: num_new_tokens is the least of what there is and what is allowed. With "
                 "enable_chunked_prefill at most the budget, and at most "
-                "long_prefill_token_threshold if that is not 0; without, all that are not computed.",
+                "long_prefill_token_threshold if that is not 0; without, all that are not "
+                "computed.",
                 last=2,
             ),
             "Scheduler.reason_to_wait": Todo(
-                "step 6: in chunks, a budget of 1 token is enough to begin; else all tokens that the "
-                "hit does not save must fit. Memory: self.prefix_cache.can_allocate.",
+                "step 6: in chunks, a budget of 1 token is enough to begin; else all tokens that "
+                "the hit does not save must fit. Memory: self.prefix_cache.can_allocate.",
                 first=4,
             ),
             "Scheduler._admit": "step 6: as in M3, but without a row, and what is not swapped out "
             "gets its table from self.prefix_cache, which finds a hit and allocates; what that "
-            "returns belongs into plan.copies. Step 8: what the hit saves is computed already, which "
-            "the request must know (num_computed_tokens), and is returned. Of a new request it is "
-            "its num_cached_tokens, too.",
+            "returns belongs into plan.copies. Step 8: what the hit saves is computed already, "
+            "which the request must know (num_computed_tokens), and is returned. Of a new request "
+            "it is its num_cached_tokens, too.",
             "Scheduler.free_memory": "step 6: as in M3; and self.prefix_cache.release(request), "
             "whether it has a table or not. Step 8: before a table is freed, make findable what is "
             'computed; but if its finish_reason is "error", forget its blocks instead.',
@@ -275,8 +277,8 @@ def check_pool_evicts(parts: Parts) -> None:
         except AssertionError:
             continue
         raise Wrong(
-            f"Nobody holds block 3, nothing is found there, and {name}(3) does not complain. Only a "
-            "bug does that, and it would give a block to two requests much later: assert it."
+            f"Nobody holds block 3, nothing is found there, and {name}(3) does not complain. "
+            "Only a bug does that, and it would give a block to two requests much later: assert it."
         )
     pool.free_blocks = Unsearched(pool.free_blocks)
     pool.block_of, pool.hash_of = Unsearched(pool.block_of), Unsearched(pool.hash_of)
@@ -741,8 +743,8 @@ STEPS = [
         "eviction, and a hit on a free block",
         "caching_pool.py",
         "`allocate` takes the block that has been free the longest; if it has content, that is "
-        "evicted. Write `share`: a free block that is found comes off the free list. Freeing a free "
-        "block, or sharing one in which nothing is found, is a bug, and is asserted.",
+        "evicted. Write `share`: a free block that is found comes off the free list. Freeing a "
+        "free block, or sharing one in which nothing is found, is a bug, and is asserted.",
         check_pool_evicts,
     ),
     Step(
