@@ -7,9 +7,12 @@ second. It happens where prompts are encoded, so no step waits for it.
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +25,8 @@ from .params import StructuredOutputsParams
 if TYPE_CHECKING:
     from torch import Tensor
 
+NICENESS = 10
+"""By which a server's thread that compiles is nicer than its others."""
 MAX_COMPILED = 64
 """Grammars that are kept for requests to come."""
 
@@ -80,6 +85,19 @@ class Grammar(AllowedTokens):
         return len(self._followed)
 
 
+def compiling_thread() -> ThreadPoolExecutor:
+    """A thread for a server to compile in: where cores are scarce, the others have them first.
+
+    On Linux, where niceness is a thread's own. Elsewhere it is a thread like any other.
+    """
+
+    def step_back() -> None:
+        if sys.platform == "linux":
+            os.nice(NICENESS)
+
+    return ThreadPoolExecutor(1, "grammars", step_back)
+
+
 class Grammars:
     """Makes the rules of requests; nothing before the first is asked for.
 
@@ -95,6 +113,7 @@ class Grammars:
         self._compiled = OrderedDict[str, Any]()
         """Matchers at their beginning, by the key of what they were made of; the newest last."""
         self._compiling = threading.Lock()
+        """Held while one is made: whoever asks for one that is ready does not wait for it."""
         self._tokens: Any = None
 
     def rule_of(self, params: SamplingParams) -> AllowedTokens | None:
@@ -112,12 +131,14 @@ class Grammars:
             )
         if params.ignore_eos:
             raise InputError("structured_outputs end with EOS: ignore_eos cannot be True")
-        with self._compiling:
-            matcher = self._compiled.pop(wanted.key, None) or self._compile(wanted)
-            self._compiled[wanted.key] = matcher
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
-            return Grammar(matcher.deep_copy(), self.vocab_size)
+        matcher = self._compiled.get(wanted.key)
+        if matcher is None:
+            with self._compiling:
+                matcher = self._compiled.get(wanted.key) or self._compile(wanted)
+                self._compiled[wanted.key] = matcher
+                if len(self._compiled) > MAX_COMPILED:
+                    self._compiled.popitem(last=False)
+        return Grammar(matcher.deep_copy(), self.vocab_size)
 
     def _compile(self, params: StructuredOutputsParams) -> Any:
         try:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import random
 import re
+import sys
+import threading
 from typing import Any
 
 import jsonschema
@@ -16,7 +19,7 @@ from engine_helpers import assert_empty, tiny_model
 from m1_single import SamplingParams
 from milestone_llm.core.errors import InputError
 from milestone_llm.structured import StructuredOutputsParams
-from milestone_llm.structured.grammars import Grammars
+from milestone_llm.structured.grammars import NICENESS, Grammars, compiling_thread
 from serving_helpers import byte_tokenizer
 
 pytest.importorskip("llguidance", reason="llguidance is not installed")
@@ -198,6 +201,38 @@ def test_what_a_model_cannot_have_is_refused() -> None:
         Grammars(tokenizer, 9, frozenset([1])).rule_of(params({"regex": "a"}, ignore_eos=True))
     with pytest.raises(InputError, match="StructuredOutputsParams"):
         Grammars(tokenizer, 9, frozenset([1])).rule_of(SamplingParams(structured_outputs="a"))
+
+
+def test_a_rule_that_is_ready_does_not_wait_for_one_that_is_compiled(monkeypatch) -> None:
+    tokenizer = byte_tokenizer()
+    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    ready, other = params({"regex": "a"}), params({"regex": "b"})
+    grammars.rule_of(ready)
+    begun, may_end, compile = threading.Event(), threading.Event(), grammars._compile
+
+    def slow(wanted: StructuredOutputsParams) -> Any:
+        begun.set()
+        assert may_end.wait(60)
+        return compile(wanted)
+
+    monkeypatch.setattr(grammars, "_compile", slow)
+    with compiling_thread() as thread:
+        made = thread.submit(grammars.rule_of, other)
+        assert begun.wait(60)
+        assert grammars.rule_of(ready) is not None  # or this test has no end
+        may_end.set()
+        assert made.result() is not None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="niceness is a process's")
+def test_a_server_compiles_behind_its_other_threads() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before = niceness()
+    with compiling_thread() as thread:
+        assert thread.submit(niceness).result() == min(before + NICENESS, 19)
+    assert niceness() == before
 
 
 def random_schema(draw: random.Random, depth: int = 0) -> dict[str, Any]:

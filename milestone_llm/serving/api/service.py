@@ -19,7 +19,7 @@ from milestone_llm.frontend.inputs import (
     check_vocabulary,
     encode_prompt,
 )
-from milestone_llm.structured.grammars import Grammars
+from milestone_llm.structured.grammars import Grammars, compiling_thread
 
 from ..engine.client import EngineReport, EngineRequest
 from .async_engine import ApiRequest, AsyncEngine
@@ -68,7 +68,7 @@ class Service:
         self._grammars = Grammars(
             copy.deepcopy(info.tokenizer), info.vocab_size, info.eos_token_ids
         )
-        self._compiling = ThreadPoolExecutor(1, "grammars")
+        self._compiling = compiling_thread()
         self.page = LivePage(engine, copy.deepcopy(info.tokenizer)) if has_page else None
 
     def about_model(self) -> Json:

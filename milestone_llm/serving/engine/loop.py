@@ -24,6 +24,7 @@ from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.engine_driver import EngineDriver
 from milestone_llm.models.threads import ThreadWatch
+from milestone_llm.structured.grammars import compiling_thread
 from milestone_llm.trace.tracer import Tracer
 
 from .client import (
@@ -67,6 +68,7 @@ class EngineLoop(OrderingClient):
         self._driver = EngineDriver(
             engine.core, engine.step_log, self._sending, engine.driver.peers
         )
+        self._compiling = compiling_thread()
         self._on_report: Callable[[list[EngineReport]], None]
         self._on_step: StepSink
         self._num_failures = 0
@@ -74,10 +76,12 @@ class EngineLoop(OrderingClient):
         self._threads = ThreadWatch(engine.model.device.type, log.warning)
 
     def prepare(self, orders: Orders) -> None:
-        """Compile grammars of requests to come, in the caller's thread: no step waits for it."""
+        """Compile grammars of requests to come, while steps go on. The caller waits for it."""
+        rule_of = self._engine.input_processor.grammars.rule_of
         for request in orders.requests.values():
-            with contextlib.suppress(InputError):  # which the request will be told
-                self._engine.input_processor.grammars.rule_of(request.params)
+            if request.params.structured_outputs is not None:
+                with contextlib.suppress(InputError):  # which the request will be told
+                    self._compiling.submit(rule_of, request.params).result()
 
     def run(
         self,
