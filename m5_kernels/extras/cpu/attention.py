@@ -26,8 +26,9 @@ class Part(NamedTuple):
     tokens: torch.Tensor | None
     """int64 `[num_seqs * query_len]`: their places in the step; None: all, in their order."""
     query_len: int
-    slots: torch.Tensor
-    """int64 `[num_seqs * context_len]`: where in the cache their keys and values lie."""
+    slots: torch.Tensor | slice
+    """int64 `[num_seqs * context_len]`: where in the cache their keys and values lie. A slice if
+    they lie there as they are wanted, and need no copy."""
     context_len: int
     """Of the longest. A shorter one's last token stands in what is left, which the mask hides."""
     mask: torch.Tensor | None
@@ -82,8 +83,7 @@ def attend(
     """Attention of a part's tokens, `[num_tokens, num_q_heads, head_dim]` as their queries."""
     num_kv_heads, head_dim = key_cache.shape[2:]
     keys, values = (
-        cache.view(-1, num_kv_heads, head_dim)
-        .index_select(0, part.slots)
+        gather(cache.view(-1, num_kv_heads, head_dim), part.slots)
         .view(-1, part.context_len, num_kv_heads, head_dim)
         .transpose(1, 2)
         for cache in (key_cache, value_cache)
@@ -97,6 +97,11 @@ def attend(
         rows, keys, values, part.mask, is_causal=part.mask is None, scale=scale, enable_gqa=True
     )
     return output.transpose(1, 2).flatten(0, 1)
+
+
+def gather(cache: torch.Tensor, slots: torch.Tensor | slice) -> torch.Tensor:
+    """Keys or values of these slots, of a cache `[num_slots, num_kv_heads, head_dim]`."""
+    return cache[slots] if isinstance(slots, slice) else cache.index_select(0, slots)
 
 
 def plan(metadata: StepMetadata, block_size: int, window: int | None) -> list[Part]:
@@ -153,10 +158,14 @@ def part_of_chunk(
 
 def slots_of(
     metadata: StepMetadata, seqs: list[int], first_tokens: list[int], length: int, block_size: int
-) -> torch.Tensor:
+) -> torch.Tensor | slice:
     """Slots of so many tokens of each sequence; the last one again where it has not so many."""
     last = metadata.context_lens[seqs, None].long() - 1
     places = torch.tensor(first_tokens)[:, None] + torch.arange(length)
     places = torch.minimum(places, last)
     blocks = metadata.block_table[seqs].long().gather(1, places // block_size)
-    return (blocks * block_size + places % block_size).flatten()
+    slots = (blocks * block_size + places % block_size).flatten()
+    first = int(slots[0])
+    if torch.equal(slots, torch.arange(first, first + len(slots))):  # blocks are neighbours
+        return slice(first, first + len(slots))
+    return slots

@@ -7,18 +7,18 @@ Hugging Face has one after the other, alternate.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from milestone_llm.core.errors import InputError
 from milestone_llm.models.checkpoint import find_gguf
+from milestone_llm.models.gguf_cache import INDEX
 
 from .packed import Words
 
@@ -123,31 +123,25 @@ def open_gguf(model: object, device: torch.device) -> GGUFFile:
             "or None"
         )
     path, folder = found
-    return GGUFFile(path, folder / "tensors.json")
+    return GGUFFile(path, json.loads((folder / INDEX).read_text(encoding="utf-8")))
 
 
 class GGUFFile:
     """The weights of a file.
 
     Args:
-        index: a file that says where they lie, made if it is not there: to read a vocabulary takes
-            some seconds.
+        index: where they lie, as `tensor_index` says it.
 
     Raises:
         InputError: a weight is of a type that is not known here.
     """
 
-    def __init__(self, path: Path, index: Path) -> None:
+    def __init__(self, path: Path, index: dict[str, Any]) -> None:
         self.path = path
-        if not index.exists():
-            own = index.with_name(f"{index.name}.{os.getpid()}")
-            own.write_text(json.dumps(_read_index(path)), encoding="utf-8")
-            own.replace(index)  # whole, or not there at all, for others that look
-        about = json.loads(index.read_text(encoding="utf-8"))
         self.weights: dict[str, FileWeight] = {}
         """By Hugging Face's names."""
-        heads = {"attn_q": about["num_heads"], "attn_k": about["num_kv_heads"]}
-        for name, (type_, shape, *where) in about["tensors"].items():
+        heads = {"attn_q": index["num_heads"], "attn_k": index["num_kv_heads"]}
+        for name, (type_, shape, *where) in index["tensors"].items():
             place = Place(type_, tuple(shape), *where)
             is_matrix = len(place.shape) > 1
             if type_ not in (BYTES_OF_A_GROUP if is_matrix else PLAIN):
@@ -165,34 +159,10 @@ class GGUFFile:
                     continue  # the config says it, too
                 raise InputError(f"{path.name} has a tensor {name}, which is not known here")
             prefix = "" if layer is None else f"model.layers.{layer}."
-            is_turned = about["architecture"] == "llama" and is_matrix
+            is_turned = index["architecture"] == "llama" and is_matrix
             self.weights[f"{prefix}{theirs}.{ending}"] = FileWeight(
                 path, place, heads.get(kind) if is_turned else None
             )
 
     def __iter__(self) -> Iterator[tuple[str, FileWeight]]:
         return iter(self.weights.items())
-
-
-def _read_index(path: Path) -> dict[str, object]:
-    from gguf import GGUFReader
-
-    reader = GGUFReader(path)
-    architecture = reader.fields["general.architecture"].contents()
-
-    heads = reader.fields[f"{architecture}.attention.head_count"]
-    kv_heads = reader.fields.get(f"{architecture}.attention.head_count_kv", heads)
-    return {
-        "architecture": architecture,
-        "num_heads": int(heads.contents()),
-        "num_kv_heads": int(kv_heads.contents()),
-        "tensors": {
-            tensor.name: [
-                tensor.tensor_type.name,
-                [int(size) for size in tensor.shape[::-1]],
-                int(tensor.data_offset),
-                int(tensor.n_bytes),
-            ]
-            for tensor in reader.tensors
-        },
-    }

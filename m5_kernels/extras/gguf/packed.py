@@ -90,7 +90,7 @@ class PackedMatrix:
             torch.cat([part.minimum for part in of_parts], dim=-1),
         )
 
-    @property
+    @functools.cached_property
     def num_copies(self) -> int:
         """How often the inputs stand beside each other in a product."""
         return len(self.whole.words) * GROUP // self.in_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from m5_kernels.extras.gguf import packed
 from m5_kernels.extras.gguf.file import GGUFFile
 from m5_kernels.extras.gguf.packed import PackedMatrix
 from milestone_llm.core.errors import InputError
+from milestone_llm.models.gguf_cache import INDEX, tensor_index
 from milestone_llm.models.tiny_models import build_tiny_model
 
 TYPES = gguf.GGMLQuantizationType
@@ -83,26 +85,26 @@ def saved(
         write(tmp_path / "tiny.gguf", model, kind)
     folder = tmp_path / "converted"
     model.save_pretrained(folder)
+    (folder / INDEX).write_text(json.dumps(tensor_index(tmp_path / "tiny.gguf")))
     monkeypatch.setattr(
         "milestone_llm.models.checkpoint.converted_folder", lambda path, key: folder
     )
     return tmp_path / "tiny.gguf", model
 
 
-def test_a_file_has_the_weights_of_the_model(saved: tuple[Path, Any], tmp_path: Path) -> None:
+def test_a_file_has_the_weights_of_the_model(saved: tuple[Path, Any]) -> None:
     path, model = saved
     state = dict(model.named_parameters())
-    for _ in range(2):  # the second time from the index
-        weights = dict(GGUFFile(path, tmp_path / "index.json"))
-        assert set(weights) == set(state)
-        for name, weight in weights.items():
-            assert torch.equal(weight[(slice(None),) * len(weight.shape)], state[name])
+    weights = dict(GGUFFile(path, tensor_index(path)))
+    assert set(weights) == set(state)
+    for name, weight in weights.items():
+        assert torch.equal(weight[(slice(None),) * len(weight.shape)], state[name])
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 130])
-def test_products(saved: tuple[Path, Any], tmp_path: Path, num_tokens: int) -> None:
+def test_products(saved: tuple[Path, Any], num_tokens: int) -> None:
     assert 7 < packed.MANY_ROWS < 130
-    weights = GGUFFile(saved[0], tmp_path / "index.json").weights
+    weights = GGUFFile(saved[0], tensor_index(saved[0])).weights
     merged = PackedMatrix(128, 64)
     names = [f"model.layers.0.self_attn.{kind}_proj.weight" for kind in "qkv"]
     for part, name in zip(merged.split([64, 32, 32]), names, strict=True):
@@ -153,7 +155,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with torch.no_grad():
         write(tmp_path / "tiny.gguf", model, TYPES.Q5_0)
     with pytest.raises(InputError, match="Q5_0"):
-        GGUFFile(tmp_path / "tiny.gguf", tmp_path / "index.json")
+        GGUFFile(tmp_path / "tiny.gguf", tensor_index(tmp_path / "tiny.gguf"))
 
 
 def test_products_do_without_the_private_function(monkeypatch: pytest.MonkeyPatch) -> None:
