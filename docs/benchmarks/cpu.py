@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from milestone_llm.command.cli import console, positive
+from milestone_llm.command.cli import console, log_console, positive
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.bench.hf_baselines import hf_continuous, hf_static
 from milestone_llm.lab.bench.record import machine, versions
@@ -73,7 +73,7 @@ def contestants(names: Sequence[str] | None, threads: int) -> dict[str, Runs]:
     def wanted(name: str) -> bool:
         is_wanted = names is None or name in names
         if is_wanted:
-            console.print(f"loading {name}", style="dim")
+            log_console.print(f"loading {name}", style="dim")
         return is_wanted
 
     hf = load_model(MODEL, device="cpu").model
@@ -90,7 +90,7 @@ def contestants(names: Sequence[str] | None, threads: int) -> dict[str, Runs]:
             engine = importlib.import_module(package).LLMEngine
             runs[name] = partial(generate, engine(MODEL, device="cpu", **limits, **options))
     if importlib.util.find_spec("llama_cpp") is None:
-        console.print("llama.cpp is not here: pip install llama-cpp-python", style="dim")
+        log_console.print("llama.cpp is not here: pip install llama-cpp-python", style="dim")
     elif wanted("llama.cpp"):
         runs["llama.cpp"] = LlamaCpp(str(packaged_gguf()[0]), threads)
     return runs
