@@ -7,9 +7,25 @@ import torch.nn.functional as F
 
 from m5_kernels.decoder.one_gpu import OneGPU
 
+FEW_ROWS = 8
+"""Up to so many, a norm takes the time of its calls."""
+
+
+def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """RMSNorm of `[num_tokens, hidden_size]`.
+
+    `F.rms_norm` makes it of eight kernels, and for few rows each costs more to call than to run.
+    LayerNorm is one kernel, and the same norm where the mean is 0, as that of `[x, -x]` is.
+    """
+    num_tokens, size = hidden.shape
+    if num_tokens > FEW_ROWS:
+        return F.rms_norm(hidden, weight.shape, weight, epsilon)
+    both = torch.cat((hidden, -hidden), dim=-1)
+    return F.layer_norm(both, (2 * size,), eps=epsilon)[:, :size] * weight
+
 
 class OneCPU(OneGPU):
-    """Norms by torch's own kernel."""
+    """Norms by torch's own kernels."""
 
     def embed(
         self,
@@ -20,13 +36,13 @@ class OneCPU(OneGPU):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows of the embedding, which begin the residual stream, and their norm."""
         residual = F.embedding(input_ids, embedding)
-        return residual, F.rms_norm(residual, norm.shape, norm, epsilon)
+        return residual, rms_norm(residual, norm, epsilon)
 
     def add_norm(
         self, part: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor:
         """`residual += part`, and the norm of that."""
-        return F.rms_norm(residual.add_(part), weight.shape, weight, epsilon)
+        return rms_norm(residual.add_(part), weight, epsilon)
 
 
 class RopeAndWrite:
@@ -64,14 +80,13 @@ class RopeAndWrite:
             self._cos, self._sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
             self._kept = slot_mapping >= 0 if slot_mapping.amin() < 0 else None
         heads = qkv.view(len(qkv), -1, head_dim)
-        rotated, value = heads.split((num_q_heads + num_kv_heads, num_kv_heads), dim=1)
-        query, key = rotated.split((num_q_heads, num_kv_heads), dim=1)
+        rotated, value = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
+        query, key = rotated[:, :num_q_heads], rotated[:, num_q_heads:]
         if q_norm is not None and k_norm is not None:
             query.copy_(F.rms_norm(query, q_norm.shape, q_norm, epsilon))
             key.copy_(F.rms_norm(key, k_norm.shape, k_norm, epsilon))
-        exact = rotated.float()
-        paired = exact.roll(head_dim // 2, -1)
-        rotated.copy_((exact * self._cos).addcmul_(paired, self._sin))
+        paired = rotated.roll(head_dim // 2, -1)
+        rotated.copy_((rotated * self._cos).addcmul_(paired, self._sin))  # sums in fp32
         if (kept := self._kept) is not None:
             slot_mapping, key, value = slot_mapping[kept], key[kept], value[kept]
         for cache, new in ((key_cache, key), (value_cache, value)):

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from m5_kernels.decoder.attention import Attention
-from m5_kernels.extras.cpu.attention import CPUAttention
+from m5_kernels.extras.cpu.attention import CPUAttention, plan
 from m5_kernels.extras.cpu.int8 import MANY_ROWS, CPUInt8Weight, has_int8_product
-from m5_kernels.extras.cpu.layers import OneCPU, RopeAndWrite
+from m5_kernels.extras.cpu.layers import FEW_ROWS, OneCPU, RopeAndWrite
 from m5_kernels.extras.cpu.products import PlainProduct
 from m5_kernels.kernels.rms_norm import add_rms_norm_torch
 from m5_kernels.kernels.rope_kv_write import rope_kv_write_torch
@@ -78,6 +78,17 @@ def test_attention(
     torch.testing.assert_close(attend(*arguments[:3], later, None, window), wanted, **small)
 
 
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("chunk", [1, 5])
+def test_blocks_that_are_neighbours_are_read_where_they_lie(chunk: int, window: int | None) -> None:
+    batch = PagedBatch.random([22], [chunk], 6, 2, 16, 4, torch.float32, "cpu")
+    batch.block_table.copy_(batch.block_table.sort().values)
+    metadata = metadata_of(batch, [chunk])
+    assert isinstance(plan(metadata, 4, window)[0].slots, slice)
+    arguments = batch.query, batch.key_cache, batch.value_cache, metadata, None, window
+    torch.testing.assert_close(CPUAttention()(*arguments), Attention()(*arguments))
+
+
 @DTYPES
 @pytest.mark.parametrize("has_norms", [False, True])
 def test_rotation_and_kv_write(has_norms: bool, dtype: torch.dtype) -> None:
@@ -105,14 +116,15 @@ def test_rotation_and_kv_write(has_norms: bool, dtype: torch.dtype) -> None:
 
 
 @DTYPES
-def test_norm_and_gate(dtype: torch.dtype) -> None:
-    part, residual = torch.randn(2, 3, 70).to(dtype)
+@pytest.mark.parametrize("num_tokens", [1, FEW_ROWS, FEW_ROWS + 1])
+def test_norm_and_gate(num_tokens: int, dtype: torch.dtype) -> None:
+    part, residual = torch.randn(2, num_tokens, 70).to(dtype)
     weight, other = torch.randn(70).to(dtype), residual.clone()
     wanted = add_rms_norm_torch(part, other, weight, 1e-5)
     close = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}
     torch.testing.assert_close(OneCPU().add_norm(part, residual, weight, 1e-5), wanted, **close)
     assert torch.equal(residual, other)
-    hidden, matrix = torch.randn(3, 70).to(dtype), torch.randn(20, 70).to(dtype)
+    hidden, matrix = torch.randn(num_tokens, 70).to(dtype), torch.randn(20, 70).to(dtype)
     gated = PlainProduct()(hidden, matrix, None, is_gated=True)
     torch.testing.assert_close(gated, silu_mul_torch(F.linear(hidden, matrix)), **close)
 
