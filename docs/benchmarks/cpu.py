@@ -1,24 +1,20 @@
 """What runs a small model fastest on a CPU? `python -m docs.benchmarks.cpu`
 
-Hugging Face, llama.cpp and the five milestones run SmolLM2-135M from the same GGUF file: one
-request, eight at a time, and prompts alone. All take their turns in each round, so what else the
-machine does hits them alike. Only llama.cpp and `quantization="gguf"` compute with the file's own
-bits; others have its numbers in float32, bfloat16 or in eight bits.
-
-llama.cpp takes part if `llama-cpp-python` is installed: `pip install llama-cpp-python` builds it.
+Hugging Face and the five milestones run SmolLM2-135M from the same GGUF file: one request, eight at
+a time, and prompts alone. All take their turns in each round, so what else the machine does hits
+them alike. Only `quantization="gguf"` computes with the file's own bits; others have its numbers in
+float32, bfloat16 or in eight bits. llama.cpp's own measure of the file is its `llama-bench`.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import ctypes
 import importlib
 import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,7 +27,6 @@ from milestone_llm.lab.bench.record import machine, versions
 from milestone_llm.lab.bench.report import table
 from milestone_llm.lab.bench.workloads import WorkItem
 from milestone_llm.models.checkpoint import load_model
-from milestone_llm.models.gguf_cache import packaged_gguf
 
 MODEL = "smollm2-135m"
 WORK = {
@@ -66,7 +61,7 @@ def work(shape: tuple[int, int, int], seed: int) -> list[WorkItem]:
     ]
 
 
-def contestants(names: Sequence[str] | None, threads: int) -> dict[str, Runs]:
+def contestants(names: Sequence[str] | None) -> dict[str, Runs]:
     """Who takes part, by name; all are loaded before anything is timed."""
     runs: dict[str, Runs] = {}
 
@@ -89,10 +84,6 @@ def contestants(names: Sequence[str] | None, threads: int) -> dict[str, Runs]:
         if wanted(name):
             engine = importlib.import_module(package).LLMEngine
             runs[name] = partial(generate, engine(MODEL, device="cpu", **limits, **options))
-    if importlib.util.find_spec("llama_cpp") is None:
-        console.print("llama.cpp is not here: pip install llama-cpp-python", style="dim")
-    elif wanted("llama.cpp"):
-        runs["llama.cpp"] = LlamaCpp(str(packaged_gguf()[0]), threads)
     return runs
 
 
@@ -107,79 +98,6 @@ def generate(engine: Any, items: Items) -> None:
         engine.reset_prefix_cache()
 
 
-class LlamaCpp:
-    """Greedy generation by llama.cpp, all requests in one batch, through its C interface."""
-
-    def __init__(self, path: str, threads: int) -> None:
-        import llama_cpp
-
-        self.lib: Any = llama_cpp
-        self.threads = threads
-        self._silence = llama_cpp.llama_log_callback(lambda *_: None)
-        llama_cpp.llama_log_set(self._silence, ctypes.c_void_p())
-        llama_cpp.llama_backend_init()
-        self.model = llama_cpp.llama_model_load_from_file(
-            path.encode(), llama_cpp.llama_model_default_params()
-        )
-        vocab = llama_cpp.llama_model_get_vocab(self.model)
-        self.vocab_size = llama_cpp.llama_vocab_n_tokens(vocab)
-
-    @contextlib.contextmanager
-    def _context(self, num_seqs: int, num_tokens: int, num_prompt: int) -> Iterator[Any]:
-        params = self.lib.llama_context_default_params()
-        params.n_ctx, params.n_seq_max = num_tokens, num_seqs
-        params.n_batch, params.n_ubatch = max(512, num_prompt), 512
-        params.n_threads = params.n_threads_batch = self.threads
-        context = self.lib.llama_init_from_model(self.model, params)
-        batch = self.lib.llama_batch_init(num_prompt, 0, 1)
-        yield context, batch
-        self.lib.llama_batch_free(batch)
-        self.lib.llama_free(context)
-
-    def __call__(self, items: Items) -> list[list[int]]:
-        """Token ids of each request."""
-        total = sum(len(item.prompt) + item.params.max_tokens for item in items)
-        prompts = [item.prompt for item in items]
-        with self._context(len(items), total + 64, sum(map(len, prompts))) as (context, batch):
-            ends, place = [], 0
-            for seq, prompt in enumerate(prompts):
-                for position, token in enumerate(prompt):
-                    self._put(batch, place, token, position, seq, position == len(prompt) - 1)
-                    place += 1
-                ends.append(place - 1)
-            outputs = [[token] for token in self._decode(context, batch, place, ends)]
-            for _ in range(items[0].params.max_tokens - 1):
-                for seq, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-                    end = len(prompt) + len(output) - 1
-                    self._put(batch, seq, output[-1], end, seq, True)
-                tokens = self._decode(context, batch, len(items), range(len(items)))
-                for output, token in zip(outputs, tokens, strict=True):
-                    output.append(token)
-        return outputs
-
-    @staticmethod
-    def _put(batch: Any, place: int, token: int, position: int, seq: int, wanted: bool) -> None:
-        batch.token[place], batch.pos[place] = token, position
-        batch.n_seq_id[place], batch.seq_id[place][0] = 1, seq
-        batch.logits[place] = wanted
-
-    def _decode(self, context: Any, batch: Any, size: int, places: Sequence[int]) -> list[int]:
-        batch.n_tokens = size
-        if self.lib.llama_decode(context, batch) != 0:
-            raise RuntimeError("llama.cpp could not compute a batch")
-        return [
-            int(
-                torch.frombuffer(
-                    (ctypes.c_float * self.vocab_size).from_address(
-                        ctypes.addressof(self.lib.llama_get_logits_ith(context, place).contents)
-                    ),
-                    dtype=torch.float32,
-                ).argmax()
-            )
-            for place in places
-        ]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print a table a kind of work."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -191,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.threads:
         torch.set_num_threads(args.threads)
     threads = torch.get_num_threads()
-    runs = contestants(args.only, threads)
+    runs = contestants(args.only)
     console.print(f"{MODEL} from one GGUF file, {threads} threads; {machine()}; {versions()}")
     console.print(f"tokens a second, medians of {args.rounds} rounds in turns (slowest..fastest)")
     rates: dict[str, dict[str, list[float]]] = {name: {} for name in runs}
