@@ -1,10 +1,9 @@
-"""Fill the documentation with what its commands print and draw. Nothing in it is pasted by hand.
+"""Fill the documentation with what its commands print and draw.
 
     python docs/build.py            run every command, fill the files in
     python docs/build.py --check    run every command, fail where a file says otherwise
     python docs/build.py --check --quick    the same without commands marked `slow`
     python docs/build.py docs/m2_batching.md    only this file
-    python docs/build.py --fresh    also fill in anew what differs in times only
 
 A Markdown file asks for output with a comment, and the builder writes what follows it:
 
@@ -13,7 +12,6 @@ A Markdown file asks for output with a comment, and the builder writes what foll
     to: Stop 5 of 14                                     ... up to the line that holds this
     vary: times | all                                    ... compared but for times, or only run
     slow: yes -->                                        ... left out by --quick
-    <!-- write: COMMAND > docs/transcripts/x.txt -->     the output goes into this file
     <!-- draw: COMMAND -o docs/images/x.png -->          the picture below is drawn by it
     <!-- measured: docs/measurements/x.json by: COMMAND --> ... <!-- end -->    recorded figures
 
@@ -41,7 +39,7 @@ from measured import measured, runs_at
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-_COMMENT = re.compile(r"<!-- (?P<kind>run|write|draw): (?P<body>.*?)-->\n", re.S)
+_COMMENT = re.compile(r"<!-- (?P<kind>run|draw): (?P<body>.*?)-->\n", re.S)
 _RUN_BLOCK = re.compile(r"\n*```console\n.*?\n```\n", re.S)
 _PICTURE = re.compile(r"\n*(!\[[^\]]*\]\([^)]*\))\n(?:\n?`[^`]*`\n)?")
 _MEASURED = re.compile(r"(<!-- measured: (\S+)\s+by: (.*?) -->\n).*?(<!-- end -->)", re.S)
@@ -62,14 +60,6 @@ class Marker:
     options: dict[str, str]
     end: int
     """Where the comment ends in the page."""
-
-    @property
-    def is_slow(self) -> bool:
-        return self.options.get("slow") == "yes"
-
-    @property
-    def vary(self) -> str:
-        return self.options.get("vary", "")
 
 
 def markers(text: str) -> list[Marker]:
@@ -94,8 +84,8 @@ def markers(text: str) -> list[Marker]:
 class Builder:
     """Runs the commands of pages; writes what they give, or tells where the pages differ."""
 
-    def __init__(self, is_check: bool = False, is_quick: bool = False, is_fresh: bool = False):
-        self.is_check, self.is_quick, self.is_fresh = is_check, is_quick, is_fresh
+    def __init__(self, is_check: bool = False, is_quick: bool = False):
+        self.is_check, self.is_quick = is_check, is_quick
         self.problems: list[str] = []
         self.outputs: dict[str, str] = {}
 
@@ -105,9 +95,9 @@ class Builder:
         where = path.relative_to(ROOT).as_posix()
         for marker in reversed(markers(text)):  # from the end, so that places stay right
             docs_commands.check_exists(shlex.split(marker.command), ROOT)
-            if self.is_quick and marker.is_slow:
+            if self.is_quick and marker.options.get("slow") == "yes":
                 continue
-            fill = {"run": self._run, "write": self._write, "draw": self._draw}[marker.kind]
+            fill = self._run if marker.kind == "run" else self._draw
             text = text[: marker.end] + fill(where, marker, text[marker.end :])
         text = _MEASURED.sub(lambda match: self._measured(where, match), text)
         text = _CODE_LINK.sub(lambda match: self._code_link(path, match), text)
@@ -131,22 +121,12 @@ class Builder:
         old = block[0] if block else ""
         output = excerpt(self._output(marker.command), marker.options)
         new = f"\n```console\n$ {marker.command}\n{output}\n```\n"
-        is_same = bool(old) and comparable(old, marker.vary) == comparable(new, marker.vary)
-        if is_same and not self.is_fresh:
+        vary = marker.options.get("vary", "")
+        if old and comparable(old, vary) == comparable(new, vary):
             new = old  # other times are no reason to change a page
         elif self.is_check:
             self._differs(where, marker.command, old, new)
         return new + rest[len(old) :]
-
-    def _write(self, where: str, marker: Marker, rest: str) -> str:
-        command, _, target = marker.command.rpartition(" > ")
-        path, output = ROOT / target, self._output(command)
-        old = path.read_text(encoding="utf-8") if path.exists() else ""
-        if not self.is_check:
-            path.write_text(output, encoding="utf-8")
-        elif old != output:
-            self._differs(target, command, old, output)
-        return rest
 
     def _draw(self, where: str, marker: Marker, rest: str) -> str:
         picture = _PICTURE.match(rest)
@@ -260,11 +240,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("pages", nargs="*", type=Path, help="default: README.md and docs/")
     parser.add_argument("--check", action="store_true", help="change nothing, fail on a difference")
     parser.add_argument("--quick", action="store_true", help="skip commands marked slow")
-    parser.add_argument("--fresh", action="store_true", help="fill in new times, too")
     options = parser.parse_args(argv)
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
-    builder = Builder(options.check, options.quick, options.fresh)
+    builder = Builder(options.check, options.quick)
     for page in [path.resolve() for path in options.pages] or PAGES:
         try:
             builder.page(page)

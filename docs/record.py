@@ -1,6 +1,6 @@
 """Run a program and keep what it prints as a record of docs/measurements.
 
-    python docs/record.py docs/measurements/m5_prefill.md python -m docs.questions.m5_prefill
+    python docs/record.py docs/measurements/cpu_engines.md python -m docs.benchmarks.cpu
 
 Benches write their records themselves (`--json`, `--markdown`); this is for all others.
 """

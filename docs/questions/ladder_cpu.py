@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
 import sys
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from milestone_llm.command.cli import positive
 from milestone_llm.core.errors import InputError
@@ -73,7 +71,7 @@ def ladder(bench: Bench) -> None:
         f"max_model_len={args.max_model_len} in M1 and M2, blocks of 16 in M3 and M4",
     }
     title = f"ladder, {len(items)} requests"
-    bench.compare(title, items, engines, tables=TABLES, facts=facts, remarks=gains, about=about)
+    bench.compare(title, items, engines, tables=TABLES, facts=facts, about=about)
 
 
 def facts(outputs: Sequence[RequestOutput], records: Sequence[StepRecord]) -> dict[str, float]:
@@ -83,19 +81,6 @@ def facts(outputs: Sequence[RequestOutput], records: Sequence[StepRecord]) -> di
         positions.take(record)
     most_rows = max(len(record.batch) for record in records)
     return {"num_steps": len(records), "most_rows": most_rows, "positions": positions.computed}
-
-
-def gains(data: dict[str, Any]) -> list[str]:
-    """Each milestone beside the one before it: the median over the rounds."""
-    seconds = {
-        name: [figures["seconds"] for figures in own["rounds"]]
-        for name, own in data["contestants"].items()
-    }
-    lines = []
-    for before, after in pairwise(seconds):
-        ratios = [old / new for old, new in zip(seconds[before], seconds[after], strict=True)]
-        lines.append(f"{after}: {statistics.median(ratios):.2f}x the speed of {before}")
-    return lines
 
 
 def exactly(num_tokens: int) -> SamplingParams:

@@ -91,33 +91,12 @@ def layouts(bench: Bench) -> None:
             f"m2_batching, {plural(count, 'region')} of max_model_len={length}: "
             f"{count * length:,} tokens of KV"
         )
-    bench.compare(
-        args.workload, items, engines, tables=TABLES, remarks=remarks, facts=kv_facts, about=about
-    )
+    bench.compare(args.workload, items, engines, tables=TABLES, facts=kv_facts, about=about)
 
 
 def kv_facts(outputs: Sequence[Any], records: Sequence[Any]) -> dict[str, float]:
     """How KV memory was used over all steps of a run."""
     return asdict(KVFigures.of(records))
-
-
-def remarks(data: dict[str, Any]) -> list[str]:
-    """What the comparison shows."""
-    medians, lines = {name: own["median"] for name, own in data["contestants"].items()}, []
-    for name, speedup in data["speedups"].items():
-        at_a_time = medians["block"]["max_concurrent"] / medians[name]["max_concurrent"]
-        length, rounds = data["engines"][name]["max_model_len"], speedup["rounds"]
-        lines.append(
-            f"blocks serve {at_a_time:.2f}x the requests at a time and {speedup['median']:.2f}x "
-            f"the tokens a second of regions of {length} ({min(rounds):.2f}x to "
-            f"{max(rounds):.2f}x by round)"
-        )
-    size = data["engines"]["block"]["block_size"]
-    return [
-        *lines,
-        f"a block of {size} may waste half a block and one slot a request, {size / 2 + 1:g} "
-        f"tokens: it wasted {medians['block']['waste_per_request']:.1f}",
-    ]
 
 
 def options(parser: argparse.ArgumentParser) -> None:

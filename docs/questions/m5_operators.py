@@ -3,7 +3,7 @@
 On a GPU an operator is a launch or more. Those that only look at memory otherwise are left out.
 """
 
-from collections import Counter
+from contextlib import ExitStack
 from unittest.mock import patch
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,61 +29,39 @@ class Count(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def decode_step(package, watch) -> None:
-    """Four requests, prefilled; then one step of four rows, watched."""
+def prefilled(package):
+    """An engine with four requests, whose next step decodes four rows."""
     engine = package.LLMEngine("tiny-qwen3", device="cpu", max_model_len=64)
     for first in range(4):
         params = SamplingParams(temperature=0.7, seed=first, max_tokens=4, ignore_eos=True)
         engine.add_request(list(range(5 + first, 20)), params)
     engine.step()
-    with watch(engine):
-        engine.step()
+    return engine
 
 
-count = Count()
-decode_step(m4_prefix_chunked, lambda engine: count)
+engine, count = prefilled(m4_prefix_chunked), Count()
+with count:
+    engine.step()
 print(f"M4  {count.num_operators} operators for {NUM_LAYERS} layers, embedding, head and sampling")
 
-calls: Counter[str] = Counter()
-
-
-class Calls:
-    """Counts calls of the fused decoder's launchers."""
-
-    def __init__(self, engine) -> None:
-        self.decoder = engine.decoder
-
-    def __enter__(self) -> None:
-        places = [(one_gpu, name) for name in ("embed_rms_norm", "add_rms_norm")]
-        places += [(self.decoder, "rope_kv_write"), (attention, "flash_decode")]
-        places += [(products.F, "linear"), (products, "silu_mul")]
-        places += [
+with patch("m5_kernels.engine.runs_no_kernels", return_value=False), ExitStack() as stack:
+    engine = prefilled(m5_kernels)  # of the objects of a GPU
+    calls = {
+        name: stack.enter_context(patch.object(place, name, wraps=getattr(place, name)))
+        for place, name in (
+            (products.F, "linear"),
+            (one_gpu, "add_rms_norm"),
+            (engine.decoder, "rope_kv_write"),
+            (attention, "flash_decode"),
+            (products, "silu_mul"),
             (device_step, "expand_step"),
+            (one_gpu, "embed_rms_norm"),
             (sampler, "sample"),
             (device_step, "append_sampled"),
-        ]
-        self.patches = [patch.object(*place, self.counted(*place)) for place in places]
-        for each in self.patches:
-            each.start()
-
-    def __exit__(self, *error) -> None:
-        for each in self.patches:
-            each.stop()
-
-    @staticmethod
-    def counted(module, name):
-        """The launcher, counting."""
-        launcher = getattr(module, name)
-
-        def call(*args, **kwargs):
-            calls[name] += 1
-            return launcher(*args, **kwargs)
-
-        return call
-
-
-with patch("m5_kernels.engine.runs_no_kernels", return_value=False):  # the objects of a GPU
-    decode_step(m5_kernels, Calls)
-print(f"M5  {calls.total()} launchers, with graphs one launch:")
-for name, number in calls.most_common():
+        )
+    }
+    engine.step()
+counts = {name: call.call_count for name, call in calls.items()}
+print(f"M5  {sum(counts.values())} launchers, with graphs one launch:")
+for name, number in counts.items():
     print(f"      {number:2d} x {name}")

@@ -5,17 +5,26 @@ On a CPU M4's steps of docs/measurements/roofline_cpu.json, on an H200 M5's of m
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
-from docs.questions.overview_roofline import RECORDS, gpu_points
 from milestone_llm.lab.playground.setting import RequestSpec, Setting, Side
 from milestone_llm.lab.playground.simulate import run_setting
+
+RECORDS = Path("docs/measurements")
+
+
+def gpu_steps() -> list[tuple[str, int, int, int, float]]:
+    """Decode steps of M5 on an H200, 600 tokens a row."""
+    text = (RECORDS / "m5_h200.md").read_text(encoding="utf-8")
+    lines = text[text.index("  rows  ms/step") :].split("```")[0].splitlines()[1:]
+    return [("decode", int(r), 1, 600, float(ms) / 1e3) for r, ms, *_ in map(str.split, lines)]
 
 
 def steps() -> Iterator[tuple[str, str, int, int, float, float]]:
     """Machine, kind, rows, tokens of each; seconds as measured, and by the formula."""
     cpu = json.loads((RECORDS / "roofline_cpu.json").read_text(encoding="utf-8"))["points"]
-    # The last GPU point is a mean over steps, and a setting has at most 200 requests.
-    for name, points in (("laptop", cpu), ("h200", gpu_points()[:-2])):
+    # A setting has at most 200 requests, so the largest step of the GPU is left out.
+    for name, points in (("laptop", cpu), ("h200", gpu_steps()[:-1])):
         for kind, num_rows, num_tokens, context, seconds in points:
             length = int(num_tokens if kind == "prefill" else context)
             side = Side(

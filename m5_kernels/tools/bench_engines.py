@@ -46,14 +46,8 @@ class Variant:
     """Makes, of the engine, the context in which it is warmed up and measured."""
 
 
-def compare_engines(bench: Bench, more: Sequence[Variant] = ()) -> Any:
+def compare_engines(bench: Bench) -> None:
     """Check, build, warm up, measure, report.
-
-    Args:
-        more: variants beside those of the command line.
-
-    Returns:
-        The engine that the others are compared with.
 
     Raises:
         InputError: limits that do not fit the model or the workload, or an unknown field or part.
@@ -67,7 +61,7 @@ def compare_engines(bench: Bench, more: Sequence[Variant] = ()) -> Any:
             raise InputError("--tensor-parallel-size compares M5 on several GPUs with M5 on one")
         if on_gpu:
             Ranks.join(bench.num_ranks, args.device)  # from here on "cuda" is the rank's own GPU
-    *others, main = planned_variants(args, more)
+    *others, main = planned_variants(args)
     if not args.no_check:
         console.print(f"Checked: {check_against_m4(device)}.\n")
     set_defaults(args, on_gpu)
@@ -98,10 +92,9 @@ def compare_engines(bench: Bench, more: Sequence[Variant] = ()) -> Any:
         if hasattr(engine, "reset_prefix_cache"):
             engine.reset_prefix_cache()
         data["profile"] = profile_steps(engine, items)
-    return engine
 
 
-def planned_variants(args: argparse.Namespace, more: Sequence[Variant]) -> list[Variant]:
+def planned_variants(args: argparse.Namespace) -> list[Variant]:
     """Whom to measure, in this order; the last one is the engine that the others are compared with.
 
     Raises:
@@ -128,7 +121,7 @@ def planned_variants(args: argparse.Namespace, more: Sequence[Variant]) -> list[
                 raise InputError(f"--without {part}: there is {names}")
         around = partial(with_others, replaced)
         variants.append(Variant(f"- {combination}", fields=fields, around=around))
-    return [*variants, *more, main]
+    return [*variants, main]
 
 
 def set_defaults(args: argparse.Namespace, on_gpu: bool) -> None:

@@ -3,7 +3,7 @@
 Kernels that move bytes are rated in GB/s, each input and output counted once, against the
 fastest read and copy measured in the same run. Every kernel is first compared with its torch twin
 on the very inputs that are timed; inputs rotate, so that no launch finds its own in the L2 cache.
-Prefill is bound by arithmetic, and measured by `python -m docs.questions.m5_prefill`.
+Prefill is bound by arithmetic; docs/measurements/m5_prefill.md has its figures.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ def test_walkthrough_fits_the_code_and_its_transcript(name: str, capsys: Any) ->
     exit_code = importlib.import_module(name).main(["--auto"])
     captured = capsys.readouterr()
     assert (exit_code, captured.err) == (0, "")
+    assert str(ROOT) not in captured.out
     assert captured.out == transcript(name), (
         f"python -m {name} --auto > docs/transcripts/{TRANSCRIPTS[name]}"
     )
@@ -40,21 +41,3 @@ def test_walkthrough_fits_the_code_and_its_transcript(name: str, capsys: Any) ->
 def test_list_imports_no_torch(name: str) -> None:
     program = f"import sys, {name} as w; w.main(['--list']); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True)
-
-
-@every_walkthrough
-def test_transcript_is_80_columns_wide_and_names_no_absolute_path(name: str) -> None:
-    text = transcript(name)
-    assert max(map(len, text.splitlines())) <= 80
-    assert str(ROOT) not in text
-    assert " at 0x" not in text
-
-
-@every_walkthrough
-def test_every_stop_has_a_note_and_something_to_look_at(name: str) -> None:
-    for stop in importlib.import_module(name).GUIDE.stops:
-        assert stop.looks, stop.title
-        assert "`" in stop.hint, stop.title
-        assert 1 <= stop.note.count(". ") + 1 <= 4, stop.title
-        written = f"{stop.function.__module__.replace('.', '/')}.py::{stop.function.__qualname__}"
-        assert stop.location == written, stop.title

@@ -31,7 +31,6 @@ def test_blocks_serve_more_requests_from_the_same_memory(bench: Any) -> None:
     assert region["waste_share"] > 0.5
     assert block["waste_per_request"] <= 16 / 2 + 1
     out = " ".join(out.split())
-    assert "blocks serve 3.00x the requests at a time" in out
     assert "token for token the same as region: 12 of 12 outputs" in out
     assert "m2_batching, 4 regions of max_model_len=128: 512 tokens of KV" in out
     for word in (
@@ -51,7 +50,6 @@ def test_regions_of_the_longest_request_are_measured_too(bench: Any) -> None:
     assert short == f"region, {length}"
     assert length <= 40 + 30
     assert data["contestants"][short]["median"]["max_concurrent"] == 4 * 128 // length
-    assert sum(f"regions of {length}" in remark for remark in data["remarks"]) == 1
 
 
 def test_markdown_has_the_tables(bench: Any) -> None:

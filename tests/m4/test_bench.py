@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
-from docs.questions.m4_measured import main, ratio
+from docs.questions.m4_measured import main
 from m4_prefix_chunked.bench import main as common_bench
 from milestone_llm.frontend.outputs import RequestMetrics, RequestOutput
 from milestone_llm.lab.bench.measure import gap_figures
@@ -24,7 +23,7 @@ def bench(run_bench: Any) -> Any:
 
 def test_shared_prompts_are_found_and_others_are_not(bench: Any) -> None:
     small = ["--num-requests", "3", "--system-prompt-tokens", "64", "--output-len", "2", "4"]
-    out, _, data, table = bench("prefix", *small)
+    _, _, data, table = bench("prefix", *small)
     shared, nothing = data["comparisons"]
     on, off = (shared["contestants"][name]["median"] for name in ("caching on", "caching off"))
     assert (on["saved_tokens"], off["saved_tokens"]) == (2 * 64, 0)
@@ -37,21 +36,12 @@ def test_shared_prompts_are_found_and_others_are_not(bench: Any) -> None:
         assert switches[:2] == [True, False]
     assert list(nothing["engines"]) == ["caching on", "caching off", "m3_paged"]
     assert len({figures["steps"] for figures in medians}) == 1
-    assert "our target, at most 0.25x" in shared["remarks"][0]
-    assert "our target, at most 1.02x" in nothing["remarks"][0]
-    for word in (
-        "seed 0",
-        f"torch {torch.__version__}",
-        "tiny-llama, float32",
-        "our target, at most",
-    ):
-        assert word in " ".join(out.split())
     assert table.count("| caching on |") == 2
 
 
 def test_a_long_arrival_under_three_policies(bench: Any) -> None:
     small = ["--num-requests", "4", "--long-prompt-tokens", "400", "--chunk-tokens", "100"]
-    out, _, data, table = bench("stall", *small)
+    _, _, data, table = bench("stall", *small)
     configs = data["engines"]
     assert [(c["prefill_policy"], c["max_num_batched_tokens"]) for c in configs.values()] == [
         ("mixed", 100),
@@ -61,9 +51,6 @@ def test_a_long_arrival_under_three_policies(bench: Any) -> None:
     assert set(data["same_tokens"].values()) == {4}
     mixed, first, _ = (own["median"] for own in data["contestants"].values())
     assert mixed["steps"] == 64 < first["steps"], "nobody decodes while prefill goes first"
-    assert "p99 gap of the running requests, mixed, 100 against prefill_first" in " ".join(
-        out.split()
-    )
     assert "| prefill_first |" in table
 
 
@@ -73,20 +60,6 @@ def test_the_common_bench_against_m3(run_bench: Any) -> None:
     assert list(data["contestants"]) == ["m4_prefix_chunked", "m3_paged"]
     assert data["same_tokens"] == {"m3_paged": 4}
     assert "token for token the same as m3_paged: 4 of 4 outputs" in out
-
-
-def test_a_missed_target_and_a_loss_are_told() -> None:
-    def told(*rounds: float, **options: Any) -> list[str]:
-        own, its = [{"seconds": each} for each in rounds], [{"seconds": 1.0}] * len(rounds)
-        data = {"contestants": {"on": {"rounds": own}, "off": {"rounds": its}}}
-        return ratio(data, "time", "seconds", "on", "off", loses="it waits", **options)
-
-    assert told(1.4, 1.6, at_most=1.0) == [
-        "time, on against off: 1.500x (1.400..1.600); our target, at most 1x: MISSED",
-        "on loses there: it waits",
-    ]
-    assert told(0.5, at_most=1.0) == ["time, on against off: 0.500x; our target, at most 1x: met"]
-    assert told(1.01) == ["time, on against off: 1.010x"]
 
 
 def test_gaps_are_taken_of_all_requests_together() -> None:

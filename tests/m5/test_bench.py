@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from docs.questions import m5_prefill, m5_steps
 from m5_kernels import LLMEngine
 from m5_kernels.bench import main
-from m5_kernels.kernels.tiles import PrefillTile
 from m5_kernels.tools.attention_work import Shape
 from m5_kernels.tools.bench_limits import RunLimit, limit_text
 from m5_kernels.tools.bench_parts import OBJECTS, with_others
@@ -187,24 +185,8 @@ def test_any_engine_can_be_profiled(bench: Any) -> None:
     assert data["profile"]["num_rows"] == 4
 
 
-def test_steps_prints_a_line_for_each_number_of_rows_and_each_prompt(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = "--model tiny-qwen3 --rows 2 1 --context-len 8 --chunks 4 16"
-    monkeypatch.setattr("sys.argv", ["m5_steps", *options.split()])
-    monkeypatch.setattr(m5_steps, "NUM_STEPS", 1)
-    monkeypatch.setattr(m5_steps, "NUM_PROMPTS", 1)
-    assert m5_steps.main() == 0
-    steps, prompts = capsys.readouterr().out.split("\n\n")
-    assert [line.split()[0] for line in steps.splitlines()[-2:]] == ["1", "2"]
-    assert "2 requests decode, 8 tokens each" in prompts
-    assert [line.split()[0] for line in prompts.splitlines()[-2:]] == ["4", "16"]
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize(
-    "name", ["m5_kernels.tools.kernel_bench", "docs.questions.m5_steps", "m5_kernels.tools.tune"]
-)
+@pytest.mark.parametrize("name", ["m5_kernels.tools.kernel_bench", "m5_kernels.tools.tune"])
 def test_instruments_without_a_gpu_say_so_in_one_line(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,18 +202,3 @@ def test_a_chunk_is_rated_by_the_scores_that_it_computes() -> None:
     shapes = [Shape(1, 100, 100), Shape(1, 50, 50), Shape(1, 100, 50)]
     whole, first, second = (shape.speed(128, 1.0) for shape in shapes)
     assert first + second == pytest.approx(whole)
-
-
-@pytest.mark.parametrize("is_hopper", [True, False])
-def test_prefill_is_measured_with_the_kernel_for_hopper_where_there_is_one(
-    is_hopper: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(m5_prefill, "prefill_tile", lambda *shape: PrefillTile(64, 32, 4, 2))
-    monkeypatch.setattr(m5_prefill, "runs_on_hopper", lambda *shape, block_size: is_hopper)
-    monkeypatch.setattr(m5_prefill, "microseconds", lambda shape, dim, tiles: [1e3] * len(tiles))
-    monkeypatch.setattr(m5_prefill, "dense_us", lambda shape: 1e3)
-    rows = list(m5_prefill.rows(Ceilings(1.0, 1.0, 1.0)))
-    assert [row[0] for row in rows][-1] == "B1xL32768-half"
-    assert all((row[2] == "-") is not is_hopper for row in rows)
-    assert [row[0] for row in rows if row[4] == "-"] == ["B1xL32768-half"]  # no square to compare
