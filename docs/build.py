@@ -195,7 +195,7 @@ def _reading_time(match: re.Match[str]) -> str:
     """The line on all of a page's words but comments, folded answers and the line itself."""
     words = _NOT_READ.sub("", _READING_TIME.sub("", match.string)).split()
     minutes = max(1, round(len(words) / WORDS_A_MINUTE))
-    return f"{match[1]}*{minutes} minutes to read.*\n"
+    return f"{match[1]}*{minutes} minutes to read, without what is folded away.*\n"
 
 
 def line_of(path: Path, name: str) -> int:

@@ -209,7 +209,7 @@ def test_a_page_says_how_long_it_takes_to_read(build, monkeypatch, tmp_path):
     folded = "<details>\n" + "word " * 900 + "\n</details>\n"
     text = "# A page\n\n<!-- reading time -->\n\n" + "word " * 448 + folded
     once, _ = built(build, monkeypatch, tmp_path, text, "")
-    assert "<!-- reading time -->\n*3 minutes to read.*\n" in once
+    assert "<!-- reading time -->\n*3 minutes to read, without what is folded away.*\n" in once
     longer = once + "word " * 300
     _, builder = built(build, monkeypatch, tmp_path, longer, "", is_check=True)
     assert builder.problems == [], "the next build says it anew"
