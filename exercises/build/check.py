@@ -1,9 +1,9 @@
 """A course is a folder with files to be written and a list of steps; a step is a check in words.
 
-`steps.py` of a course has `TITLE`, `STEPS` and `DONE`, and, if the reader's files are made from a
-milestone's, `MILESTONE` and `FILES`. A check gets the `Parts` that the reader has written and
-raises `Wrong` with what it saw, what it expected and why. The milestone's own parts have to pass,
-too: the steps are its tests (`tests/test_rules.py`).
+`steps.py` of a course has `TITLE` and `DONE`, its steps in order, and, if the reader's files are
+made from a milestone's, `MILESTONE` and `FILES`. A check gets the `Parts` that the reader has
+written and raises `Wrong` with what it saw, what it expected and why. The milestone's own parts
+have to pass, too: the steps are its tests (`tests/test_rules.py`).
 """
 
 from __future__ import annotations
@@ -36,16 +36,6 @@ class Wrong(Exception):  # noqa: N818
     """What is wrong, in words for the reader."""
 
 
-def expect(what: str, got: object, wanted: object, why: str) -> None:
-    """Compare one value.
-
-    Raises:
-        Wrong: `got` is not `wanted`.
-    """
-    if got != wanted:
-        raise Wrong(f"{what}\n  yours     {got!r}\n  expected  {wanted!r}\nWhy: {why}")
-
-
 class Parts:
     """Classes and functions of a course by name: the reader's, or those of a milestone.
 
@@ -71,13 +61,26 @@ class Step:
     title: str
     file: str
     """Where it is written, in the course's folder."""
-    task: str
-    """What to write, in a few sentences."""
     check: Callable[[Parts], None]
-    seconds: int = 10
-    """CPU time after which the check is taken for an endless loop."""
     needs_model: bool = False
     """Whether it wants torch, which a browser has not."""
+
+    @property
+    def task(self) -> str:
+        """What to write, in a few sentences: the docstring of the check."""
+        return " ".join((self.check.__doc__ or "").split())
+
+    @property
+    def seconds(self) -> int:
+        """CPU time after which the check is taken for an endless loop."""
+        return 100 if self.needs_model else 10
+
+
+def step(
+    title: str, file: str, needs_model: bool = False
+) -> Callable[[Callable[[Parts], None]], Step]:
+    """Makes a step of the check that stands below."""
+    return lambda check: Step(title, file, check, needs_model)
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,8 @@ class Course:
         """The course in this folder."""
         module = importlib.import_module(f"{__package__}.{name}.steps")
         milestone, files = getattr(module, "MILESTONE", ""), getattr(module, "FILES", [])
-        return cls(name, module.TITLE, module.STEPS, module.DONE, milestone, files)
+        steps = [each for each in vars(module).values() if isinstance(each, Step)]
+        return cls(name, module.TITLE, steps, module.DONE, milestone, files)
 
     @property
     def parts(self) -> Parts:
@@ -147,10 +151,9 @@ def problem(step: Step, parts: Parts) -> str | None:
 
 def explained(error: Exception) -> str:
     """An exception out of the reader's code: what was raised, and at which line of theirs."""
-    all_frames = traceback.extract_tb(error.__traceback__)
     frames = [
         frame
-        for frame in all_frames
+        for frame in traceback.extract_tb(error.__traceback__)
         if Path(frame.filename).parent.parent == FOLDER
         and not frame.filename.endswith("steps.py")
         and not frame.name.endswith(("comp>", "genexpr>"))
@@ -168,9 +171,6 @@ def explained(error: Exception) -> str:
     for frame in reversed(innermost.values()):
         if frame is not last:
             lines += [f"called by {_place(frame)}:", _code(frame)]
-    before = all_frames[all_frames.index(frames[0]) - 1]
-    if before.filename.endswith("steps.py"):  # otherwise by traffic, which is shown
-        lines += ["called by the check:", _code(before)]
     return "\n".join(lines)
 
 

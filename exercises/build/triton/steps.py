@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from exercises.build.check import Parts, Step
+from exercises.build.check import Parts, step
 from exercises.build.guarded import (
     always,
     call,
@@ -38,8 +38,9 @@ READ_BEYOND = (
 # --- step 1 ---------------------------------------------------------------------------------------
 
 
-def check_row_sum(parts: Parts) -> None:
-    """A full tile, a tail, and rows that lie apart."""
+@step("the sum of each row", "row_sum.py")
+def row_sum(parts: Parts) -> None:
+    """A program for each row, a tile for its columns, a mask for what the tile has too many."""
     for num_columns in (8, 5, 1):
         x = random_tensor(3, num_columns)
         output = output_of(3)
@@ -109,8 +110,9 @@ def softmax_causes(x: torch.Tensor, tile: int) -> list[tuple[Callable[[torch.Ten
     ]
 
 
-def check_row_softmax(parts: Parts) -> None:
-    """Full tiles, tails, large and small numbers, -inf, rows that lie apart."""
+@step("softmax of each row", "row_softmax.py")
+def row_softmax(parts: Parts) -> None:
+    """Maximum, exponentials, sum: and what a masked element must be, to do no harm to either."""
     for case, x in SCORES.items():
         output = output_of(*x.shape)
         call(parts, "row_softmax", "row_softmax", guarded(x), output)
@@ -130,8 +132,9 @@ def check_rows_apart(parts: Parts, name: str, *tile: int) -> None:
     )
 
 
-def check_online_softmax(parts: Parts) -> None:
-    """Tiles in which the maximum grows or not, a tail, a first tile of nothing but -inf."""
+@step("softmax in tiles", "online_softmax.py")
+def online_softmax(parts: Parts) -> None:
+    """Rows longer than a tile: maximum and sum in one pass (online softmax)."""
     falling = torch.arange(12.0, 0.0, -1.0)[None]
     nothing = torch.cat([torch.full((1, 4), -torch.inf), random_tensor(1, 5)], 1)
     cases = {
@@ -168,8 +171,9 @@ def check_online_softmax(parts: Parts) -> None:
 # --- step 4 ---------------------------------------------------------------------------------------
 
 
-def check_matvec(parts: Parts) -> None:
-    """Full tiles, several of them, tails of both kinds, float16."""
+@step("a matrix times a vector", "matvec.py")
+def matvec(parts: Parts) -> None:
+    """Tiles of two dimensions, several programs, sums in float32."""
     for num_rows, num_columns, words in (
         (4, 8, "One tile is all there is: load it, multiply by vector[None, :], tl.sum(..., 1)."),
         (12, 8, "Several programs: rows = program_id * TILE_ROWS + tl.arange(0, TILE_ROWS)."),
@@ -267,8 +271,9 @@ def check_merge(parts: Parts) -> None:
         compare(f"merge: log-sum-exps {lses}", output, wanted, [(always, words)])
 
 
-def check_attend(parts: Parts) -> None:
-    """Both kernels together, by hand and then by `attend`."""
+@step("attention by split and merge", "split_merge.py")
+def attend(parts: Parts) -> None:
+    """One query against many keys, by several programs; a second kernel merges their parts."""
     check_split(parts)
     check_merge(parts)
     query, keys, values = (random_tensor(n, 16, seed=n) for n in (1, 21, 22))
@@ -279,8 +284,9 @@ def check_attend(parts: Parts) -> None:
     compare("attend: 21 tokens, 3 splits, tiles of 4", output, wanted, [])
 
 
-def check_paged(parts: Parts) -> None:
-    """One block, several, tails, several sequences, padding, more splits than blocks."""
+@step("paged attention", "paged.py")
+def paged(parts: Parts) -> None:
+    """The same for many sequences whose keys and values lie in blocks anywhere."""
     order = [5, 2, 7, 4, 1, 3, 6, 8]  # block 0 belongs to nobody
     for context_lens, num_splits, words in (
         ([4], 1, "One sequence, one full block: which block does block_table name?"),
@@ -328,43 +334,3 @@ def paged_inputs(
                 cache[block, : part.stop - part.start] = own[part]
         wanted.append(attention(query[seq], keys, values)[0])
     return query, caches, table, torch.stack(wanted)
-
-
-STEPS = [
-    Step(
-        "the sum of each row",
-        "row_sum.py",
-        "A program for each row, a tile for its columns, a mask for what the tile has too many.",
-        check_row_sum,
-    ),
-    Step(
-        "softmax of each row",
-        "row_softmax.py",
-        "Maximum, exponentials, sum: and what a masked element must be, to do no harm to either.",
-        check_row_softmax,
-    ),
-    Step(
-        "softmax in tiles",
-        "online_softmax.py",
-        "Rows longer than a tile: maximum and sum in one pass (online softmax).",
-        check_online_softmax,
-    ),
-    Step(
-        "a matrix times a vector",
-        "matvec.py",
-        "Tiles of two dimensions, several programs, sums in float32.",
-        check_matvec,
-    ),
-    Step(
-        "attention by split and merge",
-        "split_merge.py",
-        "One query against many keys, by several programs; a second kernel merges their parts.",
-        check_attend,
-    ),
-    Step(
-        "paged attention",
-        "paged.py",
-        "The same for many sequences whose keys and values lie in blocks anywhere.",
-        check_paged,
-    ),
-]
