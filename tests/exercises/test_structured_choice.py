@@ -5,7 +5,8 @@ import random
 EXERCISE = ("structured_choice.py", "allowed_tokens")
 
 CHOICES = ["red", "reddish", "blue"]
-TEXTS = "<end> r e d re ed red dish b blue lue x bluest i s h".split()
+TEXTS = ["<end>", "r", "e", "d", "re", "ed", "red", "dish", "b", "blue", "lue", "x", "bluest",
+         "i", "s", "h"]  # fmt: skip
 CASES = [
     ([], ["r", "re", "red", "b", "blue"]),
     (["r"], ["e", "ed"]),
