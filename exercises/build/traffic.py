@@ -135,8 +135,6 @@ class _Play:
         self.requests: dict[str, Request] = {}
         self.block_size = getattr(scheduler.config, "block_size", scheduler.max_model_len)
         self.device = ListDevice(self.block_size)
-        self.told: dict[str | None, list[int]] = {}
-        """Memory of each request as events tell it."""
 
     def step(self, at: At | None) -> None:
         """The next step. Raises `Wrong` if it is not as expected."""
@@ -156,37 +154,13 @@ class _Play:
                 raise Wrong(f"{cause}\nWhy: {at.why}" if at.why else cause)
             _check_reasons(plan, at)
         self.scheduler.update(plan, self.device.run(plan))
-        self._check_events()
         self.check_memory()
-
-    def _owned(self) -> tuple[str, dict[str, Any]]:
-        kv = self.scheduler.kv
-        return ("region", kv.regions) if hasattr(kv, "regions") else ("blocks", kv.block_tables)
-
-    def _check_events(self) -> None:
-        """What events tell is what the tables are."""
-        unit, owned = self._owned()
-        for event in self.scheduler.drain_events():
-            told = self.told.setdefault(event.request_id, [])
-            if event.type in ("alloc", "share"):
-                told += event.blocks
-            elif event.type == "copy_on_write":
-                told[:] = [event.blocks[1] if each == event.blocks[0] else each for each in told]
-            elif event.type == "free":
-                told.clear()
-        for name in self.requests:
-            own, told = owned.get(name, []), self.told.get(name, [])
-            if told != (own if isinstance(own, list) else [own]):
-                state = f"{unit} {own}" if name in owned else f"no {unit}"
-                raise Wrong(
-                    f"After this step {name} owns {state}, but self.events tell of "
-                    f"{told}. The trace and its page know of memory only what events tell; the "
-                    "methods of self.kv tell it."
-                )
 
     def check_memory(self) -> None:
         """Memory belongs to those who run."""
-        unit, owned = self._owned()
+        kv = self.scheduler.kv
+        unit = "region" if hasattr(kv, "regions") else "blocks"
+        owned = kv.regions if unit == "region" else kv.block_tables
         running = {request.request_id for request in self.scheduler.running}
         for name in sorted(owned.keys() - running):
             request = self.requests[name]

@@ -112,10 +112,6 @@ MISTAKES = {  # course, step, file, what stands there, the mistake, words of wha
         "m2", 6, "scheduler", "if num_new_tokens > budget and self.running:",
         "if num_new_tokens > budget:",
         "a has no row in this step: it waits, and should be admitted"),
-    "a region that no event tells of": (
-        "m2", 2, "scheduler", "self.kv.allocate(request.request_id)",
-        "self.kv.regions[request.request_id] = self.kv.free_regions.pop(0)",
-        r"a owns region 0, but self.events tell of \[\]"),
     "the newest block first": (
         "m3", 1, "block_pool", "popleft()", "pop()", "has been free the longest"),
     "free while shared": (

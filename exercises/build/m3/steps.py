@@ -329,16 +329,6 @@ def admission(parts: Parts) -> None:
         a[8:9] c[9:10]       # a takes a third block for token 8; the last one was free.
         """,
     )
-    play(
-        scheduler(parts, 8, max_num_batched_tokens=16),
-        """
-        comes a(8, 2) b(8, 1) c(2, 1)
-        a[0:8] b[0:8] +a +b, c waits (2)  # 16 tokens, just the budget.
-        comes d(15, 1)
-        a[8:9] c[0:2] +c, d waits (15)    # a's decode and c leave 13 tokens; d needs 15.
-        d[0:15] +d
-        """,
-    )
 
 
 @step("preemption", "scheduler.py")
@@ -364,17 +354,6 @@ def preemption(parts: Parts) -> None:
         ...
         """,
         check_queue,
-    )
-    play(
-        scheduler(parts, 4),
-        """
-        comes a(6, 7) b(5, 7)
-        a[0:6] b[0:5] +a +b  # two blocks each, none is left.
-        a[6:7] b[5:6]
-        a[7:8] b[6:7]
-        a[8:9] -b            # a needs a third block: b, the newest, goes, and has no row.
-        ...
-        """,
     )
     play(
         scheduler(parts, 4),
@@ -444,20 +423,6 @@ def resume(parts: Parts) -> None:
         """,
     )
     play(
-        scheduler(parts, 3, 12, policy="priority"),
-        """
-        comes low(3, 4, priority=5)
-        low[0:3] +low
-        comes high(4, 3)
-        low[3:4] high[0:4] +high
-        high[4:5] -low            # each needs a block and one is free: low, admitted first but
-                                  # less urgent, goes.
-        high[5:6]
-        low[0:5] ^low
-        low[5:6]
-        """,
-    )
-    play(
         scheduler(parts, 2, 8, policy="priority"),
         """
         comes low(3, 4, priority=5)
@@ -489,17 +454,6 @@ def resume(parts: Parts) -> None:
         a[5:6] b[5:6]
         """,
         abort,
-    )
-    play(
-        scheduler(parts, 4),
-        """
-        comes a(4, 3) b(3, 2)
-        a[0:4] b[0:3] +a +b
-        then an exception somewhere: all KV is dropped, requests keep their tokens
-        a[0:5] b[0:4] ^a ^b  # all memory was given back: both are computed again.
-        a[5:6]
-        """,
-        lambda own, requests: own.restart(requests.values()),
     )
 
 

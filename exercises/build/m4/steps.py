@@ -501,36 +501,11 @@ def decode(parts: Parts) -> None:
     play(
         scheduler(parts, 4),
         """
-        comes a(4, 3) b(4, 3)
-        a[0:4] b[0:4] +a +b
-        comes c(4, 2)
-        a[4:5] b[4:5], c waits (KV)    # both grow by a block: none is left for c.
-        comes d(1, 1)
-        a[5:6] b[5:6], c waits (KV)    # c waits, and d does not overtake.
-        c[0:4] d[0:1] +c +d
-        c[4:5]
-        """,
-    )
-    play(
-        scheduler(parts, 4),
-        """
         comes a(4, 3) b(3, 3) c(4, 2)
         a[0:4] b[0:3] c[0:1] +a +b +c  # c's first chunk is 1 token.
         a[4:5] b[3:4] c[1:4]           # a takes the last block.
         a[5:6] b[4:5] -c               # b needs a block: c, the newest, goes. c has no row.
         c[0:5] ^c                      # its prompt and the token that it had, computed again.
-        """,
-    )
-    play(
-        scheduler(parts, 4, policy="priority", max_num_batched_tokens=16),
-        """
-        comes high(4, 4) low(9, 2, priority=5)
-        high[0:4] low[0:9] +high +low  # all 4 blocks are taken.
-        comes mid(1, 1, priority=2)
-        high[4:5] -low                 # mid would fit, but nobody is admitted in a step that
-                                       # preempts.
-        high[5:6] mid[0:1] +mid
-        ...
         """,
     )
     play(
