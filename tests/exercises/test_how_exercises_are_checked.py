@@ -10,9 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-from m5_kernels.kernels.backend import HAS_TRITON
 
 pytest_plugins = ["pytester"]
 
@@ -143,13 +140,3 @@ def test_an_operation_that_the_library_lacks_is_no_missing_solution(run):
     result = run(code, NAMED)
     result.assert_outcomes(failed=2, passed=2)
     result.stdout.no_fnmatch_line("*Not solved yet*")
-
-
-@pytest.mark.skipif(torch.cuda.is_available() or not HAS_TRITON, reason="nothing is interpreted")
-def test_whoever_names_the_test_of_a_kernel_gets_the_interpreter(pytester, run, monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    code = "import os\ndef test_it():\n    assert os.environ['TRITON_INTERPRET'] == '1'\n"
-    for name in ("test_build_triton.py", "test_another.py"):
-        (pytester.path / "tests" / "exercises" / name).write_text(code)
-    assert run(SOLUTION, "tests/exercises/test_build_triton.py").ret == 0
-    assert run(SOLUTION, "tests/exercises/test_another.py").ret == 1
