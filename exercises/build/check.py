@@ -9,7 +9,6 @@ have to pass, too: the steps are its tests (`tests/test_rules.py`).
 from __future__ import annotations
 
 import importlib
-import linecache
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -151,26 +150,24 @@ def problem(step: Step, parts: Parts) -> str | None:
 
 def explained(error: Exception) -> str:
     """An exception out of the reader's code: what was raised, and at which line of theirs."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).parent.parent == FOLDER
-        and not frame.filename.endswith("steps.py")
-        and not frame.name.endswith(("comp>", "genexpr>"))
-    ]
+    frames: dict[str, traceback.FrameSummary] = {}  # of each of their files the innermost
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        is_comprehension = frame.name.endswith(("comp>", "genexpr>"))
+        if path.parent.parent == FOLDER and path.name != "steps.py" and not is_comprehension:
+            frames.pop(frame.filename, None)
+            frames[frame.filename] = frame
     if isinstance(error, SyntaxError) and error.filename:
         place = _relative(error.filename)
         return f"{place}, line {error.lineno}, is no Python: {error.msg}\n    {error.text or ''}"
     if not frames:
         return _unexpected(error)
-    last = frames[-1]
+    last, *callers = reversed(frames.values())
     if isinstance(error, NotImplementedError):
         return f"Not written yet: {_place(last)}.\nHint: {error}"
-    innermost = {frame.filename: frame for frame in frames}  # of each file
-    lines = [_said(error), f"raised in {_place(last)}:", _code(last)]
-    for frame in reversed(innermost.values()):
-        if frame is not last:
-            lines += [f"called by {_place(frame)}:", _code(frame)]
+    lines = [f"{type(error).__name__}: {error}", f"raised in {_place(last)}:", f"    {last.line}"]
+    for frame in callers:
+        lines += [f"called by {_place(frame)}:", f"    {frame.line}"]
     return "\n".join(lines)
 
 
@@ -179,18 +176,9 @@ def _place(frame: traceback.FrameSummary) -> str:
     return f"{name}{_relative(frame.filename)}, line {frame.lineno}"
 
 
-def _code(frame: traceback.FrameSummary) -> str:
-    return f"    {linecache.getline(frame.filename, frame.lineno or 0).strip()}"
-
-
 def _unexpected(error: Exception) -> str:
     """An exception that did not come through the reader's files: all of it."""
-    lines = traceback.format_exception(error)[-4:]
-    return f"{_said(error)}\n{''.join(lines)}"
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error)[-4:])}"
 
 
 def _relative(path: str) -> str:

@@ -1,9 +1,9 @@
 """Calls of one part as at Python's prompt: what each must give, and why.
 
-    >>> pool = BlockPool(3)
-    >>> [pool.allocate(), pool.allocate()]  # the first of free_blocks has been free the longest;
-    ... # a reason may go on
-    [0, 1]
+>>> pool = BlockPool(3)
+>>> [pool.allocate(), pool.allocate()]  # the first of free_blocks has been free the longest;
+... # a reason may go on
+[0, 1]
 """
 
 from __future__ import annotations
