@@ -1,15 +1,14 @@
 """A course is a folder with files to be written and a list of steps; a step is a check in words.
 
-`steps.py` of a course has `TITLE`, `STEPS` and `DONE`, and, if the reader's files are made from a
-milestone's, `MILESTONE` and `FILES`. A check gets the `Parts` that the reader has written and
-raises `Wrong` with what it saw, what it expected and why. The milestone's own parts have to pass,
-too: the steps are its tests (`tests/test_rules.py`).
+`steps.py` of a course has `TITLE` and `DONE`, its steps in order, and, if the reader's files are
+made from a milestone's, `MILESTONE` and `FILES`. A check gets the `Parts` that the reader has
+written and raises `Wrong` with what it saw, what it expected and why. The milestone's own parts
+have to pass, too: the steps are its tests (`tests/test_rules.py`).
 """
 
 from __future__ import annotations
 
 import importlib
-import linecache
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,16 +33,6 @@ FILE_OF = {
 
 class Wrong(Exception):  # noqa: N818
     """What is wrong, in words for the reader."""
-
-
-def expect(what: str, got: object, wanted: object, why: str) -> None:
-    """Compare one value.
-
-    Raises:
-        Wrong: `got` is not `wanted`.
-    """
-    if got != wanted:
-        raise Wrong(f"{what}\n  yours     {got!r}\n  expected  {wanted!r}\nWhy: {why}")
 
 
 class Parts:
@@ -71,13 +60,26 @@ class Step:
     title: str
     file: str
     """Where it is written, in the course's folder."""
-    task: str
-    """What to write, in a few sentences."""
     check: Callable[[Parts], None]
-    seconds: int = 10
-    """CPU time after which the check is taken for an endless loop."""
     needs_model: bool = False
     """Whether it wants torch, which a browser has not."""
+
+    @property
+    def task(self) -> str:
+        """What to write, in a few sentences: the docstring of the check."""
+        return " ".join((self.check.__doc__ or "").split())
+
+    @property
+    def seconds(self) -> int:
+        """CPU time after which the check is taken for an endless loop."""
+        return 100 if self.needs_model else 10
+
+
+def step(
+    title: str, file: str, needs_model: bool = False
+) -> Callable[[Callable[[Parts], None]], Step]:
+    """Makes a step of the check that stands below."""
+    return lambda check: Step(title, file, check, needs_model)
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ class Course:
         """The course in this folder."""
         module = importlib.import_module(f"{__package__}.{name}.steps")
         milestone, files = getattr(module, "MILESTONE", ""), getattr(module, "FILES", [])
-        return cls(name, module.TITLE, module.STEPS, module.DONE, milestone, files)
+        steps = [each for each in vars(module).values() if isinstance(each, Step)]
+        return cls(name, module.TITLE, steps, module.DONE, milestone, files)
 
     @property
     def parts(self) -> Parts:
@@ -147,30 +150,24 @@ def problem(step: Step, parts: Parts) -> str | None:
 
 def explained(error: Exception) -> str:
     """An exception out of the reader's code: what was raised, and at which line of theirs."""
-    all_frames = traceback.extract_tb(error.__traceback__)
-    frames = [
-        frame
-        for frame in all_frames
-        if Path(frame.filename).parent.parent == FOLDER
-        and not frame.filename.endswith("steps.py")
-        and not frame.name.endswith(("comp>", "genexpr>"))
-    ]
+    frames: dict[str, traceback.FrameSummary] = {}  # of each of their files the innermost
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        is_comprehension = frame.name.endswith(("comp>", "genexpr>"))
+        if path.parent.parent == FOLDER and path.name != "steps.py" and not is_comprehension:
+            frames.pop(frame.filename, None)
+            frames[frame.filename] = frame
     if isinstance(error, SyntaxError) and error.filename:
         place = _relative(error.filename)
         return f"{place}, line {error.lineno}, is no Python: {error.msg}\n    {error.text or ''}"
     if not frames:
         return _unexpected(error)
-    last = frames[-1]
+    last, *callers = reversed(frames.values())
     if isinstance(error, NotImplementedError):
         return f"Not written yet: {_place(last)}.\nHint: {error}"
-    innermost = {frame.filename: frame for frame in frames}  # of each file
-    lines = [_said(error), f"raised in {_place(last)}:", _code(last)]
-    for frame in reversed(innermost.values()):
-        if frame is not last:
-            lines += [f"called by {_place(frame)}:", _code(frame)]
-    before = all_frames[all_frames.index(frames[0]) - 1]
-    if before.filename.endswith("steps.py"):  # otherwise by traffic, which is shown
-        lines += ["called by the check:", _code(before)]
+    lines = [f"{type(error).__name__}: {error}", f"raised in {_place(last)}:", f"    {last.line}"]
+    for frame in callers:
+        lines += [f"called by {_place(frame)}:", f"    {frame.line}"]
     return "\n".join(lines)
 
 
@@ -179,18 +176,9 @@ def _place(frame: traceback.FrameSummary) -> str:
     return f"{name}{_relative(frame.filename)}, line {frame.lineno}"
 
 
-def _code(frame: traceback.FrameSummary) -> str:
-    return f"    {linecache.getline(frame.filename, frame.lineno or 0).strip()}"
-
-
 def _unexpected(error: Exception) -> str:
     """An exception that did not come through the reader's files: all of it."""
-    lines = traceback.format_exception(error)[-4:]
-    return f"{_said(error)}\n{''.join(lines)}"
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error)[-4:])}"
 
 
 def _relative(path: str) -> str:

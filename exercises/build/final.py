@@ -9,7 +9,7 @@ from typing import Any
 
 from .check import Parts, Wrong, explained
 from .device import Ask
-from .traffic import At, lines_of, play
+from .traffic import At, compare, lines_of
 
 NUM_TRAFFICS = 60
 
@@ -39,7 +39,7 @@ def check_random_traffic(
         lines = lines_of(make(reference, random.Random(settings)), arrivals)
         why = f"{milestone}'s own scheduler does that."
         own = make(parts.Scheduler, random.Random(settings))
-        play(own, arrivals, [At(line, why) for line in lines])
+        compare(own, arrivals, [At(line, why) for line in lines])
 
 
 def any_ask(name: str, rng: random.Random) -> Ask:

@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import importlib.util
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from .check import Parts, Wrong
 
 GUARD = 256
 """Elements of foreign memory before and behind a tensor."""
+Causes = Sequence[tuple[Callable[[torch.Tensor], bool], str]]
+"""What may be the reason: a condition on a result, and words; the first that holds is told."""
 UNWRITTEN = -7777.0
 """What output holds before a kernel writes it, and what lies around it."""
 
@@ -84,9 +86,14 @@ def undefined_elements() -> Iterator[None]:
         interpreter.InterpreterBuilder.create_masked_load = load
 
 
-def call(parts: Parts, file: str, name: str, *arguments: Any) -> None:
-    """Call one of the reader's functions. An error in a kernel keeps the line where it happened."""
-    function = getattr(importlib.import_module(f"{parts.package}.{file}"), name)
+def call(parts: Parts, name: str, *arguments: Any) -> None:
+    """Call one of the reader's functions, `file.function`, or of a file of its name.
+
+    An error in a kernel keeps the line where it happened.
+    """
+    file, _, function_name = name.rpartition(".")
+    module = importlib.import_module(f"{parts.package}.{file or name}")
+    function = getattr(module, function_name)
     try:
         with warnings.catch_warnings(), undefined_elements():
             warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of masked elements
@@ -97,18 +104,34 @@ def call(parts: Parts, file: str, name: str, *arguments: Any) -> None:
         raise
 
 
+def check(
+    parts: Parts,
+    name: str,
+    given: Sequence[torch.Tensor],
+    wanted: torch.Tensor,
+    case: str,
+    causes: Causes,
+    *options: Any,
+    tolerance: float = 1e-4,
+) -> None:
+    """Call a function of the reader's on guarded tensors, an output and options; compare that.
+
+    Raises:
+        Wrong: as `compare`.
+    """
+    output = output_of(*wanted.shape)
+    call(parts, name, *given, output, *options)
+    compare(case, output, wanted, causes, tolerance)
+
+
 def compare(
     case: str,
     output: torch.Tensor,
     wanted: torch.Tensor,
-    causes: Iterable[tuple[Callable[[torch.Tensor], bool], str]],
+    causes: Causes,
     tolerance: float = 1e-4,
 ) -> None:
-    """Compare all numbers of a result.
-
-    Args:
-        causes: what may be the reason: a condition on the result, and words; the first that holds
-            is told. That nothing was written, or too much, is asked before.
+    """Compare all numbers of a result. That nothing was written, or too much, is asked first.
 
     Raises:
         Wrong: the first wrong number, how many there are, and the cause.

@@ -26,10 +26,10 @@ class File:
 
     source: str
     """The milestone's own, from the root of the repository."""
-    docstring: str
-    """What it says at its beginning."""
     todo: Mapping[str, str | Todo]
     """By function, or `Class.method`: a hint."""
+    notes: str = ""
+    """What the reader is told at its beginning, after the milestone's own words."""
     without: Sequence[str] = ()
     """Methods that only the milestone's own bodies call."""
 
@@ -59,8 +59,8 @@ class File:
                 last = len(node.body) - 1 if todo.last is None else todo.last
                 begin, end = (node.body[index].end_lineno or 0 for index in (todo.first, last))
                 lines[begin:end] = _raise(todo.hint, node.col_offset + 4)
-        docstring_end = tree.body[0].end_lineno or 0
-        text = "\n".join([f'"""{self.docstring}', '"""', *lines[docstring_end:], ""])
+        docstring, end = ast.get_docstring(tree) or "", tree.body[0].end_lineno or 0
+        text = "\n".join([f'"""{docstring}\n\n{self.notes}', '"""', *lines[end:], ""])
         package = self.module.rpartition(".")[0]
 
         def absolute(found: re.Match[str]) -> str:

@@ -1,7 +1,15 @@
 """Scripted traffic through a scheduler, step by step; what went otherwise is said in words.
 
-A step is written as a line: `a[4:5] b[0:6] +b` has a row with token 4 of a and one with tokens 0 to
-5 of b, which was admitted. `^b` was resumed, `-b` preempted.
+A script has a line for each step, as it should be, and why:
+
+    comes a(4, 9) b(AB+2, 3, n=2)     before the next step: a, 4 tokens, 9 to generate; b, whose
+                                      prompt is the blocks A and B and 2 tokens, two completions
+    a[0:4] b[0:10] +a +b   # why      rows with tokens 0 to 3 of a and 0 to 9 of b, both admitted
+    a[4:5] -b, c waits (KV)           b is preempted; c waits, and its reason has "KV" in it
+    then b is aborted                 what the function does that is given with the script
+    b[0:10] ^b                        b is resumed
+    nothing                           a step without rows
+    ...                               it would go on: somebody is left
 """
 
 from __future__ import annotations
@@ -15,90 +23,123 @@ from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.request import Request
 
 from .check import Wrong, explained
-from .device import Ask, ListDevice, next_token
+from .device import Ask, ListDevice
 
 SHOWN = 6
 """Steps before the one that went wrong, in a message."""
+_ASK = re.compile(r"(\w+)\(([A-Z]*)\+?(\d*), (\d+)(?:, (n|priority)=(\d+))?\)")
+
+Then = Callable[[Any, dict[str, Request]], object]
+"""What happens after a step, to the scheduler and all requests by their ids."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class At:
     """What a step must be."""
 
     line: str
     why: str = ""
-    waits: Mapping[str, str] = field(default_factory=dict)
-    """What is in each reason that `plan.waiting_reasons` must give, by request; `|` parts words of
-    which one will do."""
+    waits: dict[str, str] = field(default_factory=dict)
+    """By request, what is in the reason that `plan.waiting_reasons` must give, as a pattern."""
+    then: str = ""
+    """What happens after it, in words."""
 
 
-Action = tuple[str, Callable[[Any, dict[str, Request]], object]]
-"""What happens after a step: in words, and as a function of the scheduler and all requests."""
+def read_script(text: str) -> tuple[dict[int, list[Ask]], list[At], bool]:
+    """Who comes before which step, what steps must be, and whether nobody is left after them."""
+    arrivals, expected, is_whole = dict[int, list[Ask]](), list[At](), True
+    for line in filter(None, map(str.strip, text.splitlines())):
+        words, _, why = (part.strip() for part in line.partition("#"))
+        if words.startswith("comes "):
+            arrivals[len(expected)] = [_ask(*parts) for parts in _ASK.findall(words)]
+        elif words.startswith("then "):
+            expected[-1].then = words.removeprefix("then ")
+        elif words == "...":
+            is_whole = False
+        elif words:
+            plan, _, waits = words.removeprefix("nothing").partition(", ")
+            expected.append(At(plan, why, dict(re.findall(r"(\S+) waits \((.*)\)", waits))))
+        else:  # the reason goes on
+            expected[-1].why = f"{expected[-1].why} {why}".strip()
+    return arrivals, expected, is_whole
 
 
-def play(
-    scheduler: Any,
-    arrivals: Mapping[int, Sequence[Ask]],
-    expected: Sequence[At],
-    actions: Mapping[int, Action] | None = None,
-    is_whole: bool = True,
-) -> None:
+def _ask(name: str, blocks: str, own: str, max_tokens: str, key: str, value: str) -> Ask:
+    more: dict[str, Any] = {key: int(value)} if key else {}
+    return Ask(name, int(own or 0), int(max_tokens), prompt=blocks, **more)
+
+
+def play(scheduler: Any, script: str, then: Then | None = None) -> None:
     """Serve scripted traffic.
 
     Args:
-        arrivals: who comes before which step.
-        actions: what happens after which step.
-        is_whole: whether nobody is left after the last step.
+        then: what the script's "then" does.
 
     Raises:
-        Wrong: a step is not as expected, memory is lost, or a request gets wrong tokens.
+        Wrong: a step is not as expected, or memory is lost.
         NotImplementedError: what is not written yet.
     """
-    _Play(scheduler, arrivals, expected, actions or {}).run(is_whole)
+    arrivals, expected, is_whole = read_script(script)
+    compare(scheduler, arrivals, expected, then, is_whole)
+
+
+def compare(
+    scheduler: Any,
+    arrivals: Mapping[int, Sequence[Ask]],
+    expected: Sequence[At],
+    then: Then | None = None,
+    is_whole: bool = True,
+) -> None:
+    """`play`, of a script that has been read."""
+    served = _Play(scheduler, arrivals)
+    try:
+        for at in expected:
+            served.step(at)
+            if at.then and then:
+                served.then[served.number] = at.then
+                then(scheduler, served.requests)
+                served.check_memory()
+        left = [r.request_id for r in served.requests.values() if not r.is_finished]
+        if left and is_whole:
+            raise Wrong(f"All should be done after this step, but {_and(left)} would go on.")
+    except NotImplementedError:
+        raise
+    except Wrong as wrong:
+        raise Wrong(f"{served.story(expected)}\n\n{wrong}") from None
+    except Exception as error:
+        running = _and([request.request_id for request in scheduler.running])
+        state = f"By then: running {running}; {scheduler.kv!r}."
+        if not scheduler.kv_usage().free:
+            state += " No KV memory was left to give."
+        raise Wrong(f"{served.story(expected)}\n\n{explained(error)}\n\n{state}") from error
+
+
+def lines_of(scheduler: Any, arrivals: Mapping[int, Sequence[Ask]]) -> list[str]:
+    """What a scheduler that is right makes of traffic."""
+    served = _Play(scheduler, arrivals)
+    while len(served.lines) <= max(arrivals) or scheduler.has_unfinished_requests():
+        served.step(None)
+    return served.lines
 
 
 class _Play:
-    def __init__(
-        self,
-        scheduler: Any,
-        arrivals: Mapping[int, Sequence[Ask]],
-        expected: Sequence[At],
-        actions: Mapping[int, Action],
-    ) -> None:
+    """Traffic as far as it has been served."""
+
+    def __init__(self, scheduler: Any, arrivals: Mapping[int, Sequence[Ask]]) -> None:
         self.scheduler, self.arrivals = scheduler, arrivals
-        self.expected, self.actions = expected, actions
+        self.number = 0
+        """Of the step."""
         self.lines: list[str] = []
+        self.then: dict[int, str] = {}
+        """What happened after a step."""
         self.requests: dict[str, Request] = {}
         self.block_size = getattr(scheduler.config, "block_size", scheduler.max_model_len)
         self.device = ListDevice(self.block_size)
-        self.told: dict[str | None, list[int]] = {}
-        """Memory of each request as events tell it."""
 
-    def run(self, is_whole: bool) -> None:
-        """Raises `Wrong` with the whole story."""
-        step = 0
-        try:
-            for step, at in enumerate(self.expected):
-                self._step(step, at)
-            left = [r.request_id for r in self.requests.values() if not r.is_finished]
-            if left and is_whole:
-                raise Wrong(f"All should be done after this step, but {_and(left)} would go on.")
-            for request in self.requests.values():
-                if request.finish_reason == "length":
-                    _check_tokens(request)
-        except NotImplementedError:
-            raise
-        except Wrong as wrong:
-            raise Wrong(f"{self._story(step)}\n\n{wrong}") from None
-        except Exception as error:
-            running = _and([request.request_id for request in self.scheduler.running])
-            state = f"By then: running {running}; {self.scheduler.kv!r}."
-            if not self.scheduler.kv_usage().free:
-                state += " No KV memory was left to give."
-            raise Wrong(f"{self._story(step)}\n\n{explained(error)}\n\n{state}") from error
-
-    def _step(self, step: int, at: At) -> None:
-        for ask in self.arrivals.get(step, ()):
+    def step(self, at: At | None) -> None:
+        """The next step. Raises `Wrong` if it is not as expected."""
+        self.number = len(self.lines)
+        for ask in self.arrivals.get(self.number, ()):
             requests = ask.requests(len(self.requests), self.block_size)
             self.requests |= {each.request_id: each for each in requests}
             self.scheduler.add(*requests)
@@ -107,57 +148,19 @@ class _Play:
         if not isinstance(plan, StepPlan):
             raise Wrong(f"schedule() must return a StepPlan, it returned {plan!r}.")
         self.lines.append(line_of(plan))
-        if self.lines[-1] != at.line:
-            cause = difference(plan, at.line, self.scheduler, waiting)
-            why = f"\nWhy: {at.why}" if at.why else ""
-            raise Wrong(f"{cause}{why}")
-        self._check_reasons(plan, at)
+        if at is not None:
+            if self.lines[-1] != at.line:
+                cause = difference(plan, at.line, self.scheduler, waiting)
+                raise Wrong(f"{cause}\nWhy: {at.why}" if at.why else cause)
+            _check_reasons(plan, at)
         self.scheduler.update(plan, self.device.run(plan))
-        self._check_events()
-        if step in self.actions:
-            self.lines[-1] += f"\n           after it, {self.actions[step][0]}"
-            self.actions[step][1](self.scheduler, self.requests)
-        self._check_memory()
+        self.check_memory()
 
-    def _check_reasons(self, plan: StepPlan, at: At) -> None:
-        for name, word in at.waits.items():
-            reason = plan.waiting_reasons.get(name)
-            if reason is None:
-                raise Wrong(
-                    f"{name} waits, and the plan does not say why: plan.waiting_reasons is "
-                    f"{plan.waiting_reasons}. Whoever reads the trace wants to know."
-                )
-            if not re.search(word, reason):
-                raise Wrong(f"{name} waits for another reason than {reason!r}: {at.why}")
-
-    def _owned(self) -> tuple[str, dict[str, Any]]:
-        kv = self.scheduler.kv
-        return ("region", kv.regions) if hasattr(kv, "regions") else ("blocks", kv.block_tables)
-
-    def _check_events(self) -> None:
-        """What events tell is what the tables are."""
-        unit, owned = self._owned()
-        for event in self.scheduler.drain_events():
-            told = self.told.setdefault(event.request_id, [])
-            if event.type in ("alloc", "share"):
-                told += event.blocks
-            elif event.type == "copy_on_write":
-                told[:] = [event.blocks[1] if each == event.blocks[0] else each for each in told]
-            elif event.type == "free":
-                told.clear()
-        for name in self.requests:
-            own, told = owned.get(name, []), self.told.get(name, [])
-            if told != (own if isinstance(own, list) else [own]):
-                state = f"{unit} {own}" if name in owned else f"no {unit}"
-                raise Wrong(
-                    f"After this step {name} owns {state}, but self.events tell of "
-                    f"{told}. The trace and its page know of memory only what events tell; the "
-                    "methods of self.kv tell it."
-                )
-
-    def _check_memory(self) -> None:
+    def check_memory(self) -> None:
         """Memory belongs to those who run."""
-        unit, owned = self._owned()
+        kv = self.scheduler.kv
+        unit = "region" if hasattr(kv, "regions") else "blocks"
+        owned = kv.regions if unit == "region" else kv.block_tables
         running = {request.request_id for request in self.scheduler.running}
         for name in sorted(owned.keys() - running):
             request = self.requests[name]
@@ -173,28 +176,43 @@ class _Play:
         except AssertionError as error:
             raise Wrong(f"After this step the books of KV memory are wrong: {error}.") from None
 
-    def _story(self, step: int) -> str:
-        config = self.scheduler.config
-        values = {each.name: getattr(config, each.name) for each in fields(config)}
-        defaults = {each.name: each.default for each in fields(config)}
-        settings = [f"{name}={value}" for name, value in values.items() if value != defaults[name]]
+    def story(self, expected: Sequence[At]) -> str:
+        """Settings, who came, and the last steps."""
+        config, step = self.scheduler.config, self.number
+        settings = [
+            f"{each.name}={value}"
+            for each in fields(config)
+            if (value := getattr(config, each.name)) != each.default
+        ]
         if (num_blocks := getattr(self.scheduler, "num_blocks", None)) is not None:
             settings.append(f"blocks: {num_blocks}")
         lines = ["With " + ", ".join(settings), ""]
-        first = max(0, step - SHOWN)
         for number, asks in self.arrivals.items():
             if number <= step:
                 lines += [f"  before step {number}  comes {ask}" for ask in asks]
-        lines += [""] if self.lines else []
-        lines += ["  ..."] if first else []
-        for number, line in list(enumerate(self.lines))[first:]:
+        lines += ["", "  ..."] if step > SHOWN else [""]
+        for number, line in list(enumerate(self.lines))[max(0, step - SHOWN) :]:
             lines.append(f"  step {number:<3} {line or '(nothing)'}")
-        if len(self.lines) > step and not self.lines[step].startswith(self.expected[step].line):
-            lines.append(f"  expected {self.expected[step].line}")
+            if number in self.then:
+                lines.append(f"           after it, {self.then[number]}")
+        if len(self.lines) > step and self.lines[step] != expected[step].line:
+            lines.append(f"  expected {expected[step].line or '(nothing)'}")
         lines.append(
             "\n  a[4:6]: a row of a's tokens 4 and 5; +a admitted, ^a resumed, -a preempted"
         )
         return "\n".join(lines)
+
+
+def _check_reasons(plan: StepPlan, at: At) -> None:
+    for name, word in at.waits.items():
+        reason = plan.waiting_reasons.get(name)
+        if reason is None:
+            raise Wrong(
+                f"{name} waits, and the plan does not say why: plan.waiting_reasons is "
+                f"{plan.waiting_reasons}. Whoever reads the trace wants to know."
+            )
+        if not re.search(word, reason):
+            raise Wrong(f"{name} waits for another reason than {reason!r}: {at.why}")
 
 
 def line_of(plan: StepPlan) -> str:
@@ -204,20 +222,6 @@ def line_of(plan: StepPlan) -> str:
     parts += [f"^{request.request_id}" for request in plan.resumed]
     parts += [f"-{preemption.request.request_id}" for preemption in plan.preempted]
     return " ".join(parts)
-
-
-def lines_of(scheduler: Any, arrivals: Mapping[int, Sequence[Ask]]) -> list[str]:
-    """What a scheduler that is right makes of traffic."""
-    block_size = getattr(scheduler.config, "block_size", scheduler.max_model_len)
-    device, lines, num_requests = ListDevice(block_size), list[str](), 0
-    while len(lines) <= max(arrivals) or scheduler.has_unfinished_requests():
-        for ask in arrivals.get(len(lines), ()):
-            scheduler.add(*ask.requests(num_requests, block_size))
-            num_requests += ask.n
-        plan = scheduler.schedule()
-        scheduler.update(plan, device.run(plan))
-        lines.append(line_of(plan))
-    return lines
 
 
 def difference(plan: StepPlan, expected: str, scheduler: Any, waiting: Sequence[Request]) -> str:
@@ -281,17 +285,6 @@ def difference(plan: StepPlan, expected: str, scheduler: Any, waiting: Sequence[
         if told != wants:
             return f"plan.{what} has {_and(told)}; it should have {_and(wants)}."
     return "The line differs."
-
-
-def _check_tokens(request: Request) -> None:
-    """A request that ran to its end got what it would have got alone."""
-    tokens = list(request.prompt_token_ids)
-    for position in range(request.num_output_tokens):
-        tokens.append(next_token(tokens, request.seed))
-        if tokens != request.token_ids[: len(tokens)]:
-            raise Wrong(
-                f"Output token {position} of {request.request_id} is not what it gets alone."
-            )
 
 
 def _and(names: Sequence[str]) -> str:

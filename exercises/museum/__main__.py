@@ -1,12 +1,12 @@
 """A museum of bugs: engines in which one method was changed. What is wrong, if anything?
 
 python -m exercises.museum                  the rooms
-python -m exercises.museum 3                an exhibit: engine and changed engine side by side
-python -m exercises.museum 3 --trace        every step of the one in question, whole
-python -m exercises.museum 3 --explore      a page with both runs on one clock
+python -m exercises.museum 3                an exhibit: traffic, trace and question
+python -m exercises.museum 3 --explore      a page with this run and a correct one side by side
 python -m exercises.museum 3 --walkthrough  the debugger at the line in question
 python -m exercises.museum 3 --card         what it was
-python -m exercises.museum --all            the line in question of every exhibit
+python -m exercises.museum --all            what is wrong with every trace
+python -m exercises.museum --switches       which switch makes each engine right
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("number", nargs="?", type=int, help="of an exhibit; the rooms, if left out")
-    add("--all", action="store_true", help="run all; print the line in question of each")
+    add("--all", action="store_true", help="run all; print what is wrong with each trace")
     add("--switches", action="store_true", help="run all; say which switch makes each right")
     add("--card", action="store_true", help="show the card alone")
-    add("--trace", action="store_true", help="print every step of the engine in question, whole")
     meaning = "write the page of both runs there (runs/museum.html if not given)"
     path = Path("runs/museum.html")
     add("--explore", nargs="?", const=path, type=new_file, metavar="PATH.html", help=meaning)
@@ -67,9 +66,6 @@ def visit(name: str, args: argparse.Namespace) -> int:
     own = exhibit(name)
     if args.walkthrough:
         return walk(name, own)
-    if args.trace:
-        show.trace(name, own, own.suspect())
-        return 0
     runs = own.run(is_changed=False), own.run(is_changed=True)
     suspect = runs[0] if own.is_false_alarm else runs[1]
     if args.explore:
@@ -80,8 +76,8 @@ def visit(name: str, args: argparse.Namespace) -> int:
         show.card(name, own, suspect)
         return 0
     show.traffic(name, own)
-    show.side_by_side(own, *runs)
-    show.outcome(own, *runs, own.alone())
+    show.trace(own, suspect)
+    show.outcome(own, *runs)
     show.question(own)
     if sys.stdin.isatty():
         console.input("\nEnter shows the card. ")
@@ -114,7 +110,7 @@ def walk(name: str, own: Exhibit) -> int:
 
 
 def by_symptom() -> None:
-    """Of every exhibit the command, the line in question, and what the engine's own check says."""
+    """Of every exhibit the command, what is wrong, and what the engine's own check says."""
     for symptom, names in BY_SYMPTOM.items():
         show.say(symptom, "bold")
         for name in names:
@@ -122,7 +118,7 @@ def by_symptom() -> None:
             run = own.suspect()
             show.say(f"  {SYMPTOMS[name]}")
             show.say(f"    $ python -m exercises.museum {NAMES.index(name) + 1}")
-            show.say(f"    {show.line_in_question(own, run)}")
+            show.say(f"    {show.finding(own, run)}")
             show.say(f"    check_invariants: {run.check or 'nothing'}")
         show.say("")
 
@@ -135,7 +131,7 @@ def switches() -> None:
     for number, name in enumerate(NAMES, 1):
         own = exhibit(name)
         if not own.is_false_alarm:
-            tried = own.switches(own.alone().tokens)
+            tried = own.switches(own.run(is_changed=False).tokens)
             names = [text for text, is_right in tried.items() if is_right]
             table.add_row(str(number), ", ".join(names) or "none of these")
     print_lines(console, table)

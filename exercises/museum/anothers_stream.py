@@ -48,7 +48,7 @@ EXHIBIT = Exhibit(
     ask="",
     setting="Two callers of `stream` take turns. Each keeps the newest output that it was given.",
     text="""
-question: The traces are equal to the last line: scheduler, blocks and model are innocent. Look
+question: The trace is that of a correct engine: scheduler, blocks and model are innocent. Look
   at the tokens that r0's caller got. Which of the two should have got them, and through whose
   hands did they go?
 cause: All calls of `stream` keep their outputs in one dict of the class. Whoever takes first

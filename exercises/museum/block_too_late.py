@@ -24,7 +24,13 @@ def suspicion(run: Run) -> Iterator[Finding]:
         for row in record.batch:
             known[row.request_id] = row.end + (row.sampled_token is not None)
             if known[row.request_id] > run.engine.config.block_size * len(row.blocks or []):
-                yield record.step, f"{row.request_id} {row.start}"
+                yield (
+                    record.step,
+                    (
+                        f"{known[row.request_id]} tokens of {row.request_id} are known, and it has "
+                        f"blocks {row.blocks}"
+                    ),
+                )
 
 
 EXHIBIT = Exhibit(

@@ -34,7 +34,7 @@ def invariant(run: Run) -> Iterator[Finding]:
         new = {block for e in record.events if e.type == "alloc" for block in e.blocks}
         for event in record.events:
             if event.type == "copy_on_write" and event.blocks[0] in new:
-                yield record.step, f"copy_on_write {event.blocks[0]}→"
+                yield record.step, f"block {event.blocks[0]} is copied before it is written"
 
 
 EXHIBIT = Exhibit(

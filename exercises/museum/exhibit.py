@@ -2,7 +2,7 @@
 
 An exhibit is a file of this folder. It replaces one class of a milestone by a subclass in which one
 method is wrong, names the traffic that shows it, and says what cannot be: its `invariant` looks at
-a run and yields the lines of the trace that no correct engine prints.
+a run and yields what no correct engine's trace has.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Run:
 
 
 Finding = tuple[int, str]
-"""A step, and words of a line of its trace that cannot be."""
+"""A step, and what of its trace cannot be."""
 
 
 UNCHECKED = {"milestone_llm.core.engine_core.check_plan": lambda *given: None}
@@ -173,20 +173,6 @@ class Exhibit:
         run = self.run(is_changed=True, switch=switch)
         is_silent = not (run.raised or run.check or any(self.invariant(run)))
         return is_silent and run.tokens == tokens
-
-    def alone(self) -> Run:
-        """What each request gets if it has an engine for itself: M1, without anything clever."""
-        import m1_single
-
-        with contextlib.ExitStack() as stack:
-            for place, own in self.both.items():
-                stack.enter_context(mock.patch(place, own))
-            fields = {"max_num_seqs": 1, "max_model_len": 64, "tokenizer": words()}
-            run = Run(m1_single.LLMEngine(model(), **fields))
-            for each in self.traffic:
-                (output,) = run.engine.generate([run.prompt(each)], each.params)
-                run.tokens[each.name], run.texts[each.name] = output.token_ids, output.text
-        return run
 
 
 def _serve(exhibit: Exhibit, run: Run) -> None:

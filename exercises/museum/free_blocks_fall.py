@@ -29,7 +29,7 @@ EXHIBIT = Exhibit(
     config={"max_model_len": 16, "kv_cache_tokens": 16},
     text="""
 question: Four short requests come one after the other; each is alone, and only the last is
-  stuck. Follow the last line of the steps in which somebody finishes. What do the requests that
+  stuck. Follow the free blocks of the steps in which somebody finishes. What do the requests that
   lose a block have in common, and who counts it?
 cause: Blocks are counted by dividing the tokens and rounding down: the block that is only partly
   filled is cut off the table before the table is freed. It is in no table and not in the free

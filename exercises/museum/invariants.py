@@ -1,4 +1,4 @@
-"""What is true of every trace of a correct engine. Each yields the lines that say otherwise.
+"""What is true of every trace of a correct engine. Each yields the steps that say otherwise.
 
 Between them they catch all exhibits, so an engine in the making is well served by a test that asks
 them of random traffic. `check_invariants=True` asks the first of them only.
@@ -16,7 +16,7 @@ def books_balance(run: Run) -> Iterator[Finding]:
     """Free + owned = total: where nobody runs, all blocks are free."""
     for record in run.records:
         if not (record.running or record.waiting or record.swapped) and record.kv.used:
-            yield record.step, f"free {record.kv.free} of"
+            yield record.step, f"nobody runs; blocks in use: {record.kv.used}"
 
 
 def names_are_true(run: Run) -> Iterator[Finding]:
@@ -31,7 +31,7 @@ def names_are_true(run: Run) -> Iterator[Finding]:
             for index, block in enumerate(event.blocks if event.type == "share" else []):
                 wanted = known[event.request_id or ""][: (index + 1) * size]
                 if written.get(block, wanted) != wanted:
-                    yield record.step, "share"
+                    yield record.step, f"{event.request_id} finds block {block}, with other tokens"
         for row in record.batch:
             for position in range(row.start, row.end):
                 block = (row.blocks or [])[position // size]
@@ -46,8 +46,9 @@ def only_full_blocks_are_found(run: Run) -> Iterator[Finding]:
         for row in record.batch:
             for position in range(row.start, row.end):
                 num_slots[(row.blocks or [])[position // size]] = position % size + 1
-        if record.kv.cached > sum(number == size for number in num_slots.values()):
-            yield record.step, f"free {record.kv.free} of"
+        num_full = sum(number == size for number in num_slots.values())
+        if record.kv.cached > num_full:
+            yield record.step, f"cached blocks: {record.kv.cached}, ever full: {num_full}"
 
 
 def rows_compute(run: Run) -> Iterator[Finding]:
@@ -55,7 +56,7 @@ def rows_compute(run: Run) -> Iterator[Finding]:
     for record in run.records:
         for row in record.batch:
             if row.num_new_tokens < 1:
-                yield record.step, f"{row.request_id} nothing"
+                yield record.step, f"{row.request_id} computes nothing and samples"
 
 
 def reasons_hold(run: Run) -> Iterator[Finding]:
@@ -66,7 +67,7 @@ def reasons_hold(run: Run) -> Iterator[Finding]:
         for name, reason in record.waiting_reasons.items():
             said = re.search(r"left in this step: (\d+)", reason)
             if said and int(said[1]) != left:
-                yield record.step, f"waits {name}"
+                yield record.step, f"{name} waits ({reason}), and {left} are left"
 
 
 def progress_is_made(run: Run) -> Iterator[Finding]:
@@ -76,7 +77,7 @@ def progress_is_made(run: Run) -> Iterator[Finding]:
         idle -= {row.request_id for row in record.batch if row.sampled_token is not None}
         for change in record.preempted:
             if change["request_id"] in idle:
-                yield record.step, f"preempted {change['request_id']}"
+                yield record.step, f"{change['request_id']} is preempted again, without a new token"
             idle.add(change["request_id"])
 
 
@@ -86,8 +87,10 @@ def positions_are_sampled_once(run: Run) -> Iterator[Finding]:
     for record in run.records:
         for row in record.batch:
             if row.sampled_token is not None:
-                if row.end != num_known[row.request_id] + row.num_accepted_tokens:
-                    yield record.step, f"{row.request_id} {row.start}"
+                num_all = num_known[row.request_id] + row.num_accepted_tokens
+                if row.end != num_all:
+                    ends = f"{row.request_id} ends at position {row.end - 1} and samples"
+                    yield record.step, f"{ends}; {num_all} tokens are known"
                 num_known[row.request_id] = row.end + 1
 
 
@@ -101,7 +104,8 @@ def equal_prompts_agree(run: Run) -> Iterator[Finding]:
             is_first = token is not None and row.end == len(prompt)
             is_greedy = run.params[row.request_id].temperature == 0
             if is_first and is_greedy and first.setdefault(prompt, token) != token:
-                yield record.step, f"{row.request_id} {row.start}"
+                samples = f"{row.request_id} samples {token}"
+                yield record.step, f"{samples}; after an equal prompt it was {first[prompt]}"
 
 
 def callers_get_all(run: Run) -> Iterator[Finding]:
@@ -111,7 +115,7 @@ def callers_get_all(run: Run) -> Iterator[Finding]:
         for change in record.finished:
             name = change["request_id"]
             if known[name] != run.prompts[name] + run.tokens.get(name, []):
-                yield record.step, f"finished {name}"
+                yield record.step, f"{name} has finished, and its caller has other tokens"
 
 
 def text_ends_at_stop(run: Run) -> Iterator[Finding]:
@@ -121,7 +125,7 @@ def text_ends_at_stop(run: Run) -> Iterator[Finding]:
         for row in record.batch:
             text = words().decode(tokens[row.request_id])
             if any(stop in text for stop in run.params[row.request_id].stop):
-                yield record.step, f"{row.request_id} {row.start}"
+                yield record.step, f"{row.request_id} goes on after {text!r}"
             if row.sampled_token is not None:
                 tokens[row.request_id].append(row.sampled_token)
 
@@ -137,7 +141,7 @@ def tokens_end_at_stop(run: Run) -> Iterator[Finding]:
             for record in run.records:
                 for row in record.batch:
                     if row.request_id == name and row.start >= end:
-                        yield record.step, f"{name} {row.start}"
+                        yield record.step, f"{name} goes on after its stop token"
 
 
 def rules_are_kept(run: Run) -> Iterator[Finding]:
@@ -150,4 +154,4 @@ def rules_are_kept(run: Run) -> Iterator[Finding]:
                 output.append(row.sampled_token)
                 choices = run.params[row.request_id].structured_outputs or [output]
                 if not any(list(each[: len(output)]) == output for each in choices):
-                    yield record.step, f"{row.request_id} {row.start}"
+                    yield record.step, f"{row.request_id} has {output}: none of its choices"

@@ -30,7 +30,7 @@ def suspicion(run: Run) -> Iterator[Finding]:
         new = {block for e in record.events if e.type == "alloc" for block in e.blocks}
         for event in record.events:
             if event.type == "share" and new.intersection(event.blocks):
-                yield record.step, f"share {event.blocks[0]}"
+                yield record.step, f"{event.request_id} shares blocks that this step allocates"
 
 
 EXHIBIT = Exhibit(

@@ -1,11 +1,10 @@
-"""What a visitor sees: the two runs side by side, the question, and later the card."""
+"""What a visitor sees: the traffic and the trace, the question, and later the card."""
 
 from __future__ import annotations
 
 import importlib
 import textwrap
 from collections import Counter
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,14 @@ from rich.text import Text
 
 from milestone_llm.command.cli import console
 from milestone_llm.trace.console import ConsoleSink
-from milestone_llm.trace.text import print_lines
+from milestone_llm.trace.text import plural, print_lines
 
 from .exhibit import CONFIG, Arrival, Exhibit, Run
-from .lines import lines, without_numbers
 from .rooms import NAMES, ROOMS, SYMPTOMS, complaint
 
-SAME = "the same"
 TITLES = ("correct", "suspect")
-"""Of both runs."""
-HOW_TO_READ = (
-    "A row: who, positions computed (of 18: it ends before the last of 18 known tokens) → tokens "
-    "sampled, tokens found in the cache, [block table]. Then what happened, who waits and why, and "
-    "the free blocks. * is not in this step of the other run, block ids aside."
-)
-PIPELINED = "With pipelined steps, free blocks and who waits are those after the next plan."
+"""Of the milestone as it is, and as it was changed."""
+PIPELINED = "With pipelined steps, queues and blocks in use are those after the next plan.\n"
 
 
 def rooms() -> None:
@@ -46,94 +38,65 @@ def rooms() -> None:
 def traffic(name: str, exhibit: Exhibit) -> None:
     """The symptom, who asks for what, and of which engine."""
     heading(name)
-    say(
-        f"{complaint(name)}\n\n{exhibit.milestone}. "
-        + "; ".join(_arrival(each) for each in exhibit.traffic)
-        + "."
-    )
+    requests = "; ".join(map(_arrival, exhibit.traffic))
+    say(f"{complaint(name)}\n\n{exhibit.milestone}. {requests}.")
     config = {**CONFIG, **exhibit.config}
-    memory, budget = config["kv_cache_tokens"], config["max_num_batched_tokens"]
     others = [f"; {key}={value!r}" for key, value in config.items() if key not in CONFIG]
     say(
-        f"Blocks of {config['block_size']} tokens, {memory} tokens in all; a request has at most "
-        f"{config['max_model_len']} tokens, a step {budget} tokens and {config['max_num_seqs']} "
-        f"rows{''.join(others)}. {exhibit.setting}\n"
+        f"Blocks of {config['block_size']} tokens, {config['kv_cache_tokens']} tokens in all; a "
+        f"request has at most {config['max_model_len']} tokens, a step "
+        f"{config['max_num_batched_tokens']} tokens and {config['max_num_seqs']} rows"
+        f"{''.join(others)}. {exhibit.setting}\n"
     )
 
 
-def heading(name: str, run: str = "") -> None:
-    """Number and symptom, and of which run."""
-    text = f"[bold]{NAMES.index(name) + 1}. {SYMPTOMS[name]}[/]" + (run and f": {run}")
+def heading(name: str) -> None:
+    """Number and symptom."""
+    text = f"[bold]{NAMES.index(name) + 1}. {SYMPTOMS[name]}[/]"
     console.rule(text, align="left", style="dim")
 
 
 def _arrival(each: Arrival) -> str:
     """A request in words."""
     params, prompt = each.params, " ".join(map(str, each.prompt[:9]))
-    text = (
-        f"{each.name}: {len(each.prompt)} tokens ({prompt}{' …' if len(each.prompt) > 9 else ''})"
-    )
-    if each.after:
-        text = text.replace(": ", f": prompt and answer of {each.after}, and ")
+    more = " …" if len(each.prompt) > 9 else ""
+    before = f"prompt and answer of {each.after}, and " if each.after else ""
+    text = f"{each.name}: {before}{plural(len(each.prompt), 'token')} ({prompt}{more})"
     text += f", wants {params.max_tokens}"
     text += f", temperature {params.temperature}" if params.temperature else ""
     text += f", stop token {params.stop_token_ids[0]}" if params.stop_token_ids else ""
     return text + (f", stop {params.stop[0]!r}" if params.stop else "")
 
 
-def side_by_side(exhibit: Exhibit, healthy: Run, broken: Run) -> None:
-    """Every step of both runs; what is the same in both is not said twice."""
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    for title, side in (("step", "right"), (TITLES[0], "left"), (TITLES[1], "left")):
-        table.add_column(title, justify=side)  # type: ignore[arg-type]
-    runs = (lines(healthy), lines(broken))
-    for step, (left, right) in enumerate(zip_longest(*runs, fillvalue=list[str]())):
-        changed = Text(SAME, "dim") if left == right else _marked(right, left)
-        table.add_row(str(step), _marked(left, right), changed)
-    print_lines(console, table)
-    legend = f"{HOW_TO_READ} {PIPELINED if exhibit.milestone == 'm5_kernels' else ''}"
-    say(f"\n{legend.rstrip()}\n", "dim")
+def trace(exhibit: Exhibit, run: Run) -> None:
+    """Every step of the run in question, and the exception that ended it."""
+    sink = ConsoleSink(console, show_times=False)
+    for record in run.records:
+        sink.print_step(record)
+    if run.raised:
+        say(run.raised, "bold red")
+    if exhibit.milestone == "m5_kernels":
+        say(PIPELINED, "dim")
 
 
-def _marked(own: list[str], other: list[str]) -> Text:
-    """Lines, those in bold and with a star that the other run does not have in this step."""
-    width = (console.width - len("step") - 4) // 2
-    others, text = {without_numbers(line) for line in other}, Text()
-    for line in own:
-        is_new = without_numbers(line) not in others
-        parts = textwrap.wrap(
-            ("* " if is_new else "") + line,
-            width,
-            subsequent_indent="    ",
-            break_on_hyphens=False,
-        )
-        text.append("\n".join(parts) + "\n", "bold yellow" if is_new else "")
-    text.rstrip()
-    return text
-
-
-def outcome(exhibit: Exhibit, healthy: Run, changed: Run, alone: Run) -> None:
+def outcome(exhibit: Exhibit, healthy: Run, changed: Run) -> None:
     """Whose tokens are wrong, what the engine itself notices, and which switch mends it."""
-    for title, run in zip(TITLES, (healthy, changed), strict=True):
-        wrong = [name for name, tokens in alone.tokens.items() if run.tokens.get(name) != tokens]
-        for name in wrong:
-            got = " ".join(map(str, run.tokens.get(name, []))) or "nothing"
-            want = " ".join(map(str, alone.tokens[name]))
-            say(f"{title}: {name} gets {got}; alone on M1 it gets {want}")
-            if run.texts[name] != alone.texts[name] and alone.params[name].stop:
-                say(f"{title}: {name} reads {run.texts[name]!r}, and not {alone.texts[name]!r}")
-        if not wrong:
-            say(f"{title}: every request gets the tokens that it gets alone on M1")
-        if run.raised:
-            say(f"{title}: {run.raised}", "bold red")
-        say(f"{title}: check_invariants=True says {run.check or 'nothing'}")
-    if changed.tokens == alone.tokens:
+    name = TITLES[1]
+    for who, right in healthy.tokens.items():
+        if (tokens := changed.tokens.get(who, [])) != right:
+            got = " ".join(map(str, tokens)) or "nothing"
+            say(f"{name}: {who} gets {got}; it should get {' '.join(map(str, right))}")
+        text = changed.texts.get(who, "")
+        if healthy.params[who].stop and text != healthy.texts[who]:
+            say(f"{name}: {who} reads {text!r}, and not {healthy.texts[who]!r}")
+    say(f"{name}: check_invariants=True says {changed.check or 'nothing'}")
+    if changed.tokens == healthy.tokens:
+        say(f"{name}: every request gets the tokens that it should get")
         before, after = _num_positions(healthy), _num_positions(changed)
-        for name in (name for name in after if after[name] != before[name]):
-            counts = f"{before[name]} ({TITLES[0]}), {after[name]} ({TITLES[1]})"
-            say(f"positions computed for {name}: {counts}")
+        for who in (who for who in after if after[who] != before[who]):
+            say(f"{name}: {after[who]} positions are computed for {who}, not {before[who]}")
     if not exhibit.is_false_alarm:
-        tried = exhibit.switches(alone.tokens)
+        tried = exhibit.switches(healthy.tokens)
         for word, is_right in (("right", True), ("as wrong", False)):
             names = [name for name in tried if tried[name] is is_right]
             if names:
@@ -158,7 +121,7 @@ def card(name: str, exhibit: Exhibit, suspect: Run) -> None:
     """What it was. The test is not wrapped, so that it can be copied."""
     card = exhibit.card
     words = ("cause", "invariant", "fix", "seen", "threads")
-    rows = {"the line": line_in_question(exhibit, suspect), **{word: card[word] for word in words}}
+    rows = {"found": finding(exhibit, suspect), **{word: card[word] for word in words}}
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     grid.add_column(style="bold", no_wrap=True)
     for word, text in {**rows, "code": _code(name, exhibit)}.items():
@@ -185,21 +148,10 @@ def _code(name: str, exhibit: Exhibit) -> str:
     )
 
 
-def line_in_question(exhibit: Exhibit, run: Run) -> str:
-    """The first line that cannot be (of a false alarm: that looks so), with its step."""
+def finding(exhibit: Exhibit, run: Run) -> str:
+    """The first that cannot be (of a false alarm: that looks so), with its step."""
     step, words = next(exhibit.invariant(run))
-    line = next(line for line in lines(run)[step] if line.startswith(words))
-    return f"step {step}: {line}"
-
-
-def trace(name: str, exhibit: Exhibit, run: Run) -> None:
-    """Every step of one run, whole, and the exception that ended it."""
-    heading(name, TITLES[1])
-    sink = ConsoleSink(console, show_times=False)
-    for record in run.records:
-        sink.print_step(record)
-    if run.raised:
-        say(run.raised, "bold red")
+    return f"step {step}: {words}"
 
 
 def say(text: str, style: str = "") -> None:

@@ -11,9 +11,6 @@ Code that nobody has written yet raises NotImplementedError. Such a test is skip
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +20,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = {"yours": ROOT / "exercises", "solution": Path(__file__).parent / "solutions"}
-KERNEL_TESTS = [Path(__file__).parent / "test_build_triton.py"]
 
 TOLD = pytest.StashKey[set[Path]]()
 """Test files whose reader has been told that the exercise is not solved."""
@@ -32,37 +28,20 @@ FIGURES = pytest.StashKey[dict[tuple[Path, str, str], dict[str, str]]]()
 
 
 def part_of(whose: str, file: str, name: str) -> Any:
-    """A class or function of an exercise's file; without a name, all of it, as a module."""
+    """A class or function of an exercise's file."""
     path = FOLDERS[whose] / file
     spec = importlib.util.spec_from_file_location(f"{whose}_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
     spec.loader.exec_module(module)
-    return getattr(module, name) if name else module
+    return getattr(module, name)
 
 
 def is_named(path: Path, config: pytest.Config) -> bool:
     """Whether the command line names this very file, and not only a folder that holds it."""
     start = config.invocation_params.dir
     return path in {(start / argument.partition("::")[0]).resolve() for argument in config.args}
-
-
-def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """Triton's interpreter, which runs a kernel without a GPU, is chosen before triton is imported.
-
-    By now it has been. So whoever names the test of a kernel gets the same run in a new process.
-    """
-    is_wanted = any(is_named(path, config) for path in KERNEL_TESTS)
-    if not is_wanted or os.environ.get("TRITON_INTERPRET") == "1":
-        return None
-    import torch
-
-    if torch.cuda.is_available():
-        return None
-    command = [sys.executable, "-m", "pytest", *config.invocation_params.args]
-    return subprocess.call(command, env={**os.environ, "TRITON_INTERPRET": "1"})
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,18 +1,81 @@
 """The checks of an exercise tell apart code that is missing, wrong and right."""
 
+from __future__ import annotations
+
+import importlib.util
+import itertools
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-from m5_kernels.kernels.backend import HAS_TRITON
 
 pytest_plugins = ["pytester"]
 
-CONFTEST = Path(__file__).parent / "conftest.py"
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+EXERCISES = [path.stem for path in sorted((ROOT / "exercises").glob("*.py"))]
+
+
+# --- each exercise -------------------------------------------------------------------------------
+
+
+def calls_of(function):
+    """Arguments with which pytest would call a test, beside its fixtures."""
+    rows = [{}]
+    for mark in getattr(function, "pytestmark", []):
+        names, values = mark.args[:2]
+        names = [names] if isinstance(names, str) else names
+        own = [dict(zip(names, v if len(names) > 1 else [v], strict=True)) for v in values]
+        rows = [{**row, **more} for row, more in itertools.product(rows, own)]
+    return rows
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_a_wrong_answer_is_told(name):
+    spec = importlib.util.spec_from_file_location(f"wrong_{name}", HERE / f"test_{name}.py")
+    tests = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tests)
+    told = []
+    for function in (each for each in vars(tests).values() if hasattr(each, "__code__")):
+        if function.__name__.startswith("test_"):
+            given = {"exercise": tests.WRONG, "figure": lambda *noted: None}
+            wanted = function.__code__.co_varnames[: function.__code__.co_argcount]
+            for row in calls_of(function):
+                try:
+                    function(**{each: {**given, **row}[each] for each in wanted})
+                except AssertionError as error:
+                    told.append(str(error))
+    assert re.search(tests.TOLD, "\n".join(told)), told
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_an_exercise_is_whole(name):
+    """It names its command, has a hint and a solution, and is linked."""
+    text = (ROOT / "exercises" / f"{name}.py").read_text(encoding="utf-8")
+    assert f"\n    python -m pytest tests/exercises/test_{name}.py\n" in text
+    assert "Hint: " in text
+    assert (HERE / "solutions" / f"{name}.py").exists()
+    assert f"({name}.py)" in (ROOT / "exercises" / "README.md").read_text(encoding="utf-8")
+    chapters = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")]
+    assert any(f"(../exercises/{name}.py)" in chapter for chapter in chapters)
+
+
+def test_an_exercise_without_tensors_does_not_wait_for_torch():
+    program = (
+        "import sys, pytest; pytest.main(['--collect-only', '-p', 'no:cacheprovider', "
+        "'tests/exercises/test_m1_sorted_batches.py', 'tests/exercises/test_m4_eviction.py']); "
+        "sys.exit(str(sorted({'torch', 'transformers'} & set(sys.modules)) or ''))"
+    )
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.stderr.strip() == ""
+    assert "test_every_request_gets_all_its_tokens" in run.stdout
+
+
+# --- what a reader sees --------------------------------------------------------------------------
+
 TEST = """
 EXERCISE = ("double.py", "double")
 
@@ -25,6 +88,8 @@ def test_doubles_nothing(exercise):
     assert exercise(0) == 0
 """
 SOLUTION = "def double(x):\n    return 2 * x\n"
+UNSOLVED = "def double(x):\n    raise NotImplementedError\n"
+NAMED = "tests/exercises/test_double.py"
 
 
 @pytest.fixture
@@ -33,7 +98,7 @@ def run(pytester):
     pytester.path.joinpath("exercises").mkdir()
     folder = pytester.path / "tests" / "exercises"
     (folder / "solutions").mkdir(parents=True)
-    (folder / "conftest.py").write_text(CONFTEST.read_text(encoding="utf-8"))
+    (folder / "conftest.py").write_text((HERE / "conftest.py").read_text(encoding="utf-8"))
     (folder / "test_double.py").write_text(TEST)
     (folder / "solutions" / "double.py").write_text(SOLUTION)
 
@@ -42,10 +107,6 @@ def run(pytester):
         return pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
 
     return run
-
-
-NAMED = "tests/exercises/test_double.py"
-UNSOLVED = "def double(x):\n    raise NotImplementedError\n"
 
 
 def test_whoever_names_the_file_is_told_once_what_to_do(run):
@@ -65,15 +126,10 @@ def test_a_run_of_all_tests_skips_what_nobody_has_begun(run):
     result.stdout.no_fnmatch_line("*before 4*")
 
 
-def test_a_wrong_answer_fails_everywhere_and_says_why(run):
-    wrong = "def double(x):\n    return x\n"
-    for arguments in (NAMED, "tests"):
-        result = run(wrong, arguments)
-        result.assert_outcomes(failed=1, passed=3)
-        result.stdout.fnmatch_lines(["*AssertionError: double(4) is 8, yours is 4*"])
-
-
-def test_a_right_answer_passes_and_its_figure_is_shown(run):
+def test_a_wrong_answer_fails_and_a_right_one_shows_its_figure(run):
+    result = run("def double(x):\n    return x\n", "tests")
+    result.assert_outcomes(failed=1, passed=3)
+    result.stdout.fnmatch_lines(["*AssertionError: double(4) is 8, yours is 4*"])
     result = run(SOLUTION, NAMED)
     result.assert_outcomes(passed=4)
     result.stdout.fnmatch_lines(["double of 4: yours 8, before 4, solution 8"])
@@ -84,58 +140,3 @@ def test_an_operation_that_the_library_lacks_is_no_missing_solution(run):
     result = run(code, NAMED)
     result.assert_outcomes(failed=2, passed=2)
     result.stdout.no_fnmatch_line("*Not solved yet*")
-
-
-NEEDS_INTERPRETER = pytest.mark.skipif(
-    torch.cuda.is_available() or not HAS_TRITON, reason="no kernel is interpreted here"
-)
-
-
-@NEEDS_INTERPRETER
-def test_whoever_names_the_test_of_a_kernel_gets_the_interpreter(pytester, run, monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    code = "import os\ndef test_it():\n    assert os.environ['TRITON_INTERPRET'] == '1'\n"
-    for name in ("test_build_triton.py", "test_another.py"):
-        (pytester.path / "tests" / "exercises" / name).write_text(code)
-    assert run(SOLUTION, "tests/exercises/test_build_triton.py").ret == 0
-    assert run(SOLUTION, "tests/exercises/test_another.py").ret == 1
-
-
-EXERCISE_FOLDER = CONFTEST.parents[2] / "exercises"
-
-
-def test_an_exercise_without_tensors_does_not_wait_for_torch():
-    program = (
-        "import sys, pytest; pytest.main(['--collect-only', '-p', 'no:cacheprovider', "
-        "'tests/exercises/test_m1_sorted_batches.py', 'tests/exercises/test_m4_eviction.py']); "
-        "sys.exit(str(sorted({'torch', 'transformers'} & set(sys.modules)) or ''))"
-    )
-    command = [sys.executable, "-c", program]
-    run = subprocess.run(command, cwd=CONFTEST.parents[2], capture_output=True, text=True)
-    assert run.stderr.strip() == ""
-    assert "test_every_request_gets_all_its_tokens" in run.stdout
-
-
-# --- every exercise has all that belongs to it ---------------------------------------------------
-
-EXERCISES = [
-    path for path in sorted(EXERCISE_FOLDER.glob("*.py")) if not path.stem.endswith("_engine")
-]
-
-
-@pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem)
-def test_an_exercise_is_whole(path):
-    """It names its command, has a hint, a solution and tests of wrong answers, and is linked."""
-    root, text = path.parents[1], path.read_text(encoding="utf-8")
-    test = root / "tests" / "exercises" / f"test_{path.stem}.py"
-    assert f"\n    python -m pytest {test.relative_to(root).as_posix()}\n" in text
-    assert "Hint: " in text
-    assert (CONFTEST.parent / "solutions" / path.name).exists()
-    wrong_answers = re.findall(
-        r"^def test_\w*(?:caught|told)\w*\(", test.read_text(encoding="utf-8"), flags=re.M
-    )
-    assert wrong_answers, f"{test.name} has no test of a wrong answer"
-    assert "figure(" in test.read_text(encoding="utf-8")
-    assert f"({path.name})" in (root / "exercises" / "README.md").read_text(encoding="utf-8")
-    chapters = [page.read_text(encoding="utf-8") for page in (root / "docs").glob("*.md")]
-    assert any(f"(../exercises/{path.name})" in chapter for chapter in chapters)

@@ -9,6 +9,7 @@ from engine_helpers import random_prompts, tiny_model
 EXERCISE = ("m0_score_answers.py", "score_answers")
 PROMPT, *ANSWERS = random_prompts([12, 1, 2, 5, 5])
 ANSWERS[3][:2] = ANSWERS[2][:2]  # two answers begin alike
+NUM_NEEDED = len(PROMPT) + sum(len(answer) - 1 for answer in ANSWERS)
 
 
 class CountingModel(Model):
@@ -40,32 +41,6 @@ def expected():
     return scores
 
 
-def check_scores(score_answers):
-    scores, _ = scored(score_answers)
-    assert len(scores) == len(ANSWERS), f"{len(scores)} scores for {len(ANSWERS)} answers"
-    for answer, score, wanted in zip(ANSWERS, scores, expected(), strict=True):
-        if score == pytest.approx(wanted, abs=1e-4):
-            continue
-        words = "the logits after the prompt hold the log-probability of the answer's first token"
-        if len(answer) > 1:
-            words = (
-                "the answer of one token is right. Does every answer begin with the prompt's "
-                "caches, and does each token's log-probability come from the logits before it?"
-            )
-        raise AssertionError(f"answer {answer}: {score:.4f}, should be {wanted:.4f}: {words}")
-
-
-NUM_NEEDED = len(PROMPT) + sum(len(answer) - 1 for answer in ANSWERS)
-
-
-def check_positions(score_answers):
-    _, number = scored(score_answers)
-    assert number <= NUM_NEEDED, (
-        f"{number} positions were computed, {NUM_NEEDED} are needed: the prompt's {len(PROMPT)} "
-        "once, and of each answer all but the last token"
-    )
-
-
 def without_a_cache(model, prompt, answers):
     scores = []
     for answer in answers:
@@ -78,42 +53,28 @@ def without_a_cache(model, prompt, answers):
     return scores
 
 
-def one_cache_for_all(model, prompt, answers):
-    logits, caches = model.forward(prompt, None)
-    scores = []
-    for answer in answers:
-        score = 0.0
-        for token in answer:
-            score += float(logits.log_softmax(-1)[token])
-            logits, caches = model.forward([token], caches)
-        scores.append(score)
-    return scores
+WRONG, TOLD = without_a_cache, f"{NUM_NEEDED} are needed: the prompt's 12 once"
 
 
 def test_scores_are_those_of_hugging_face(exercise):
-    check_scores(exercise)
+    scores, _ = scored(exercise)
+    assert len(scores) == len(ANSWERS), f"{len(scores)} scores for {len(ANSWERS)} answers"
+    for answer, score, wanted in zip(ANSWERS, scores, expected(), strict=True):
+        words = "the logits after the prompt hold the log-probability of the answer's first token"
+        if len(answer) > 1:
+            words = (
+                "the answer of one token is right. Does every answer begin with the prompt's "
+                "caches, and does each token's log-probability come from the logits before it?"
+            )
+        assert score == pytest.approx(wanted, abs=1e-4), (
+            f"answer {answer}: {score:.4f}, should be {wanted:.4f}: {words}"
+        )
 
 
 def test_no_position_is_computed_twice(exercise, figure):
-    figure("positions", str(scored(exercise)[1]), f"{scored(without_a_cache)[1]} (no cache)")
-    check_positions(exercise)
-
-
-def test_an_answer_on_top_of_another_is_told():
-    with pytest.raises(AssertionError, match="Does every answer begin with the prompt's caches"):
-        check_scores(one_cache_for_all)
-
-
-def test_probabilities_in_place_of_logarithms_are_told():
-    def products(model, prompt, answers):
-        logits, _ = model.forward(prompt, None)
-        return [float(logits.softmax(-1)[answer[0]]) for answer in answers]
-
-    with pytest.raises(AssertionError, match="log-probability of the answer's first token"):
-        check_scores(products)
-
-
-def test_positions_computed_again_are_told():
-    check_scores(without_a_cache)
-    with pytest.raises(AssertionError, match=f"{NUM_NEEDED} are needed: the prompt's 12 once"):
-        check_positions(without_a_cache)
+    number, before = scored(exercise)[1], scored(without_a_cache)[1]
+    figure("positions", str(number), f"{before} (no cache)")
+    assert number <= NUM_NEEDED, (
+        f"{number} positions were computed, {NUM_NEEDED} are needed: the prompt's {len(PROMPT)} "
+        "once, and of each answer all but the last token"
+    )

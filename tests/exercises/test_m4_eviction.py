@@ -4,12 +4,11 @@ import functools
 import random
 from unittest import mock
 
-import pytest
-
 from m4_prefix_chunked.caching_pool import CachingBlockPool
 from prefix_helpers import BLOCK_SIZE, Life, prompt, request_of
 
 EXERCISE = ("m4_eviction.py", "EvictingPool")
+WRONG, TOLD = CachingBlockPool, "Blocks of documents that nobody asks for again"
 
 PROMPTS = "ABCDEF"  # one after the other is in use
 NUM_REQUESTS = 30  # while one of them is
@@ -47,25 +46,27 @@ def mean(values):
     return sum(values) / len(values)
 
 
-def check_documents_do_no_harm(kind):
-    share, before = mean(saved_shares(kind)[:2]), mean(saved_shares(CachingBlockPool)[:2])
+def test_documents_do_no_harm(exercise, figure):
+    share, before = mean(saved_shares(exercise)), mean(saved_shares(CachingBlockPool))
+    figure("prompt tokens that the cache saves", f"{share:.0%}", f"{before:.0%}")
+    share, before = mean(saved_shares(exercise)[:2]), mean(saved_shares(CachingBlockPool)[:2])
     assert share > before + 0.1, (
         f"with the first two system prompts the cache saves {share:.0%} of their tokens, with LRU "
         f"{before:.0%}. Blocks of documents that nobody asks for again should go first."
     )
 
 
-def check_popularity_fades(kind):
-    share, before = mean(saved_shares(kind)[-2:]), mean(saved_shares(CachingBlockPool)[-2:])
+def test_popularity_fades(exercise):
+    share, before = mean(saved_shares(exercise)[-2:]), mean(saved_shares(CachingBlockPool)[-2:])
     assert share >= before, (
         f"with the last two of six system prompts the cache saves {share:.0%} of their tokens, "
         f"with LRU {before:.0%}. Prompts that are out of use still hold blocks."
     )
 
 
-def check_a_mixed_life(kind):
+def test_books_and_tokens_stay_right(exercise):
     """Several requests at a time, preemptions, completions that share; `Life` checks each step."""
-    life, rng = life_with(kind, num_blocks=16, max_num_seqs=4), random.Random(2)
+    life, rng = life_with(exercise, num_blocks=16, max_num_seqs=4), random.Random(2)
     requests = [
         request_of(
             f"r{number}",
@@ -78,63 +79,3 @@ def check_a_mixed_life(kind):
     life.run(*requests)
     assert life.scheduler.preempter.num_preemptions > 0
     assert life.counts["evictions"] > 0
-
-
-class MostHitsStay(CachingBlockPool):
-    """Least frequently used."""
-
-    def reset(self):
-        super().reset()
-        self.hits = {}
-
-    def share(self, block):
-        super().share(block)
-        self.hits[block] = self.hits.get(block, 0) + 1
-
-    def forget(self, block):
-        super().forget(block)
-        self.hits.pop(block, None)
-
-    def allocate(self):
-        block = min(self.free_blocks, key=lambda block: self.hits.get(block, 0))
-        self.free_blocks.move_to_end(block, last=False)
-        return super().allocate()
-
-
-class NewestGoes(CachingBlockPool):
-    """Most recently used goes first: documents, but new prompts as well."""
-
-    def allocate(self):
-        self.free_blocks.move_to_end(next(reversed(self.free_blocks)), last=False)
-        return super().allocate()
-
-
-def test_documents_do_no_harm(exercise, figure):
-    share, before = mean(saved_shares(exercise)), mean(saved_shares(CachingBlockPool))
-    figure("prompt tokens that the cache saves", f"{share:.0%}", f"{before:.0%}")
-    check_documents_do_no_harm(exercise)
-
-
-def test_popularity_fades(exercise):
-    check_popularity_fades(exercise)
-
-
-def test_books_and_tokens_stay_right(exercise):
-    check_a_mixed_life(exercise)
-
-
-def test_least_recently_used_is_caught():
-    check_popularity_fades(CachingBlockPool)
-    with pytest.raises(AssertionError, match="Blocks of documents that nobody asks for again"):
-        check_documents_do_no_harm(CachingBlockPool)
-
-
-def test_least_frequently_used_is_caught():
-    check_documents_do_no_harm(MostHitsStay)
-    with pytest.raises(AssertionError, match="Prompts that are out of use still hold blocks"):
-        check_popularity_fades(MostHitsStay)
-
-
-def test_most_recently_used_is_caught():
-    with pytest.raises(AssertionError, match="with the first two system prompts the cache saves"):
-        check_documents_do_no_harm(NewestGoes)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
-from exercises.build.check import Parts, Step
+from exercises.build.check import Parts, step
 from exercises.build.guarded import (
+    Causes,
     always,
     call,
+    check,
     compare,
     first_row_is,
     guarded,
@@ -35,15 +35,11 @@ READ_BEYOND = (
 )
 
 
-# --- step 1 ---------------------------------------------------------------------------------------
-
-
-def check_row_sum(parts: Parts) -> None:
-    """A full tile, a tail, and rows that lie apart."""
+@step("the sum of each row", "row_sum.py")
+def row_sum(parts: Parts) -> None:
+    """A program for each row, a tile for its columns, a mask for what the tile has too many."""
     for num_columns in (8, 5, 1):
         x = random_tensor(3, num_columns)
-        output = output_of(3)
-        call(parts, "row_sum", "row_sum", guarded(x), output)
         memory = torch.cat([x.flatten(), torch.full((8,), torch.nan)])
         causes = [
             (like(memory.unfold(0, 8, num_columns)[:3].sum(1)), READ_BEYOND),
@@ -51,19 +47,13 @@ def check_row_sum(parts: Parts) -> None:
             (first_row_is(x.sum(1)), "Row 0 is right. Row i begins at x + i * row_stride."),
             (always, "Is it the sum of the whole tile (tl.sum(tile, 0)), stored at output + row?"),
         ]
-        compare(f"3 rows of {num_columns} columns", output, x.sum(1), causes)
+        case = f"3 rows of {num_columns} columns"
+        check(parts, "row_sum", [guarded(x)], x.sum(1), case, causes)
     wide = random_tensor(3, 12)
-    output = output_of(3)
-    call(parts, "row_sum", "row_sum", guarded(wide)[:, :5], output)
-    compare(
-        "3 rows of 5 columns, 12 elements from one row's beginning to the next",
-        output,
-        wide[:, :5].sum(1),
-        [(always, "Rows may lie apart: row i begins at x + i * row_stride.")],
-    )
+    case = "3 rows of 5 columns, 12 elements from one row's beginning to the next"
+    causes = [(always, "Rows may lie apart: row i begins at x + i * row_stride.")]
+    check(parts, "row_sum", [guarded(wide)[:, :5]], wide[:, :5].sum(1), case, causes)
 
-
-# --- steps 2 and 3 --------------------------------------------------------------------------------
 
 SCORES = {
     "3 rows of 8 columns": random_tensor(3, 8),
@@ -75,7 +65,7 @@ SCORES = {
 """Inputs of a softmax, by what is said of them."""
 
 
-def softmax_causes(x: torch.Tensor, tile: int) -> list[tuple[Callable[[torch.Tensor], bool], str]]:
+def softmax_causes(x: torch.Tensor, tile: int) -> Causes:
     """What makes the softmax of a row wrong that is read in tiles."""
     with_zeros = torch.nn.functional.pad(x, (0, -x.shape[1] % tile))
     return [
@@ -109,102 +99,85 @@ def softmax_causes(x: torch.Tensor, tile: int) -> list[tuple[Callable[[torch.Ten
     ]
 
 
-def check_row_softmax(parts: Parts) -> None:
-    """Full tiles, tails, large and small numbers, -inf, rows that lie apart."""
+def check_rows_apart(parts: Parts, name: str, *tile: int) -> None:
+    """A softmax of rows between which other numbers lie, in x and not in the output."""
+    wide, case = random_tensor(3, 12), "3 rows of 5 columns, in x 12 elements from one row's "
+    case += "beginning to the next, in output 5"
+    causes = [(always, "Row i begins at x + i * x_stride, and at output + i * output_stride.")]
+    check(parts, name, [guarded(wide)[:, :5]], wide[:, :5].softmax(1), case, causes, *tile)
+
+
+@step("softmax of each row", "row_softmax.py")
+def row_softmax(parts: Parts) -> None:
+    """Maximum, exponentials, sum: and what a masked element must be, to do no harm to either."""
     for case, x in SCORES.items():
-        output = output_of(*x.shape)
-        call(parts, "row_softmax", "row_softmax", guarded(x), output)
-        compare(case, output, x.softmax(1), softmax_causes(x, 8))
+        check(parts, "row_softmax", [guarded(x)], x.softmax(1), case, softmax_causes(x, 8))
     check_rows_apart(parts, "row_softmax")
 
 
-def check_rows_apart(parts: Parts, name: str, *tile: int) -> None:
-    """A softmax of rows between which other numbers lie, in x and not in the output."""
-    wide, output = random_tensor(3, 12), output_of(3, 5)
-    call(parts, name, name, guarded(wide)[:, :5], output, *tile)
-    compare(
-        "3 rows of 5 columns, in x 12 elements from one row's beginning to the next, in output 5",
-        output,
-        wide[:, :5].softmax(1),
-        [(always, "Row i begins at x + i * x_stride, and at output + i * output_stride.")],
-    )
-
-
-def check_online_softmax(parts: Parts) -> None:
-    """Tiles in which the maximum grows or not, a tail, a first tile of nothing but -inf."""
+@step("softmax in tiles", "online_softmax.py")
+def online_softmax(parts: Parts) -> None:
+    """Rows longer than a tile: maximum and sum in one pass (online softmax)."""
     falling = torch.arange(12.0, 0.0, -1.0)[None]
     nothing = torch.cat([torch.full((1, 4), -torch.inf), random_tensor(1, 5)], 1)
-    cases = {
-        "a row of 4 columns": random_tensor(1, 4),
-        "a falling row of 12 columns: no tile has a larger maximum than the first": falling,
-        "a rising row of 12 columns: every tile brings a larger maximum": falling.flip(1),
-        "3 rows of 10 columns": random_tensor(3, 10),
-        **{name: x for name, x in SCORES.items() if "5" in name},
-        "a row of 9 columns that begins with four times -inf": nothing,
-    }
-    for case, x in cases.items():
-        output = output_of(*x.shape)
-        call(parts, "online_softmax", "online_softmax", guarded(x), output, 4)
-        causes = softmax_causes(x, 4)
-        if "rising" in case:
-            words = (
-                "The falling row was right. When the maximum grows, what was summed before must "
-                "shrink: row_sum * tl.exp(row_max - new_max), before row_max takes its new value."
-            )
-            causes = [(always, words)]
-        elif "falling" in case:
-            words = "A single tile was right. Is row_sum kept from tile to tile, and each stored?"
-            causes = [(always, words)]
-        elif "begins with" in case:
-            words = (
-                "Its first tile is all -inf. If row_max is -inf after it, -inf - -inf is NaN: "
-                "begin with row_max = -1.0e30, which is finite."
-            )
-            causes = [(has_nan, words), *causes]
-        compare(f"{case}, tiles of 4", output, x.softmax(1), causes)
+    kept = "A single tile was right. Is row_sum kept from tile to tile, and each stored?"
+    rescaled = (
+        "The falling row was right. When the maximum grows, what was summed before must "
+        "shrink: row_sum * tl.exp(row_max - new_max), before row_max takes its new value."
+    )
+    finite = (
+        "Its first tile is all -inf. If row_max is -inf after it, -inf - -inf is NaN: "
+        "begin with row_max = -1.0e30, which is finite."
+    )
+    cases: dict[str, tuple[torch.Tensor, Causes]] = {
+        "a row of 4 columns": (random_tensor(1, 4), []),
+        "a falling row of 12 columns: no tile has a larger maximum than the first":
+            (falling, [(always, kept)]),
+        "a rising row of 12 columns: every tile brings a larger maximum":
+            (falling.flip(1), [(always, rescaled)]),
+        "3 rows of 10 columns": (random_tensor(3, 10), []),
+        **{name: (x, []) for name, x in SCORES.items() if "5" in name},
+        "a row of 9 columns that begins with four times -inf": (nothing, [(has_nan, finite)]),
+    }  # fmt: skip
+    for case, (x, own) in cases.items():
+        causes = [*own, *softmax_causes(x, 4)]
+        wanted, case = x.softmax(1), f"{case}, tiles of 4"
+        check(parts, "online_softmax", [guarded(x)], wanted, case, causes, 4)
     check_rows_apart(parts, "online_softmax", 4)
 
 
-# --- step 4 ---------------------------------------------------------------------------------------
-
-
-def check_matvec(parts: Parts) -> None:
-    """Full tiles, several of them, tails of both kinds, float16."""
-    for num_rows, num_columns, words in (
-        (4, 8, "One tile is all there is: load it, multiply by vector[None, :], tl.sum(..., 1)."),
-        (12, 8, "Several programs: rows = program_id * TILE_ROWS + tl.arange(0, TILE_ROWS)."),
-        (4, 24, "Several tiles of columns: add up over the loop, and load the vector's part, too."),
-        (6, 8, "The last program has two rows only."),
-        (4, 13, "The last tile has five columns only."),
-    ):
-        matrix, vector = random_tensor(num_rows, num_columns), random_tensor(num_columns, seed=1)
-        output = output_of(num_rows)
-        call(parts, "matvec", "matvec", guarded(matrix), guarded(vector), output, (4, 8))
-        beyond = (
-            "It is NaN because the kernel has read memory around matrix or vector, which here is "
-            "filled with NaN: both loads need a mask, of rows and columns, and other=0.0, since "
-            "what a mask leaves out is undefined."
-        )
+@step("a matrix times a vector", "matvec.py")
+def matvec(parts: Parts) -> None:
+    """Tiles of two dimensions, several programs, sums in float32."""
+    beyond = (
+        "It is NaN because the kernel has read memory around matrix or vector, which here is "
+        "filled with NaN: both loads need a mask, of rows and columns, and other=0.0, since "
+        "what a mask leaves out is undefined."
+    )
+    for num_rows, num_columns, width, words in (
+        (4, 8, 8, "One tile is all there is: load it, multiply by vector[None, :], tl.sum(.., 1)."),
+        (12, 8, 8, "Several programs: rows = program_id * TILE_ROWS + tl.arange(0, TILE_ROWS)."),
+        (4, 24, 24, "Several tiles of columns: add up over the loop, and load the vector's part, "
+                    "too."),
+        (6, 8, 8, "The last program has two rows only."),
+        (4, 13, 13, "The last tile has five columns only."),
+        (6, 13, 20, "Rows may lie apart: row i begins at matrix + i * row_stride."),
+    ):  # fmt: skip
+        matrix, vector = random_tensor(num_rows, width), random_tensor(num_columns, seed=1)
         case = f"matrix of {num_rows} x {num_columns}, tiles of 4 x 8"
+        case += f", {width} elements from one row's beginning to the next" * (width > num_columns)
+        given = [guarded(matrix)[:, :num_columns], guarded(vector)]
+        wanted = matrix[:, :num_columns] @ vector
         causes = [(has_nan, beyond), (always, words)]
-        compare(case, output, matrix @ vector, causes, tolerance=1e-2)
-    wide, vector, output = random_tensor(6, 20), random_tensor(13, seed=1), output_of(6)
-    call(parts, "matvec", "matvec", guarded(wide)[:, :13], guarded(vector), output, (4, 8))
-    case = "matrix of 6 x 13, 20 elements from one row's beginning to the next"
-    causes = [(always, "Rows may lie apart: row i begins at matrix + i * row_stride.")]
-    compare(case, output, wide[:, :13] @ vector, causes, tolerance=1e-2)
+        check(parts, "matvec", given, wanted, case, causes, (4, 8), tolerance=1e-2)
     matrix, vector = torch.full((4, 4096), 0.1).half(), torch.full((4096,), 0.1).half()
-    output = output_of(4)
-    call(parts, "matvec", "matvec", guarded(matrix), guarded(vector), output, (4, 128))
     words = (
         "In float16 a sum of 32 grows in steps of 1/32. Convert what you load to float32 before "
         "you multiply, and add up in float32."
     )
-    wanted = matrix.float() @ vector.float()
-    compare("matrix of 4 x 4096 in float16, all 0.1", output, wanted, [(always, words)])
-
-
-# --- steps 5 and 6 --------------------------------------------------------------------------------
+    given, wanted = [guarded(matrix), guarded(vector)], matrix.float() @ vector.float()
+    case = "matrix of 4 x 4096 in float16, all 0.1"
+    check(parts, "matvec", given, wanted, case, [(always, words)], (4, 128))
 
 
 def attention(
@@ -231,18 +204,14 @@ def check_split(parts: Parts) -> None:
         query, values = query[0] * scale, values.flip(0)
         output, lse = output_of(num_splits, 16), output_of(num_splits)
         tensors = [guarded(each) for each in (query, keys, values)]
-        call(parts, "split_merge", "split", *tensors, output, lse, 4)
-        shares = [slice(i * -(-num_tokens // num_splits), None) for i in range(num_splits)]
+        call(parts, "split_merge.split", *tensors, output, lse, 4)
         length = -(-num_tokens // num_splits)
-        parts_wanted = [
-            attention(query, keys[own][:length], values[own][:length]) for own in shares
-        ]
+        shares = [slice(i * length, (i + 1) * length) for i in range(num_splits)]
+        outputs, lses = zip(*(attention(query, keys[s], values[s]) for s in shares), strict=True)
         case = f"split: {num_tokens} tokens, {plural(num_splits, 'split')}, tiles of 4"
-        causes = [(always, words)]
-        compare(f"{case}; outputs", output, torch.stack([o for o, _ in parts_wanted]), causes)
+        compare(f"{case}; outputs", output, torch.stack(outputs), [(always, words)])
         words = "The outputs are right. The log-sum-exp is row_max + tl.log(row_sum)."
-        lses = torch.stack([lse for _, lse in parts_wanted])
-        compare(f"{case}; log-sum-exps", lse, lses, [(always, words)])
+        compare(f"{case}; log-sum-exps", lse, torch.stack(lses), [(always, words)])
 
 
 def check_merge(parts: Parts) -> None:
@@ -260,27 +229,27 @@ def check_merge(parts: Parts) -> None:
         lse = torch.tensor(lses)
         outputs = random_tensor(*lse.shape, 16)
         outputs[lse == -inf] = 0
-        output = output_of(len(lse), 16)
-        call(parts, "split_merge", "merge", guarded(outputs), guarded(lse), output)
         weights = lse.softmax(1).nan_to_num(0.0)
-        wanted = (weights[:, :, None] * outputs).sum(1)
-        compare(f"merge: log-sum-exps {lses}", output, wanted, [(always, words)])
+        given, wanted = [guarded(outputs), guarded(lse)], (weights[:, :, None] * outputs).sum(1)
+        case = f"merge: log-sum-exps {lses}"
+        check(parts, "split_merge.merge", given, wanted, case, [(always, words)])
 
 
-def check_attend(parts: Parts) -> None:
-    """Both kernels together, by hand and then by `attend`."""
+@step("attention by split and merge", "split_merge.py")
+def attend(parts: Parts) -> None:
+    """One query against many keys, by several programs; a second kernel merges their parts."""
     check_split(parts)
     check_merge(parts)
     query, keys, values = (random_tensor(n, 16, seed=n) for n in (1, 21, 22))
-    values, output = values[:21], output_of(16)
-    tensors = [guarded(each) for each in (query[0], keys, values)]
-    call(parts, "split_merge", "attend", *tensors, output, 3, 4)
-    wanted, _ = attention(query[0], keys, values)
-    compare("attend: 21 tokens, 3 splits, tiles of 4", output, wanted, [])
+    given = [guarded(each) for each in (query[0], keys, values[:21])]
+    wanted, _ = attention(query[0], keys, values[:21])
+    case = "attend: 21 tokens, 3 splits, tiles of 4"
+    check(parts, "split_merge.attend", given, wanted, case, [], 3, 4)
 
 
-def check_paged(parts: Parts) -> None:
-    """One block, several, tails, several sequences, padding, more splits than blocks."""
+@step("paged attention", "paged.py")
+def paged(parts: Parts) -> None:
+    """The same for many sequences whose keys and values lie in blocks anywhere."""
     order = [5, 2, 7, 4, 1, 3, 6, 8]  # block 0 belongs to nobody
     for context_lens, num_splits, words in (
         ([4], 1, "One sequence, one full block: which block does block_table name?"),
@@ -293,21 +262,15 @@ def check_paged(parts: Parts) -> None:
                        "a block."),
     ):  # fmt: skip
         query, caches, table, wanted = paged_inputs(context_lens, order)
-        output = output_of(len(context_lens), 16)
         lens = guarded(torch.tensor(context_lens, dtype=torch.int32), 0)
-        tensors = [guarded(each) for each in (query, *caches)]
-        call(parts, "paged", "paged_attend", *tensors, guarded(table, 0), lens, output, num_splits)
+        given = [*(guarded(each) for each in (query, *caches)), guarded(table, 0), lens]
         beyond = (
             "It is NaN because something was read that is not this sequence's: blocks and places "
             "that nobody owns are filled with NaN here."
         )
         causes = [(has_nan, f"{beyond} {words}"), (always, words)]
-        compare(
-            f"contexts of {context_lens} tokens, {plural(num_splits, 'split')}, blocks of 4",
-            output,
-            wanted,
-            causes,
-        )
+        case = f"contexts of {context_lens} tokens, {plural(num_splits, 'split')}, blocks of 4"
+        check(parts, "paged.paged_attend", given, wanted, case, causes, num_splits)
 
 
 def paged_inputs(
@@ -328,43 +291,3 @@ def paged_inputs(
                 cache[block, : part.stop - part.start] = own[part]
         wanted.append(attention(query[seq], keys, values)[0])
     return query, caches, table, torch.stack(wanted)
-
-
-STEPS = [
-    Step(
-        "the sum of each row",
-        "row_sum.py",
-        "A program for each row, a tile for its columns, a mask for what the tile has too many.",
-        check_row_sum,
-    ),
-    Step(
-        "softmax of each row",
-        "row_softmax.py",
-        "Maximum, exponentials, sum: and what a masked element must be, to do no harm to either.",
-        check_row_softmax,
-    ),
-    Step(
-        "softmax in tiles",
-        "online_softmax.py",
-        "Rows longer than a tile: maximum and sum in one pass (online softmax).",
-        check_online_softmax,
-    ),
-    Step(
-        "a matrix times a vector",
-        "matvec.py",
-        "Tiles of two dimensions, several programs, sums in float32.",
-        check_matvec,
-    ),
-    Step(
-        "attention by split and merge",
-        "split_merge.py",
-        "One query against many keys, by several programs; a second kernel merges their parts.",
-        check_attend,
-    ),
-    Step(
-        "paged attention",
-        "paged.py",
-        "The same for many sequences whose keys and values lie in blocks anywhere.",
-        check_paged,
-    ),
-]

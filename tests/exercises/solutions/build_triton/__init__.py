@@ -1,1 +1,0 @@
-"""Solutions of the Triton course, under the names of its files."""
