@@ -169,17 +169,6 @@ def timeline(runs: Sequence[DemoRun], path: Path, by: str = "step", label: str =
     picture("timeline", path, draw)
 
 
-def kvmap(run: DemoRun, path: Path) -> None:
-    """Draw whose each block was at each step, and say where the picture is."""
-
-    def draw() -> None:
-        from milestone_llm.lab.plots.kvmap import draw_kvmap
-
-        draw_kvmap(run.records, path)
-
-    picture("kvmap", path, draw)
-
-
 def picture(what: str, path: Path, draw: Callable[[], object]) -> None:
     """Draw and say where the picture is. Without matplotlib the demo has shown the rest."""
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from milestone_llm.command.cli import OPTIONS, console, log_console, warn
+from milestone_llm.command.cli import console, warn
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.inputs import encode_prompt
 from milestone_llm.frontend.outputs import RequestOutput
@@ -78,13 +78,8 @@ class Work:
 
     @cached_property
     def thread_watch(self) -> ThreadWatch:
-        """Over all runs, so that it speaks once; then how long they will take is known."""
-        watch = ThreadWatch(self.loaded.model.device.type, warn)
-        if watch.slowness and self.args.model == OPTIONS["model"]["default"]:
-            seconds, self.args.seconds = self.args.seconds * max(1.0, watch.slowness), 0
-            if seconds:  # said once, for all the work of a demo
-                log_console.print(f"About {5 * max(1, round(seconds / 5))} s.", style="dim")
-        return watch
+        """Over all runs, so that it speaks once."""
+        return ThreadWatch(self.loaded.model.device.type, warn)
 
     @property
     def longest(self) -> int:

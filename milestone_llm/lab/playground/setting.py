@@ -23,7 +23,7 @@ ENGINES = {
     "m3_paged": "M3 paged",
     "m4_prefix_chunked": "M4 prefix, chunks",
 }
-VOCAB_SIZE = 199  # of the tiny models: a saved program gives the very same prompts to an engine
+VOCAB_SIZE = 199  # of the tiny models: an engine takes the very same prompts
 MAX_MODEL_LEN, MAX_REQUESTS = 8192, 200
 _MEANINGLESS = {"dtype", "device", "seed", "trace", "check_invariants", "scheduler"}
 _MEANINGLESS |= {"gpu_memory_utilization", "aging_seconds"}

@@ -113,8 +113,7 @@ def _recorded_answers() -> list[str]:
     """What the playground answers to each preset."""
     answer = carrier(str(ROOT))
     answer("/files", "null")
-    for path in ("/trace", "/program"):  # so that all modules that it needs are imported
-        answer(path, json.dumps(presets()[0]))
+    answer("/trace", json.dumps(presets()[0]))  # so that all modules that it needs are imported
     return [answer("/run", json.dumps(preset))[1] for preset in presets()]
 
 

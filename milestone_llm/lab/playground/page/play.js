@@ -124,7 +124,7 @@ function changed() {
 async function save({ save: what, side = 0 }) {
   const setting = { ...lab.setting, sides: lab.setting.sides.slice(Number(side)) };
   const text = what === "preset" ? `${JSON.stringify(lab.setting, null, 1)}\n` : await ask(`/${what}`, setting);
-  const name = { preset: "playground.json", trace: "playground.jsonl", program: "playground_run.py" }[what];
+  const name = { preset: "playground.json", trace: "playground.jsonl" }[what];
   el("a", { download: name, href: URL.createObjectURL(new Blob([text])) }).click();
 }
 
