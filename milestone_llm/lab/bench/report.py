@@ -161,29 +161,6 @@ def markdown_table(headings: Sequence[str], rows: Mapping[str, Sequence[str]]) -
     return "\n".join(lines)
 
 
-def losses(data: Mapping[str, Any]) -> list[str]:
-    """What the figures say against the engine of the bench."""
-    name, *others = data["contestants"]
-    figures = data["contestants"][name]["median"]
-    lines = []
-    if figures["useful_share"] < 0.95:
-        lines.append(
-            f"{1 - figures['useful_share']:.0%} of the positions that {name} computed were no "
-            "useful work: padding of prompts, finished rows that wait for the last one, or tokens "
-            "computed again after a preemption"
-        )
-    for other in others:
-        theirs, speedup = data["contestants"][other]["median"], data["speedups"][other]["median"]
-        lost = [f"{speedup:.2f}x its tok/s"] if speedup < 0.995 else []
-        for metric in ("ttft_p50", "tpot_p50", "itl_p99"):
-            if metric in theirs and metric in figures and theirs[metric] * 1.05 < figures[metric]:
-                label = metric.upper().replace("_P", " p")
-                lost.append(f"{label} {figures[metric]:.1f} ms against {theirs[metric]:.1f} ms")
-        if lost:
-            lines.append(f"{name} loses against {other}: {', '.join(lost)}")
-    return lines
-
-
 def same_tokens(data: Mapping[str, Any]) -> list[str]:
     """Whether greedy outputs are the same."""
     if data["workload"]["temperature"] > 0:

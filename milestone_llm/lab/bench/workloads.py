@@ -165,14 +165,9 @@ def serve(
 
 @contextlib.contextmanager
 def token_count(
-    description: str,
-    total: int,
-    watch: ThreadWatch,
-    is_hidden: bool = False,
-    newest_text: Callable[[], str] = str,
+    description: str, total: int, watch: ThreadWatch, is_hidden: bool = False
 ) -> Iterator[Progress]:
-    """A line that counts `total` output tokens, with the end of the newest text behind the count,
-    and an eye on the threads at each step of them.
+    """A line that counts `total` output tokens, and an eye on the threads at each step of them.
 
     No live display, which would keep the terminal from `breakpoint()`; and nothing of it belongs in
     a log, or between the lines of `python -m pdb`.
@@ -194,10 +189,7 @@ def token_count(
         watch.note_step(now - last, num_new)
         last = now
         if now > next_update:  # a GPU's step is short
-            count = f"{description}  {num_tokens:,} of {plural(total, 'token')}"
-            room = max(0, log_console.width - len(count) - 5)
-            text = " ".join(newest_text().split())
-            show(f"{count}   {text[-room:] if room else ''}")
+            show(f"{description}  {num_tokens:,} of {plural(total, 'token')}")
             next_update = now + 0.1
 
     try:

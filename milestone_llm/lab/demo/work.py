@@ -117,17 +117,10 @@ class Work:
         """Serve the requests; their tokens are counted, unless a trace needs the console."""
         run = DemoRun(label, engine, self.items, [])
         total = sum(item.params.max_tokens * item.params.n for item in self.items)
-        newest = [""]
-
-        def on_step(outputs: Sequence[RequestOutput]) -> None:
-            if outputs:
-                newest[0] = outputs[-1].text
-            progress(len(outputs))
-
-        with token_count(
-            label, total, self.thread_watch, run.prints_steps, lambda: newest[0]
-        ) as progress:
-            run.outputs = serve(engine, self.items, chat=self.is_chat, on_step=on_step)
+        with token_count(label, total, self.thread_watch, run.prints_steps) as progress:
+            run.outputs = serve(
+                engine, self.items, chat=self.is_chat, on_step=lambda new: progress(len(new))
+            )
         return run
 
 

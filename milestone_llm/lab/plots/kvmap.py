@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -58,7 +59,7 @@ def _draw(records: Sequence[StepRecord], states: Sequence[BlockState]) -> Figure
     for kind in ("preempted", "resumed"):
         steps = [mark.step for mark in request_marks(records) if mark.kind == kind]
         if steps:  # above the map
-            place = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+            place: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False}
             axes.scatter(steps, [1] * len(steps), **place, **mark_style(kind, 30))
     copies = [
         (record.step, event.blocks[-1])

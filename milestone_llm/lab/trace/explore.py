@@ -44,15 +44,6 @@ from .live import PageLines
 SCRIPTS = ("dom", "run", "reader", "timeline", "memory", "panels", "device", "guess", "main")
 MAX_TRACES = 2
 
-IDEAS = {
-    "m1_single": "static batching",
-    "m2_batching": "continuous batching",
-    "m3_paged": "paged KV memory",
-    "m4_prefix_chunked": "prefix cache and chunked prefill",
-    "m5_kernels": "own kernels, pipelined steps",
-}
-"""What a milestone adds, for the title of a run that has none."""
-
 
 @dataclass(frozen=True)
 class Run:
@@ -69,10 +60,9 @@ class Run:
 
     @property
     def title(self) -> str:
-        """What the run is about: its label, and the milestone or what that adds."""
+        """Its label, and the milestone if that is another."""
         milestone = self.records[0].milestone
-        about = IDEAS.get(milestone, "") if self.label == milestone else milestone
-        return f"{self.label} ({about})" if about else self.label
+        return self.label if self.label == milestone else f"{self.label} ({milestone})"
 
     @classmethod
     def of(cls, label: str, engine: Any, look_at: int | None = None) -> Run:
