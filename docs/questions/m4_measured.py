@@ -18,7 +18,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from m4_prefix_chunked.bench import m3_beside
 from milestone_llm.command.cli import positive
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.sampling_params import SamplingParams
@@ -78,7 +77,7 @@ def nothing_shared(bench: Bench) -> None:
     """The chosen workload, in which no prompt begins like another; with M3, which has no cache."""
     items = bench.make_work()
     engines = caching_on_and_off(bench, items)
-    engines["m3_paged"] = m3_beside(engines[OFF])
+    engines["m3_paged"] = bench.engine(items, "m3_paged")
 
     def facts(outputs: Sequence[RequestOutput], records: Sequence[StepRecord]) -> Figures:
         bookkeeping = [record.schedule_ms + record.update_ms for record in records]

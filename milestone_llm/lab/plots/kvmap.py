@@ -60,7 +60,7 @@ def _draw(records: Sequence[StepRecord], states: Sequence[BlockState]) -> Figure
         steps = [mark.step for mark in request_marks(records) if mark.kind == kind]
         if steps:  # above the map
             place: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False}
-            axes.scatter(steps, [1] * len(steps), **place, **mark_style(kind, 30))
+            axes.scatter(steps, [1.02] * len(steps), **place, **mark_style(kind, 30))
     copies = [
         (record.step, event.blocks[-1])
         for record in records
