@@ -44,6 +44,11 @@ CLASSIC_LENGTHS = (10, 100, 50)
 """Output tokens of each of the demos' requests: lengths differ, which batching is about."""
 
 
+def exactly(num_tokens: int) -> SamplingParams:
+    """So many greedy tokens, whatever the model says."""
+    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+
+
 def random_tokens(
     num_requests: int,
     input_len: tuple[int, int],

@@ -14,8 +14,12 @@ from pydantic import Field, TypeAdapter, ValidationError, validate_call
 from pydantic.dataclasses import dataclass
 
 from milestone_llm.core.errors import InputError
-from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.lab.bench.workloads import WorkItem, random_tokens, with_poisson_arrivals
+from milestone_llm.lab.bench.workloads import (
+    WorkItem,
+    exactly,
+    random_tokens,
+    with_poisson_arrivals,
+)
 
 ENGINES = {
     "m1_single": "M1 static batches",
@@ -47,8 +51,7 @@ class RequestSpec:
         own, common, vocabulary = random.Random(index), random.Random("shared"), range(VOCAB_SIZE)
         prompt = common.choices(vocabulary, k=min(self.shared, self.prompt))
         prompt += own.choices(vocabulary, k=self.prompt - len(prompt))
-        params = SamplingParams(temperature=0, max_tokens=self.output, ignore_eos=True)
-        return WorkItem(prompt, params, step, priority=self.priority)
+        return WorkItem(prompt, exactly(self.output), step, priority=self.priority)
 
 
 @dataclass(frozen=True, config={"extra": "forbid"})

@@ -25,8 +25,7 @@ from milestone_llm.command.cli import Formatter, console, ended_in_one_line
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.playground.service import Playground, presets
 
-from .carrier import carrier
-from .files import COURSES, SCHEDULERS
+from .files import COURSES, SCHEDULERS, carrier
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
