@@ -12,7 +12,6 @@ import pytest
 
 from docs.questions.playground_formula import steps
 from milestone_llm.core.errors import InputError
-from milestone_llm.core.plan import StepPlan
 from milestone_llm.lab.bench.workloads import serve
 from milestone_llm.lab.playground.machine import MACHINES
 from milestone_llm.lab.playground.own import Here, OwnFile
@@ -129,12 +128,6 @@ def test_the_formula_is_within_30_percent_of_every_step_that_was_measured():
         assert formula == pytest.approx(measured, rel=0.3), what
 
 
-def test_a_swap_takes_as_long_as_the_bus_takes_for_its_blocks():
-    machine = MACHINES["laptop"]
-    plan = StepPlan(swap_outs=[(0, 0)] * 3, swap_ins=[(1, 1)])
-    assert machine.seconds(plan, 16) == pytest.approx(4 * 16 * machine.kv_bytes / machine.bus)
-
-
 # --- settings ------------------------------------------------------------------------------------
 
 
@@ -205,13 +198,6 @@ def test_a_long_run_is_stopped_and_what_was_computed_is_shown(monkeypatch):
         == "stopped: the playground computes at most 20 steps and 40,000 rows of a run"
     )
     assert len(outcome.records) == 20
-
-
-def test_fields_of_later_engines_are_kept_for_when_one_comes_back():
-    side = replace(PAGED, engine="m2_batching")
-    (outcome,) = run_setting(Setting([RequestSpec()], [side]))
-    assert outcome.problem == ""
-    assert "block_size" not in defaults_of("m2_batching")
 
 
 # --- one's own scheduler -------------------------------------------------------------------------

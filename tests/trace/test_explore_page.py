@@ -27,7 +27,7 @@ from milestone_llm.lab.trace.live import LiveTrace
 from milestone_llm.lab.trace.positions import useful_share
 from milestone_llm.trace.jsonl import read_run
 from milestone_llm.trace.records import StepRecord
-from page_helpers import Opened
+from page_helpers import Opened, assert_whole_and_accessible
 from read_back import ReadBackRunner
 
 ROOT = Path(__file__).parents[2]
@@ -331,36 +331,15 @@ def test_recorded_runs_are_linked():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(browser, paged, recorded, scheme):
-    axe = pytest.importorskip(
-        "axe_playwright_python.sync_playwright",
-        reason="the accessibility test wants `pip install axe-playwright-python`",
-    )
-    for url, at in ((paged[0], 12), (recorded, 5)):
-        opened = Opened(browser, url, color_scheme=scheme)
-        opened(f"() => {{ moveTo({at}); toggleHelp(); toggleGuess(); }}")
-        found = axe.Axe().run(opened.page).response["violations"]
-        serious = [each for each in found if each["impact"] in ("serious", "critical")]
-        assert [(each["id"], each["nodes"][0]["html"]) for each in serious] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [390, 1024, 1400])
-def test_nothing_is_wider_than_the_window_and_all_controls_are_whole(
-    browser, paged, two_runs, recorded, width
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1024, "dark"), (1400, "light")])
+def test_pages_are_whole_and_accessible_at_any_width(
+    browser, paged, two_runs, recorded, width, scheme
 ):
     for url in (paged[0], two_runs, recorded):
-        opened = Opened(browser, url, viewport={"width": width, "height": 900})
+        size = {"width": width, "height": 900}
+        opened = Opened(browser, url, viewport=size, color_scheme=scheme)
         opened("() => { moveTo(9); toggleGuess(); toggleHelp(); }")
-        assert opened("() => document.documentElement.scrollWidth") <= width
-        cut = """() => [...document.querySelectorAll("button, select, input, label, #guessing td")]
-          .filter((each) => each.offsetParent && !each.closest(".hidden, [data-panel]"))
-          .filter((each) => {
-            const { left, right } = each.getBoundingClientRect();
-            return left < 0 || right > innerWidth || each.scrollWidth > each.clientWidth + 1;
-          }).map((each) => each.outerHTML)"""
-        assert opened(cut) == []
+        assert_whole_and_accessible(opened)
 
 
 @pytest.mark.slow
@@ -381,13 +360,6 @@ def test_the_batch_says_which_positions_are_written_to_which_blocks(browser, pag
             assert (last if many else str(row.start)) in texts
             assert "".join(f"{block} " for block in row.blocks) in texts
             assert written == row.blocks[row.start // 4 : (row.end - 1) // 4 + 1]
-
-
-@pytest.mark.slow
-def test_memory_that_no_step_used_is_folded_away(browser, tmp_path):
-    engine, _ = random_run(m3_paged, kv_cache_tokens=4000)
-    opened = Opened(browser, page_of(tmp_path, engine))
-    assert "which no step has used" in opened.page.inner_text(".tip")
 
 
 def test_page_and_pictures_have_one_meaning_for_a_colour():

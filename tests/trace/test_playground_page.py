@@ -18,7 +18,7 @@ from milestone_llm.lab.playground.service import Playground, presets
 from milestone_llm.lab.playground.setting import Setting
 from milestone_llm.lab.playground.simulate import run_setting
 from milestone_llm.trace.jsonl import read_run
-from page_helpers import Opened
+from page_helpers import Opened, assert_whole_and_accessible
 
 IDLE = "() => !lab.isAsked"
 
@@ -198,24 +198,12 @@ def test_a_saved_scheduler_runs_beside_the_old_one(browser, serve, tmp_path):
 
 
 @pytest.mark.slow
-def test_all_is_whole_in_any_window_and_axe_finds_nothing_serious(browser, serve):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    opened = Opened(browser, serve())
+@pytest.mark.parametrize("width", [390, 1024, 1400])
+def test_the_page_is_whole_and_accessible_at_any_width(browser, serve, width):
+    opened = Opened(browser, serve(), viewport={"width": width, "height": 900})
     opened.page.click("#play-random")
     opened.page.click("#play-tell")
-    cut = """() => [...document.querySelectorAll("#part :is(button, input, label)")]
-      .filter((each) => each.offsetParent && !each.closest(".hidden"))
-      .filter((each) => {
-        const { left, right } = each.getBoundingClientRect();
-        return left < 0 || right > innerWidth || each.scrollWidth > each.clientWidth + 1;
-      }).map((each) => each.outerHTML)"""
-    for width in (390, 1024, 1400):
-        opened.page.set_viewport_size({"width": width, "height": 900})
-        assert opened("() => document.documentElement.scrollWidth") <= width
-        assert opened(cut) == []
-    found = axe.Axe().run(opened.page).response["violations"]
-    serious = [each for each in found if each["impact"] in ("serious", "critical")]
-    assert [(each["id"], each["nodes"][0]["html"]) for each in serious] == []
+    assert_whole_and_accessible(opened)
 
 
 @pytest.mark.parametrize(
