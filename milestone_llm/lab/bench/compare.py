@@ -141,7 +141,7 @@ class Bench:
             "model": self.loaded.name,
             "engine": config_of(first),
             "engines": {name: config_of(engine) for name, engine in engines.items()},
-            "about": dict(about or {"engine": report.limits_text(config_of(first))}),
+            "about": dict(about or {}),
             "workload": describe_work(title, items, self.args.seed),
             "environment": environment(first),
             "kv_unit": first.stats()["kv"]["unit"],

@@ -82,7 +82,9 @@ def titled(
 
 def heading(data: Mapping[str, Any]) -> dict[str, str]:
     """What runs where, by name: enough to run it again."""
-    work, machine = data["workload"], data["environment"]
+    work, machine, config = data["workload"], data["environment"], data["engine"]
+    names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+    limits = [config["milestone"], *(f"{name} {config[name]}" for name in names)]
     lengths = " and ".join(
         str(low) if low == high else f"{low}..{high}"
         for low, high in (work["input_len"], work["output_len"])
@@ -93,23 +95,11 @@ def heading(data: Mapping[str, Any]) -> dict[str, str]:
         f"{lengths} tokens in and out, {work['input_tokens']:,} and {work['output_tokens']:,} in "
         f"total, temperature {work['temperature']:g}",
         "model": f"{data['model']}, {machine['dtype']}",
-        **data["about"],
-        "machine": machine_text(machine),
+        **(data["about"] or {"engine": ", ".join(limits)}),
+        "machine": f"{machine['device']}, {plural(machine['threads'], 'CPU thread')}; "
+        f"Python {machine['python']}, torch {machine['torch']}, "
+        f"transformers {machine['transformers']}",
     }
-
-
-def machine_text(machine: Mapping[str, Any]) -> str:
-    """The environment of a bench in words."""
-    return (
-        f"{machine['device']}, {plural(machine['threads'], 'CPU thread')}; Python "
-        f"{machine['python']}, torch {machine['torch']}, transformers {machine['transformers']}"
-    )
-
-
-def limits_text(config: Mapping[str, Any]) -> str:
-    """An engine and its limits, in words."""
-    names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
-    return ", ".join([config["milestone"], *(f"{name} {config[name]}" for name in names)])
 
 
 def print_report(console: Console, data: Mapping[str, Any], tables: Tables) -> None:
