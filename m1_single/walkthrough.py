@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import m1_single
-from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.lab.bench.workloads import exactly
 from milestone_llm.lab.walkthrough.guide import read_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
@@ -28,11 +28,7 @@ def scenario() -> None:
         trace="memory",
     )
     prompts = [[11, 12, 13], [21, 22, 23, 24, 25], [31, 32, 33, 34]]
-    params = [
-        SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-        for num_tokens in (2, 5, 2)
-    ]
-    engine.generate(prompts, params)
+    engine.generate(prompts, [exactly(2), exactly(5), exactly(2)])
 
 
 main = functools.partial(run_walkthrough, GUIDE, scenario)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import m2_batching
-from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.lab.bench.workloads import exactly
 from milestone_llm.lab.walkthrough.guide import read_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
@@ -29,18 +29,14 @@ def scenario() -> None:
         trace="memory",
     )
     for prompt, num_tokens in (([11, 12, 13], 2), ([21, 22, 23, 24, 25], 5), ([31, 32, 33, 34], 2)):
-        engine.add_request(prompt, _exactly(num_tokens))
+        engine.add_request(prompt, exactly(num_tokens))
     for _ in range(3):
         engine.step()
-    engine.add_request([41, 42, 43, 44, 45, 46, 47, 48, 49], _exactly(2))
-    engine.add_request([51, 52], _exactly(1))
+    engine.add_request([41, 42, 43, 44, 45, 46, 47, 48, 49], exactly(2))
+    engine.add_request([51, 52], exactly(1))
     while engine.has_unfinished_requests():
         engine.step()
     engine.stats()
-
-
-def _exactly(num_tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 
 
 main = functools.partial(run_walkthrough, GUIDE, scenario)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import m3_paged
@@ -22,7 +23,7 @@ from milestone_llm.command.cli import add_options, positive
 from milestone_llm.lab.demo.command import demo_parser, run_demo
 
 if TYPE_CHECKING:
-    from milestone_llm.lab.demo.work import Work
+    from milestone_llm.lab.demo.work import DemoRun, Work
 
 PROMPTS = (
     "Name three fruits.",
@@ -69,8 +70,15 @@ def demo(args: argparse.Namespace) -> None:
     print_memory(run)
     timeline, kvmap = (args.out / picture for picture in PICTURES)
     show.timeline([*ours, run], timeline)
-    show.kvmap(run, kvmap)
+    show.picture("kvmap", kvmap, lambda: draw_map(run, kvmap))
     show.page([*ours, run], args.explore)
+
+
+def draw_map(run: DemoRun, path: Path) -> None:
+    """Draw whose each block was at each step."""
+    from milestone_llm.lab.plots.kvmap import draw_kvmap
+
+    draw_kvmap(run.records, path)
 
 
 def small_pool(args: argparse.Namespace, work: Work) -> int:
@@ -88,7 +96,7 @@ def small_pool(args: argparse.Namespace, work: Work) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit status."""
-    return run_demo(demo, parser().parse_args(arguments), PICTURES, seconds=14)
+    return run_demo(demo, parser().parse_args(arguments), PICTURES)
 
 
 if __name__ == "__main__":

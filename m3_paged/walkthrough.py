@@ -11,6 +11,7 @@ from pathlib import Path
 
 import m3_paged
 from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.lab.bench.workloads import exactly
 from milestone_llm.lab.walkthrough.guide import read_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
@@ -21,10 +22,7 @@ def scenario() -> None:
     """Two requests that do not fit together, two completions, and the first two with swap."""
     engine = _engine()
     prompts = [[11, 12, 13, 14, 15, 16], [21, 22, 23, 24, 25, 26, 27]]
-    params = [
-        SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-        for num_tokens in (5, 7)
-    ]
+    params = [exactly(5), exactly(7)]
     engine.generate(prompts, params)
     two = SamplingParams(temperature=1, seed=1, max_tokens=3, ignore_eos=True, n=2)
     engine.generate([31, 32, 33, 34, 35, 36], two)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import m4_prefix_chunked
-from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.lab.bench.workloads import exactly
 from milestone_llm.lab.walkthrough.guide import read_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 from milestone_llm.models.tiny_models import build_tiny_model
@@ -35,26 +35,22 @@ def scenario() -> None:
         dtype="float32",
         trace="memory",
     )
-    (first,) = engine.generate([QUESTION], _exactly(3))
-    engine.add_request([*SYSTEM_PROMPT, 31, 32], _exactly(3))
-    engine.add_request(SYSTEM_PROMPT, _exactly(4))
+    (first,) = engine.generate([QUESTION], exactly(3))
+    engine.add_request([*SYSTEM_PROMPT, 31, 32], exactly(3))
+    engine.add_request(SYSTEM_PROMPT, exactly(4))
     for _ in range(2):
         engine.step()
-    engine.add_request(list(range(41, 59)), _exactly(1))
+    engine.add_request(list(range(41, 59)), exactly(1))
     for _ in range(2):
         engine.step()
-    engine.add_request([*QUESTION, *first.token_ids, 24], _exactly(2))
+    engine.add_request([*QUESTION, *first.token_ids, 24], exactly(2))
     while engine.has_unfinished_requests():
         engine.step()
     engine.stats()
     model = build_tiny_model("gemma3", vocab_size=12)  # of few words: its text soon repeats
     m4_prefix_chunked.LLMEngine(model, max_model_len=64, speculation="ngram").generate(
-        [[1, 2, 3]], _exactly(16)
+        [[1, 2, 3]], exactly(16)
     )
-
-
-def _exactly(num_tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 
 
 main = functools.partial(run_walkthrough, GUIDE, scenario)

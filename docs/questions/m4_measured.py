@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from m4_prefix_chunked.bench import m3_beside
 from milestone_llm.command.cli import positive
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.sampling_params import SamplingParams
@@ -48,7 +47,7 @@ def prefix(bench: Any) -> None:
 
     items = bench.make_work()
     engines = caching_on_and_off(bench, items)
-    engines["m3_paged"] = m3_beside(engines[OFF])
+    engines["m3_paged"] = bench.engine(items, "m3_paged")
     title, tables = f"nothing shared: {bench.args.workload}", {"Throughput{of_rounds}": THROUGHPUT}
     bench.compare(title, items, engines, tables=tables, facts=found)
 

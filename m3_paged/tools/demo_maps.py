@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -18,43 +17,42 @@ from milestone_llm.lab.trace.spans import arrival_order
 from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.text import (
     GAP,
-    Words,
     fill_bar,
     fit,
-    id_ranges,
     plural,
     print_lines,
     request_color,
     safe,
 )
 
+_BAR_WIDTH = 4
 _MAX_LINES = 16
 _MAX_NAME_WIDTH = 8
 
 
 def steps_to_map(records: Sequence[StepRecord]) -> dict[int, str]:
     """Index of each record that is worth a map, and what to look at there."""
-
-    def first(condition: list[bool]) -> list[int]:
-        return [condition.index(True)] if any(condition) else []
-
-    copied = first([any(e.type == "copy_on_write" for e in record.events) for record in records])
-    preempted = first([bool(record.preempted) for record in records])
-    resumed = first([bool(record.resumed) for record in records])
+    preempted = _first(bool(record.preempted) for record in records)
     fullest = max(range(len(records)), key=lambda index: records[index].kv.used)
-    texts = {
-        "The first step": [0],
-        "Copy-on-write: a sharer writes into a shared block and gets its own": copied,
-        "The pool is as good as full": [index - 1 for index in preempted],
-        "A preemption: a block is needed and none is free": preempted,
-        "A resumption: the preempted request is back": resumed,
-        "The pool at its fullest": [] if preempted else [fullest],
-    }
-    found: dict[int, str] = {}
-    for text, indices in texts.items():
-        for index in indices:
+    found = {0: "The first step"}
+    copied = _first(any(e.type == "copy_on_write" for e in record.events) for record in records)
+    for index, text in (
+        (copied, "Copy-on-write: a sharer writes into a shared block and gets its own"),
+        (preempted and preempted - 1, "The pool is as good as full"),
+        (preempted, "A preemption: a block is needed and none is free"),
+        (
+            _first(bool(each.resumed) for each in records),
+            "A resumption: the preempted request is back",
+        ),
+        (None if preempted else fullest, "The pool at its fullest"),
+    ):
+        if index is not None:
             found.setdefault(index, text)
     return dict(sorted(found.items()))
+
+
+def _first(conditions: Iterable[bool]) -> int | None:
+    return next((index for index, is_so in enumerate(conditions) if is_so), None)
 
 
 def print_maps(run: DemoRun) -> None:
@@ -79,7 +77,7 @@ def print_block_map(state: BlockState, order: Sequence[str], console: Console) -
     places = plural(state.num_reserved_tokens, "place")
     text += f"; {plural(state.num_stored_tokens, 'token')} in {places}"
     cells = _cells(state, order, console.width)
-    print_lines(console, Group(Text(text, "bold"), *cells, *_sharing(state)))
+    print_lines(console, Group(Text(text, "bold"), *cells))
 
 
 def _cells(state: BlockState, order: Sequence[str], width: int) -> Iterator[RenderableType]:
@@ -87,10 +85,7 @@ def _cells(state: BlockState, order: Sequence[str], width: int) -> Iterator[Rend
     names = {block: _holder(own) for block, own in state.holders.items()}
     name_width = max((Text(name).cell_len for name in names.values()), default=2)
     num_first = len(str(state.num_blocks)) + 1
-    for bar_width in (4, 3, 2):  # rather a shorter bar than fewer than 8 blocks in a line
-        fitting = (width - num_first) // (name_width + bar_width + 3)
-        if fitting >= min(8, state.num_blocks):
-            break
+    fitting = (width - num_first) // (name_width + _BAR_WIDTH + 3)
     # A power of two: lines then begin with numbers that are easy to add to.
     per_line = 1 << max(0, min(fitting, 16).bit_length() - 1)
     end = min(state.num_blocks, per_line * _MAX_LINES)
@@ -99,13 +94,11 @@ def _cells(state: BlockState, order: Sequence[str], width: int) -> Iterator[Rend
     for first in range(0, end, per_line):
         cells = []
         for block in range(first, min(first + per_line, end)):
-            cell = Text("-".ljust(name_width + bar_width + 1), "dim")
+            cell = Text("-".ljust(name_width + _BAR_WIDTH + 1), "dim")
             if block in names:
-                color = request_color(order.index(state.holders[block][0]))
-                bar = fill_bar(state.stored[block], state.block_size, bar_width)
-                cell = Text(names[block], color)
+                cell = Text(names[block], request_color(order.index(state.holders[block][0])))
                 cell.pad_right(name_width - cell.cell_len + 1)
-                cell.append(bar)
+                cell.append(fill_bar(state.stored[block], state.block_size, _BAR_WIDTH))
             cells.append(cell)
         grid.add_row(str(first), *cells)
     yield grid
@@ -116,23 +109,9 @@ def _cells(state: BlockState, order: Sequence[str], width: int) -> Iterator[Rend
 
 
 def _holder(holders: Sequence[str]) -> str:
-    """The first holder's id, and how many share the block with it."""
+    """The first holder's id, and how many others share the block."""
     name = fit(safe(holders[0]), _MAX_NAME_WIDTH)
     return f"{name}+{len(holders) - 1}" if len(holders) > 1 else name
-
-
-def _sharing(state: BlockState) -> Iterator[RenderableType]:
-    """All holders of the shared blocks, one line for each set of them."""
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for block, holders in state.shared.items():
-        groups.setdefault(tuple(holders), []).append(block)
-    for names, blocks in groups.items():
-        lead = "shared   block " if len(blocks) == 1 else "shared   blocks "
-        by = " by " + " ".join(safe(name) for name in names)
-        yield Words(id_ranges(sorted(blocks)), lead, by)
-    if groups:
-        saved = sum(len(holders) - 1 for holders in state.shared.values())
-        yield Padding(Text(f"{plural(saved, 'block')} saved by sharing", "dim"), (0, 0, 0, 9))
 
 
 def print_memory(run: DemoRun) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 
 import m4_prefix_chunked
 from milestone_llm.command.cli import console
-from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.bench.measure import gap_figures
 from milestone_llm.lab.bench.report import table
-from milestone_llm.lab.bench.workloads import WorkItem
+from milestone_llm.lab.bench.workloads import WorkItem, exactly
 from milestone_llm.lab.demo import show
 from milestone_llm.lab.demo.work import Work
 from milestone_llm.models.checkpoint import LoadedModel, max_position
@@ -21,7 +20,6 @@ from .demo_texts import TALKS, chat_prompt, long_prompt
 
 LATE = f"r{len(TALKS)}"
 """The request with the long prompt."""
-ARRIVAL_STEP, ANSWER_TOKENS, LATE_ANSWER_TOKENS = 6, 48, 8
 
 
 def long_arrival(args: argparse.Namespace, loaded: LoadedModel, picture: Path) -> None:
@@ -29,18 +27,15 @@ def long_arrival(args: argparse.Namespace, loaded: LoadedModel, picture: Path) -
     is_tiny = loaded.tokenizer is None
     num_tokens = args.long_prompt_tokens or (400 if is_tiny else 1400)
     late = long_prompt(loaded, min(num_tokens, max_position(loaded.model) or num_tokens))
-    answer, late_answer = (
-        SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
-        for count in (ANSWER_TOKENS, LATE_ANSWER_TOKENS)
-    )
-    items = [WorkItem(chat_prompt(loaded, talk, seed=talk), answer) for talk in TALKS]
-    items.append(WorkItem(late, late_answer, arrival_step=ARRIVAL_STEP))
+    items = [WorkItem(chat_prompt(loaded, talk, seed=talk), exactly(48)) for talk in TALKS]
+    items.append(WorkItem(late, exactly(8), arrival_step=6))
     work = Work(args, loaded, items)
     args.max_model_len, args.enable_prefix_caching = work.longest, False  # only chunking, here
     budget = args.max_num_batched_tokens or (64 if is_tiny else 256)
     runs, gaps = [], []
-    names = ("mixed", "prefill_first")
-    policies: dict[str, dict[str, Any]] = {name: {"prefill_policy": name} for name in names}
+    policies: dict[str, dict[str, Any]] = {
+        name: {"prefill_policy": name} for name in ("mixed", "prefill_first")
+    }
     if args.scheduler:
         policies = {"mixed": {"scheduler": None}, "yours": {}}
     for policy, changes in policies.items():

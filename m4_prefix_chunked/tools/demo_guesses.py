@@ -7,8 +7,7 @@ from pathlib import Path
 
 import m4_prefix_chunked
 from milestone_llm.command.cli import console
-from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.lab.bench.workloads import WorkItem
+from milestone_llm.lab.bench.workloads import WorkItem, exactly
 from milestone_llm.lab.demo import show
 from milestone_llm.lab.demo.work import Work
 from milestone_llm.models.checkpoint import LoadedModel
@@ -32,7 +31,7 @@ Write the same file again, with the name width changed to w everywhere."""
 
 def guesses(args: argparse.Namespace, loaded: LoadedModel, picture: Path) -> None:
     """Serve a request that repeats and one that does not, one after the other."""
-    params = SamplingParams(temperature=0, max_tokens=3 * args.max_tokens, ignore_eos=True)
+    params = exactly(3 * args.max_tokens)
     prompts = [chat_prompt(loaded, text, seed=seed) for seed, text in enumerate((CODE, TALKS[0]))]
     work = Work(args, loaded, [WorkItem(prompt, params) for prompt in prompts])
     args.max_model_len, args.max_num_seqs = work.longest, 1

@@ -31,17 +31,7 @@ from milestone_llm.trace.text import plural
 from .stress_traffic import Traffic
 
 PICTURE = "stress.png"
-GPU = "MB in tensors on a GPU"
-SAMPLED = (
-    "ms a step",
-    "requests running",
-    "requests waiting",
-    "KV blocks in use",
-    "KV blocks free, cached",
-    "MB of the process",
-    GPU,
-)
-"""Noted after each step."""
+STEP, MEMORY, GPU = "ms a step", "MB of the process", "MB in tensors on a GPU"
 WARM_UP_SHARE = 0.2
 """The first steps fill allocators and caches: growth of memory is counted from there on."""
 
@@ -90,7 +80,8 @@ class Stress:
 
     def __init__(self, engine: Any, args: argparse.Namespace) -> None:
         self.engine, self.args = engine, args
-        self.samples: dict[str, list[float]] = {name: [] for name in SAMPLED}
+        self.samples: dict[str, list[float]] = {}
+        """After each step, by name."""
         self.reasons: Counter[str] = Counter()
         self.ttft, self.gaps = list[float](), list[float]()
         self.num_tokens = self.num_hits = 0
@@ -129,10 +120,17 @@ class Stress:
         import torch
 
         scheduler, usage = self.engine.scheduler, self.engine.scheduler.kv_usage()
-        counts = len(scheduler.running), len(scheduler.waiting), usage.used, usage.cached
-        memory = resident_mb(), torch.cuda.memory_allocated() / 2**20
-        for values, figure in zip(self.samples.values(), (step_ms, *counts, *memory), strict=True):
-            values.append(figure)
+        figures = {
+            STEP: step_ms,
+            "requests running": len(scheduler.running),
+            "requests waiting": len(scheduler.waiting),
+            "KV blocks in use": usage.used,
+            "KV blocks free, cached": usage.cached,
+            MEMORY: resident_mb(),
+            GPU: torch.cuda.memory_allocated() / 2**20,
+        }
+        for name, figure in figures.items():
+            self.samples.setdefault(name, []).append(figure)
 
     def add(self, item: WorkItem, output: RequestOutput) -> None:
         """Check and count a request that has ended."""
@@ -157,9 +155,6 @@ class Stress:
         """What ran, and what became of it."""
         import torch
 
-        from milestone_llm.lab.bench.compare import environment
-        from milestone_llm.lab.bench.report import machine_text
-
         args, engine, stats = self.args, self.engine, self.engine.stats()
         cache, num_ended = stats["prefix_cache"], self.reasons.total()
         seconds, samples = time.perf_counter() - self.start, self.samples
@@ -174,19 +169,18 @@ class Stress:
         return {
             "traffic": f"{plural(args.requests, 'request')}, {args.arrivals}, at most "
             f"{args.concurrency} at once, seed {args.seed}",
-            "machine": f"{engine.model_name} on {machine_text(environment(engine))}",
             "ended by": ", ".join(f"{n} {why}" for why, n in sorted(self.reasons.items())),
             "throughput": f"{self.num_tokens / seconds:,.0f} output tokens/s, "
             f"{num_ended / seconds:,.1f} requests/s; {self.num_tokens:,} tokens in {seconds:.1f} "
             f"s, {plural(stats['steps'], 'step')}",
             "TTFT": percentiles(self.ttft),
             "ITL": percentiles(self.gaps),
-            "step": percentiles(samples["ms a step"]),
+            "step": percentiles(samples[STEP]),
             "preemptions": f"{stats['preemptions']:,}; "
             f"{plural(stats['copied_blocks'], 'block')} copied on write",
             "prefix cache": f"{cache['hit_rate']:.1%} of {cache['queried_tokens']:,} tokens found, "
             f"{plural(self.num_hits, 'request')} hit, {plural(cache['evictions'], 'eviction')}",
-            "memory": trend(samples["MB of the process"]),
+            "memory": trend(samples[MEMORY]),
             **gpu,
             "KV blocks": f"{stats['kv']['total']:,}, at most {stats['kv']['watermark']:,} in use",
             "blocks lost": str(self.blocks_lost),
@@ -202,7 +196,7 @@ class Stress:
         panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
         for axes, (name, values) in zip(panels, shown.items(), strict=True):
             axes.plot(values, linewidth=0.8, color="#00529f", drawstyle="steps-post")
-            axes.set_yscale("log" if name == "ms a step" else "linear")
+            axes.set_yscale("log" if name == STEP else "linear")
             axes.set_title(name, loc="left")
             axes.grid(color="#e4e4e4", linewidth=0.6)
         axes.set_xlabel("step")

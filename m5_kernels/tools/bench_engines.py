@@ -81,7 +81,7 @@ def compare_engines(bench: Bench) -> None:
     engine = build(bench, main, items)
     if on_gpu:
         warm_up(engine, items)
-    contestants = {main.name: engine, **bench.baselines(engine)}
+    contestants = {main.name: engine, **bench.baselines(engine, items)}
     data = bench.compare(args.workload, items, contestants, earlier=earlier, has_bar=not on_gpu)
     data["without"] = args.without
     if bench.num_ranks > 1:

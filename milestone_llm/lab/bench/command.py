@@ -11,11 +11,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from milestone_llm import MILESTONES
 from milestone_llm.command.cli import Formatter, add_options, positive, run_command
 
 if TYPE_CHECKING:
     from .compare import Bench
-    from .hf_baselines import Baselines
 
 HF_BASELINES = ("one-by-one", "static", "continuous")
 
@@ -28,7 +28,6 @@ def bench_command(
     run: Callable[[Bench], None] | None = None,
     prog: str | None = None,
     options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
-    baselines: Baselines | None = None,
     before: Callable[[argparse.Namespace], object] = lambda args: None,
 ) -> int:
     """The command line of a milestone's bench.
@@ -40,14 +39,13 @@ def bench_command(
         run: what is compared with what; None: the engine, and `--baseline`.
         prog: the program's name, if it is not the milestone's own bench.
         options: adds those of `run`, and changes defaults.
-        baselines: beside those of Hugging Face.
         before: what can be done or refused at once, before torch is imported.
 
     Returns:
         The exit status.
     """
     prog = prog or f"{milestone}.bench"
-    parser = bench_parser(prog, description, baselines or {})
+    parser = bench_parser(milestone, prog, description)
     options(parser)
     words = sys.argv[1:] if arguments is None else arguments
     args = parser.parse_args(words)
@@ -56,7 +54,7 @@ def bench_command(
         from .compare import Bench
         from .record import made_by
 
-        bench = Bench(milestone, args, baselines or {}, made_by(["python", "-m", prog, *words]))
+        bench = Bench(milestone, args, made_by(["python", "-m", prog, *words]))
         try:
             (run or run_workload)(bench)
         finally:  # what was measured before an error is kept
@@ -69,13 +67,11 @@ def run_workload(bench: Bench) -> None:
     """The engine, and --baseline, on the requests of --workload."""
     items = bench.make_work()
     engine = bench.engine(items)
-    contestants = {engine.milestone: engine, **bench.baselines(engine)}
+    contestants = {engine.milestone: engine, **bench.baselines(engine, items)}
     bench.compare(bench.args.workload, items, contestants)
 
 
-def bench_parser(
-    prog: str, description: str | None, baselines: Baselines
-) -> argparse.ArgumentParser:
+def bench_parser(milestone: str, prog: str, description: str | None) -> argparse.ArgumentParser:
     """The options of all benches."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {prog}", description=description, formatter_class=Formatter
@@ -85,7 +81,8 @@ def bench_parser(
     add("--num-requests", type=positive, metavar="N", help="instead of the workload's own number")
     add_options(parser, "input-len", "output-len")
     about = "compare with others doing the same work; hf: with all that Hugging Face has"
-    choices = ["hf", *HF_BASELINES, *baselines]
+    earlier = [name[:2] for name in MILESTONES[: MILESTONES.index(milestone)]]
+    choices = ["hf", *HF_BASELINES, *earlier]
     add("--baseline", nargs="+", choices=choices, default=[], help=about)
     add("--rounds", type=positive, default=1, help="repeat, and report the median and the spread")
     limits = ("max-num-seqs", "max-num-batched-tokens", "max-model-len")

@@ -18,13 +18,14 @@ from typing import Any
 import torch
 import transformers
 
+from milestone_llm import MILESTONES
 from milestone_llm.command.cli import config_fields, console
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.models.checkpoint import LoadedModel, load_model
 
 from . import report
-from .hf_baselines import BASELINES, Baselines
+from .hf_baselines import BASELINES
 from .measure import Contestant, FactMaker, Results, measure, medians, speedups
 from .record import front_matter
 from .workloads import WORKLOADS, WorkItem
@@ -37,7 +38,6 @@ class Bench:
         self,
         milestone: str,
         args: argparse.Namespace,
-        baselines: Baselines,
         record: dict[str, str],
     ) -> None:
         self.args = args
@@ -45,7 +45,6 @@ class Bench:
         self.num_ranks: int = getattr(args, "tensor_parallel_size", 1)
         """Processes that the model is cut over."""
         self.comparisons: list[dict[str, Any]] = []
-        self._baselines: Baselines = {**BASELINES, **baselines}
         self._record = record
         self._markdown: list[str] = []
 
@@ -96,12 +95,17 @@ class Bench:
             return package.LLMEngine(args.model, dtype=args.dtype, device=args.device, **options)
         return package.LLMEngine(self.loaded.model, tokenizer=self.loaded.tokenizer, **options)
 
-    def baselines(self, engine: Any) -> dict[str, Contestant]:
+    def baselines(self, engine: Any, items: Sequence[WorkItem]) -> dict[str, Contestant]:
         """Those that `--baseline` names, doing their work under the engine's limits."""
-        chosen = self.args.baseline
-        names = dict.fromkeys([*(BASELINES if "hf" in chosen else ()), *chosen])
-        made = [self._baselines[name] for name in names if name != "hf"]
-        return {label: make(engine) for label, make in made}
+        chosen, made = self.args.baseline, dict[str, Contestant]()
+        for name in [*(BASELINES if "hf" in chosen else ()), *chosen]:
+            if name in BASELINES:
+                label, make = BASELINES[name]
+                made[label] = make(engine)
+            for package in MILESTONES:
+                if package[:2] == name:
+                    made[package] = self.engine(items, package)
+        return made
 
     def compare(
         self,
@@ -110,7 +114,7 @@ class Bench:
         contestants: Mapping[str, Contestant],
         *,
         tables: report.Tables = report.STANDARD_TABLES,
-        remarks: Callable[[dict[str, Any]], list[str]] = report.losses,
+        remarks: Callable[[dict[str, Any]], list[str]] = lambda data: [],
         facts: FactMaker | None = None,
         about: Mapping[str, str] | None = None,
         earlier: Results | None = None,
@@ -137,7 +141,7 @@ class Bench:
             "model": self.loaded.name,
             "engine": config_of(first),
             "engines": {name: config_of(engine) for name, engine in engines.items()},
-            "about": dict(about or {"engine": report.limits_text(config_of(first))}),
+            "about": dict(about or {}),
             "workload": describe_work(title, items, self.args.seed),
             "environment": environment(first),
             "kv_unit": first.stats()["kv"]["unit"],

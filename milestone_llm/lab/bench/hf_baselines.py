@@ -26,10 +26,7 @@ from .workloads import Progress, WorkItem
 PAGE_SIZE = 16
 """Tokens of a page of HF's paged cache."""
 
-Baselines = Mapping[str, tuple[str, Callable[[Any], Contestant]]]
-"""By the name that `--baseline` knows: what the report calls it, and what makes it from the engine
-that is measured, under the engine's own limits."""
-BASELINES: Baselines = {
+BASELINES: Mapping[str, tuple[str, Callable[[Any], Contestant]]] = {
     "one-by-one": ("HF one by one", lambda engine: partial(hf_static, engine.model, 1)),
     "static": (
         "HF static batch",
@@ -37,6 +34,8 @@ BASELINES: Baselines = {
     ),
     "continuous": ("HF continuous", lambda engine: partial(hf_continuous, engine)),
 }
+"""By the name that `--baseline` knows: what the report calls it, and what makes it from the engine
+that is measured, under the engine's own limits."""
 
 
 def hf_static(

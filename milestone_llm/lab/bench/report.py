@@ -82,7 +82,9 @@ def titled(
 
 def heading(data: Mapping[str, Any]) -> dict[str, str]:
     """What runs where, by name: enough to run it again."""
-    work, machine = data["workload"], data["environment"]
+    work, machine, config = data["workload"], data["environment"], data["engine"]
+    names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+    limits = [config["milestone"], *(f"{name} {config[name]}" for name in names)]
     lengths = " and ".join(
         str(low) if low == high else f"{low}..{high}"
         for low, high in (work["input_len"], work["output_len"])
@@ -93,23 +95,11 @@ def heading(data: Mapping[str, Any]) -> dict[str, str]:
         f"{lengths} tokens in and out, {work['input_tokens']:,} and {work['output_tokens']:,} in "
         f"total, temperature {work['temperature']:g}",
         "model": f"{data['model']}, {machine['dtype']}",
-        **data["about"],
-        "machine": machine_text(machine),
+        **(data["about"] or {"engine": ", ".join(limits)}),
+        "machine": f"{machine['device']}, {plural(machine['threads'], 'CPU thread')}; "
+        f"Python {machine['python']}, torch {machine['torch']}, "
+        f"transformers {machine['transformers']}",
     }
-
-
-def machine_text(machine: Mapping[str, Any]) -> str:
-    """The environment of a bench in words."""
-    return (
-        f"{machine['device']}, {plural(machine['threads'], 'CPU thread')}; Python "
-        f"{machine['python']}, torch {machine['torch']}, transformers {machine['transformers']}"
-    )
-
-
-def limits_text(config: Mapping[str, Any]) -> str:
-    """An engine and its limits, in words."""
-    names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
-    return ", ".join([config["milestone"], *(f"{name} {config[name]}" for name in names)])
 
 
 def print_report(console: Console, data: Mapping[str, Any], tables: Tables) -> None:
@@ -159,29 +149,6 @@ def markdown_table(headings: Sequence[str], rows: Mapping[str, Sequence[str]]) -
     lines.append("|---|" + "---:|" * len(headings))
     lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
     return "\n".join(lines)
-
-
-def losses(data: Mapping[str, Any]) -> list[str]:
-    """What the figures say against the engine of the bench."""
-    name, *others = data["contestants"]
-    figures = data["contestants"][name]["median"]
-    lines = []
-    if figures["useful_share"] < 0.95:
-        lines.append(
-            f"{1 - figures['useful_share']:.0%} of the positions that {name} computed were no "
-            "useful work: padding of prompts, finished rows that wait for the last one, or tokens "
-            "computed again after a preemption"
-        )
-    for other in others:
-        theirs, speedup = data["contestants"][other]["median"], data["speedups"][other]["median"]
-        lost = [f"{speedup:.2f}x its tok/s"] if speedup < 0.995 else []
-        for metric in ("ttft_p50", "tpot_p50", "itl_p99"):
-            if metric in theirs and metric in figures and theirs[metric] * 1.05 < figures[metric]:
-                label = metric.upper().replace("_P", " p")
-                lost.append(f"{label} {figures[metric]:.1f} ms against {theirs[metric]:.1f} ms")
-        if lost:
-            lines.append(f"{name} loses against {other}: {', '.join(lost)}")
-    return lines
 
 
 def same_tokens(data: Mapping[str, Any]) -> list[str]:

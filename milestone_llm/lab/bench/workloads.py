@@ -44,6 +44,11 @@ CLASSIC_LENGTHS = (10, 100, 50)
 """Output tokens of each of the demos' requests: lengths differ, which batching is about."""
 
 
+def exactly(num_tokens: int) -> SamplingParams:
+    """So many greedy tokens, whatever the model says."""
+    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+
+
 def random_tokens(
     num_requests: int,
     input_len: tuple[int, int],
@@ -165,14 +170,9 @@ def serve(
 
 @contextlib.contextmanager
 def token_count(
-    description: str,
-    total: int,
-    watch: ThreadWatch,
-    is_hidden: bool = False,
-    newest_text: Callable[[], str] = str,
+    description: str, total: int, watch: ThreadWatch, is_hidden: bool = False
 ) -> Iterator[Progress]:
-    """A line that counts `total` output tokens, with the end of the newest text behind the count,
-    and an eye on the threads at each step of them.
+    """A line that counts `total` output tokens, and an eye on the threads at each step of them.
 
     No live display, which would keep the terminal from `breakpoint()`; and nothing of it belongs in
     a log, or between the lines of `python -m pdb`.
@@ -194,10 +194,7 @@ def token_count(
         watch.note_step(now - last, num_new)
         last = now
         if now > next_update:  # a GPU's step is short
-            count = f"{description}  {num_tokens:,} of {plural(total, 'token')}"
-            room = max(0, log_console.width - len(count) - 5)
-            text = " ".join(newest_text().split())
-            show(f"{count}   {text[-room:] if room else ''}")
+            show(f"{description}  {num_tokens:,} of {plural(total, 'token')}")
             next_update = now + 0.1
 
     try:

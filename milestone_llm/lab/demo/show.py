@@ -80,13 +80,11 @@ def requests(runs: Sequence[DemoRun]) -> None:
     `saved`: tokens of the prompt that the first run found in a prefix cache.
     """
     headline("Requests, times in ms since each one's arrival")
-    names = ["queue", "TTFT", "TPOT", "done"] if len(runs) == 1 else ["TTFT", "done"]
+    by_number = {1: ["queue", "TTFT", "TPOT", "done"], 2: ["TTFT", "done"]}
+    names = by_number.get(len(runs), ["done"])  # there is no room for more
     columns = ["request", "in", "out"]
     if has_hits := any(out.metrics.num_cached_tokens for out in runs[0].outputs):
         columns.append("saved")
-    space = console.width - 25 - 7 * has_hits
-    if len(runs) > 1 and sum(max(len(run.label), 6) + 9 for run in runs) > space:
-        names = ["done"]  # numbers that would not fit go as a whole
     for run in runs:  # several: with a line for their labels
         columns += [f"{run.label}\n{names[0]}", *names[1:]] if len(runs) > 1 else names
     if len(runs) > 1:
@@ -167,17 +165,6 @@ def timeline(runs: Sequence[DemoRun], path: Path, by: str = "step", label: str =
         draw_timeline(traces, [label.format(run.label) for run in runs], path, by=by)
 
     picture("timeline", path, draw)
-
-
-def kvmap(run: DemoRun, path: Path) -> None:
-    """Draw whose each block was at each step, and say where the picture is."""
-
-    def draw() -> None:
-        from milestone_llm.lab.plots.kvmap import draw_kvmap
-
-        draw_kvmap(run.records, path)
-
-    picture("kvmap", path, draw)
 
 
 def picture(what: str, path: Path, draw: Callable[[], object]) -> None:

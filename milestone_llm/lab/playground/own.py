@@ -6,9 +6,8 @@ import contextlib
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from milestone_llm import MILESTONES
 from milestone_llm.core.scheduler import BaseScheduler
@@ -16,21 +15,7 @@ from milestone_llm.frontend.own_code import milestone_of
 from milestone_llm.frontend.scheduler_file import scheduler_class
 
 from .setting import Setting
-from .simulate import Outcome, run_side
-
-
-class OwnScheduler(Protocol):
-    """One version of the file, in place of a milestone's."""
-
-    milestone: str
-    path: Path
-
-    def run(self, setting: Setting, index: int) -> Outcome:
-        """A side of a setting, with this scheduler."""
-
-
-Own = Mapping[str, OwnScheduler]  # by `Side.engine`
-NO_OWN: Own = {}
+from .simulate import NO_OWN, Outcome, Own, OwnScheduler, run_side
 
 
 class OwnFile:

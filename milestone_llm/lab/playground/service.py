@@ -12,10 +12,9 @@ from milestone_llm.lab.trace.explore import PagePart, explorer_html
 from milestone_llm.lab.trace.live import PageLines
 
 from .machine import MACHINES
-from .own import Own, OwnFile
-from .program import program_of
+from .own import OwnFile
 from .setting import ENGINES, RequestSpec, Setting, defaults_of, random_requests, told_in_a_line
-from .simulate import FIGURES, run_setting
+from .simulate import FIGURES, Own, run_setting
 
 CHOICES = {  # fields of an `EngineConfig` that are one of some words
     "policy": ["fcfs", "priority"],
@@ -35,7 +34,6 @@ class Playground:
             "/run": self.run,
             "/random": self.random,
             "/trace": self.trace,
-            "/program": lambda data: program_of(Setting.of(data), self.own()),
             "/own": lambda data: str(file.version if file and self.own() else 0),
         }
 

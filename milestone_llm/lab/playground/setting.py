@@ -14,8 +14,12 @@ from pydantic import Field, TypeAdapter, ValidationError, validate_call
 from pydantic.dataclasses import dataclass
 
 from milestone_llm.core.errors import InputError
-from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.lab.bench.workloads import WorkItem, random_tokens, with_poisson_arrivals
+from milestone_llm.lab.bench.workloads import (
+    WorkItem,
+    exactly,
+    random_tokens,
+    with_poisson_arrivals,
+)
 
 ENGINES = {
     "m1_single": "M1 static batches",
@@ -23,7 +27,7 @@ ENGINES = {
     "m3_paged": "M3 paged",
     "m4_prefix_chunked": "M4 prefix, chunks",
 }
-VOCAB_SIZE = 199  # of the tiny models: a saved program gives the very same prompts to an engine
+VOCAB_SIZE = 199  # of the tiny models: an engine takes the very same prompts
 MAX_MODEL_LEN, MAX_REQUESTS = 8192, 200
 _MEANINGLESS = {"dtype", "device", "seed", "trace", "check_invariants", "scheduler"}
 _MEANINGLESS |= {"gpu_memory_utilization", "aging_seconds"}
@@ -47,8 +51,7 @@ class RequestSpec:
         own, common, vocabulary = random.Random(index), random.Random("shared"), range(VOCAB_SIZE)
         prompt = common.choices(vocabulary, k=min(self.shared, self.prompt))
         prompt += own.choices(vocabulary, k=self.prompt - len(prompt))
-        params = SamplingParams(temperature=0, max_tokens=self.output, ignore_eos=True)
-        return WorkItem(prompt, params, step, priority=self.priority)
+        return WorkItem(prompt, exactly(self.output), step, priority=self.priority)
 
 
 @dataclass(frozen=True, config={"extra": "forbid"})

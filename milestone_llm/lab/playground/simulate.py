@@ -107,17 +107,18 @@ class Outcome:
     """File, line and what it says, where the problem is one of code."""
 
 
-class RunsASide(Protocol):
-    """What takes the place of a milestone's scheduler."""
+class OwnScheduler(Protocol):
+    """A version of the reader's file, in place of a milestone's scheduler."""
 
     def run(self, setting: Setting, index: int) -> Outcome:
         """A side of the setting."""
 
 
-NONE_OF_ITS_OWN: Mapping[str, RunsASide] = {}
+Own = Mapping[str, OwnScheduler]  # by `Side.engine`
+NO_OWN: Own = {}
 
 
-def run_setting(setting: Setting, own: Mapping[str, RunsASide] = NONE_OF_ITS_OWN) -> list[Outcome]:
+def run_setting(setting: Setting, own: Own = NO_OWN) -> list[Outcome]:
     """Run each side to its end, or to where it breaks."""
     return [
         own[side.engine].run(setting, index)
@@ -165,7 +166,7 @@ def _run(
 ) -> None:
     if setting.machine not in MACHINES:
         raise InputError(f"machine must be one of {', '.join(MACHINES)}, got {setting.machine!r}")
-    scheduler, config, _ = assemble(fields, outcome.milestone, scheduler_class)
+    scheduler, config = assemble(fields, outcome.milestone, scheduler_class)
     coming = deque(_requests_for(scheduler, setting.in_order()))
     machine, size = MACHINES[setting.machine], getattr(config, "block_size", 1)
     clock = SimulatedClock(machine, size, Tracer(), now=coming[0][0])
@@ -190,8 +191,8 @@ def _run(
 
 def assemble(
     given: Mapping[str, Any], milestone: str, own: type[BaseScheduler] | None = None
-) -> tuple[BaseScheduler, Any, int]:
-    """A scheduler, its config and its number of blocks, as the engine of a milestone has them.
+) -> tuple[BaseScheduler, Any]:
+    """A scheduler and its config, as the engine of a milestone has them.
 
     Raises:
         InputError: what the engine would say; or it is more than a page can show.
@@ -203,18 +204,19 @@ def assemble(
     fields = {name: value for name, value in given.items() if name not in later}
     config = config_class(milestone).from_fields(**fields)
     scheduler_class = own or importlib.import_module(f"{milestone}.scheduler").Scheduler
-    length, num_blocks = config.resolve_max_model_len(MAX_MODEL_LEN), 0
-    sizes, pool = [config.max_num_seqs], []
+    length, pool = config.resolve_max_model_len(MAX_MODEL_LEN), []
+    sizes = [config.max_num_seqs]
     if "block_size" in defaults_of(milestone):
         num_blocks = config.max_num_seqs * -(-length // config.block_size)
         if config.kv_cache_tokens is not None:
             num_blocks = config.kv_cache_tokens // config.block_size
         if config.max_model_len is None and num_blocks:
             length = config.checked_length(min(length, num_blocks * config.block_size))
-        sizes, pool = [*sizes, num_blocks, config.num_host_blocks(num_blocks)], [num_blocks]
+        pool = [num_blocks]
+        sizes += [num_blocks, config.num_host_blocks(num_blocks)]
     if max(sizes) > MAX_BLOCKS:
         raise InputError(f"here are at most {MAX_BLOCKS:,} rows and blocks, got {max(sizes):,}")
-    return scheduler_class(config, length, *pool), config, num_blocks
+    return scheduler_class(config, length, *pool), config
 
 
 def _requests_for(

@@ -41,18 +41,6 @@ class BlockState:
         return len(self.holders) * self.block_size
 
 
-@dataclass
-class BlockRun:
-    """One block with the same holders from index `first` of the states to `last`, included."""
-
-    block: int
-    holders: list[str]
-    first: int
-    last: int
-    stored: int
-    """Tokens in it at the end."""
-
-
 def block_history(records: Sequence[StepRecord]) -> Iterator[BlockState]:
     """The pool in every step of a trace of m2_batching or later.
 
@@ -73,22 +61,6 @@ def block_history(records: Sequence[StepRecord]) -> Iterator[BlockState]:
                 state.holders.setdefault(block, []).append(name)
                 state.stored[block] = max(stored, state.stored.get(block, 0))
         yield state
-
-
-def block_runs(states: Sequence[BlockState]) -> list[BlockRun]:
-    """The same, block by block: equal neighbours in time are one run."""
-    runs: list[BlockRun] = []
-    latest: dict[int, BlockRun] = {}
-    for index, state in enumerate(states):
-        for block, holders in state.holders.items():
-            run, stored = latest.get(block), state.stored[block]
-            is_same = run and run.last == index - 1 and run.holders == holders
-            if run and is_same and run.stored <= stored:
-                run.last, run.stored = index, stored
-            else:  # fewer tokens: it was freed and filled anew by the same request
-                latest[block] = BlockRun(block, holders, index, index, stored)
-                runs.append(latest[block])
-    return runs
 
 
 def tokens_per_unit(records: Sequence[StepRecord]) -> int:

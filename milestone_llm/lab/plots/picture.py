@@ -28,18 +28,6 @@ MARKS = {"preempted": "v", "resumed": "^", "copy_on_write": "D"}
 """Kind of event -> matplotlib's marker; `mark_style` gives the rest."""
 
 
-def check_suffix(path: Path, what: str) -> str:
-    """The ending of a picture's path, in small letters.
-
-    Raises:
-        InputError: the path ends in neither .png nor .svg.
-    """
-    suffix = path.suffix.lower()
-    if suffix not in (".png", ".svg"):
-        raise InputError(f"{path}: a {what} is written as .png or .svg")
-    return suffix
-
-
 def write_picture(path: str | Path, what: str, draw: Callable[[], Figure]) -> Path:
     """Draw a figure in the common look and write it; returns the path.
 
@@ -50,7 +38,9 @@ def write_picture(path: str | Path, what: str, draw: Callable[[], Figure]) -> Pa
     from matplotlib.ticker import LogFormatterMathtext, NullFormatter
 
     path = Path(path)
-    suffix = check_suffix(path, what)
+    suffix = path.suffix.lower()
+    if suffix not in (".png", ".svg"):
+        raise InputError(f"{path}: a {what} is written as .png or .svg")
     try_to_write(path)
     with matplotlib.rc_context(_RC):
         metadata = {"Date": None} if suffix == ".svg" else None

@@ -11,7 +11,7 @@ a request's. A picture reads in grey and with any colour vision.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -24,36 +24,28 @@ from .block_history import tokens_per_unit
 from .picture import MARKS, mark_style, whole_numbers
 
 
-class _Look(NamedTuple):
-    """Fill, hatch (matplotlib's letters), and the ink of hatch and edge. `thin_fill` replaces fill
-    and hatch where bars are too thin for a hatch."""
+def _area(label: str, fill: str, hatch: str, ink: str) -> dict[str, Any]:
+    """Keywords for matplotlib's filled shapes; the ink is that of hatch and edge."""
+    return {"label": label, "facecolor": fill, "hatch": hatch, "edgecolor": ink, "linewidth": 0.0}
 
-    label: str
-    fill: str
-    hatch: str
-    ink: str
-    thin_fill: str = ""
 
-    def area(self, linewidth: float = 0.0) -> dict[str, Any]:
-        """Keywords for matplotlib's filled shapes."""
-        look = {"facecolor": self.fill, "edgecolor": self.ink, "hatch": self.hatch}
-        return {**look, "linewidth": linewidth, "label": self.label}
+def _waste(label: str) -> dict[str, Any]:
+    return _area(f"{label} (waste)", "#fbd5ae", "/////", "#d55e00")
 
 
 _PHASES = {  # ordered as the legend shows them
-    "waiting": _Look("waiting", "#efefef", "", "#c4c4c4", "#dadada"),
-    "prefill": _Look("prefill", "#3f454b", "", "#3f454b"),
-    "decode": _Look("decode", "#a3a9af", "", "#a3a9af", "#8b9299"),
-    "padding": _Look("padding (waste)", "#fbd5ae", "/////", "#d55e00", "#f9c894"),
-    "preempted": _Look("preempted", "#ffffff", "xxxxx", "#5b5f63", "#d3d6d9"),
-    "swapped": _Look("swapped out", "#d3d6d9", ".....", "#1d1f21", "#6b7076"),
+    "waiting": _area("waiting", "#efefef", "", "#c4c4c4"),
+    "prefill": _area("prefill", "#3f454b", "", "#3f454b"),
+    "decode": _area("decode", "#a3a9af", "", "#a3a9af"),
+    "padding": _waste("padding"),
+    "preempted": _area("preempted", "#ffffff", "xxxxx", "#5b5f63"),
+    "swapped": _area("swapped out", "#d3d6d9", ".....", "#1d1f21"),
 }
-_WRONG = _Look("wrong guesses (waste)", "#fbd5ae", "/////", "#d55e00")
-_GUESSES = _WRONG.area(), _Look("right guesses", "#747b82", "", "#747b82").area()
+_GUESSES = _waste("wrong guesses"), _area("right guesses", "#747b82", "", "#747b82")
 _KV = [
-    _Look("KV stored", "#747b82", "", "#747b82"),
-    _Look("KV reserved, empty (waste)", "#fbd5ae", "/////", "#d55e00"),
-    _Look("KV free, but cached", "#ffffff", "\\\\\\\\", "#5b5f63"),
+    _area("KV stored", "#747b82", "", "#747b82"),
+    _waste("KV reserved, empty"),
+    _area("KV free, but cached", "#ffffff", "\\\\\\\\", "#5b5f63"),
 ]
 
 Extents = dict[int, tuple[float, float]]
@@ -61,7 +53,7 @@ Extents = dict[int, tuple[float, float]]
 _MAX_LABELS = 40
 _MAX_LABEL_LENGTH = 14
 _MAX_THICK = 64
-"""With more requests than this, bars are too thin for hatches and words."""
+"""With more requests than this, bars are too thin for words and signs."""
 
 
 def draw_requests(
@@ -70,24 +62,22 @@ def draw_requests(
     """Gantt chart: one line a request, the first of `order` on top."""
     line_of = {request_id: line for line, request_id in enumerate(order)}
     spans = request_spans(records)
-    is_thin = len(order) > _MAX_THICK
-    for phase, style in _PHASES.items():
+    for phase, look in _PHASES.items():
         own = [span for span in spans if span.phase == phase]
         if not own:
             continue
-        ink = style.area(linewidth=0.0 if is_thin else 0.5)
-        if is_thin:
-            ink |= {"facecolor": style.thin_fill or style.fill, "hatch": ""}
-        if phase == "prefill":
-            ink |= {"linewidth": 0.8, "zorder": 3}  # one step of thousands must still be seen
         left = np.array([extents[span.first_step][0] for span in own])
         right = np.array([extents[span.last_step][1] for span in own])
-        height = 0.8 if phase != "waiting" else 0.56 if is_thin else 0.28  # waiting: a thin track
+        height = 0.28 if phase == "waiting" else 0.8  # a thin track
+        ink = {**look, "linewidth": 0.5}
+        if phase == "prefill":
+            ink |= {"linewidth": 0.8, "zorder": 3}  # one step of thousands must still be seen
         axes.barh([line_of[span.request_id] for span in own], right - left, height, left, **ink)
-    if not is_thin:
+    if len(order) <= _MAX_THICK:
         _draw_chunks(axes, records, line_of, extents)
         _draw_guesses(axes, records, line_of, extents)
-    _draw_marks(axes, request_marks(records), line_of, extents, is_thin)
+        _draw_signs(axes, request_marks(records), line_of, extents)
+    _draw_ends(axes, request_marks(records), line_of, extents)
     axes.set_ylim(len(order) - 0.4, -0.6)
     every = 1 << ((len(order) - 1) // _MAX_LABELS).bit_length()
     names = [fit(name, _MAX_LABEL_LENGTH) for name in order[::every]]
@@ -130,26 +120,29 @@ def _draw_guesses(
             top += height
 
 
-def _draw_marks(
-    axes: Axes, marks: Sequence[Mark], line_of: dict[str, int], extents: Extents, is_thin: bool
+def _draw_ends(
+    axes: Axes, marks: Sequence[Mark], line_of: dict[str, int], extents: Extents
 ) -> None:
-    """A tick across the bar where a request finishes; a glyph in the middle of the step for others.
-
-    Bars too thin for glyphs get only the ticks: their colour tells of preemptions.
-    """
+    """A tick across the bar where a request finishes; the reason, if it is an unusual one."""
     ended = [mark for mark in marks if mark.kind == "finished"]
+    if not ended:
+        return
     x_values = [extents[mark.step][mark.has_row] for mark in ended]
     lines = np.array([line_of[mark.request_id] for mark in ended])
-    if ended:
-        width = 0.8 if is_thin else 2.0
-        axes.vlines(x_values, lines - 0.4, lines + 0.4, colors="black", linewidths=width, zorder=4)
-        axes.plot([], [], "|", color="black", markersize=10, markeredgewidth=2, label="finished")
+    axes.vlines(x_values, lines - 0.4, lines + 0.4, colors="black", linewidths=1.5, zorder=4)
+    axes.plot([], [], "|", color="black", markersize=10, markeredgewidth=2, label="finished")
     for mark, x, line in zip(ended, x_values, lines, strict=True):
-        if mark.reason not in ("stop", "length") and not is_thin:
+        if mark.reason not in ("stop", "length"):
             place: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points"}
             axes.annotate(mark.reason, (x, line), fontsize=8, va="center", **place)
+
+
+def _draw_signs(
+    axes: Axes, marks: Sequence[Mark], line_of: dict[str, int], extents: Extents
+) -> None:
+    """In the middle of the step."""
     for kind in MARKS:
-        own = [mark for mark in marks if mark.kind == kind and not is_thin]
+        own = [mark for mark in marks if mark.kind == kind]
         if own:
             middles = [sum(extents[mark.step]) / 2 for mark in own]
             own_lines = [line_of[mark.request_id] for mark in own]
@@ -186,11 +179,11 @@ def draw_kv(
     axes.yaxis.set_major_formatter("{x:,.0f}")
 
 
-def _stack(axes: Axes, x: Sequence[float], values: np.ndarray, styles: list[_Look]) -> None:
-    """Areas above one another: `values` is [num_steps, num_styles], `x` both ends of each step."""
+def _stack(axes: Axes, x: Sequence[float], values: np.ndarray, looks: list[dict[str, Any]]) -> None:
+    """Areas above one another: `values` is [num_steps, num_looks], `x` both ends of each step."""
     low = np.zeros(len(x))
-    for column, style in zip(values.T, styles, strict=True):
+    for column, look in zip(values.T, looks, strict=True):
         high = low + np.repeat(column, 2)
         if column.any():
-            axes.fill_between(x, low, high, **style.area())
+            axes.fill_between(x, low, high, **look)
         low = high

@@ -5,7 +5,6 @@ batch, the token budget, the queues with why a request waits, and the owners of 
 also asks what the next step will be. Two traces stand side by side on one clock:
 
   python -m milestone_llm.lab.trace.explore m1.jsonl m2.jsonl -o both.html
-  --tokenizer smollm2-135m       shows sampled tokens as text, too
 
 A page that was made before is made again, with the runs that it has: `... old.html -o new.html`.
 """
@@ -30,7 +29,6 @@ from milestone_llm.command.cli import (
     Formatter,
     console,
     ended_in_one_line,
-    model_libraries,
     positive,
     try_to_write,
 )
@@ -43,15 +41,6 @@ from .live import PageLines
 
 SCRIPTS = ("dom", "run", "reader", "timeline", "memory", "panels", "device", "guess", "main")
 MAX_TRACES = 2
-
-IDEAS = {
-    "m1_single": "static batching",
-    "m2_batching": "continuous batching",
-    "m3_paged": "paged KV memory",
-    "m4_prefix_chunked": "prefix cache and chunked prefill",
-    "m5_kernels": "own kernels, pipelined steps",
-}
-"""What a milestone adds, for the title of a run that has none."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +58,9 @@ class Run:
 
     @property
     def title(self) -> str:
-        """What the run is about: its label, and the milestone or what that adds."""
+        """Its label, and the milestone if that is another."""
         milestone = self.records[0].milestone
-        about = IDEAS.get(milestone, "") if self.label == milestone else milestone
-        return f"{self.label} ({about})" if about else self.label
+        return self.label if self.label == milestone else f"{self.label} ({milestone})"
 
     @classmethod
     def of(cls, label: str, engine: Any, look_at: int | None = None) -> Run:
@@ -220,10 +208,10 @@ def _asset(name: str) -> str:
 
 
 def explore(args: argparse.Namespace) -> None:
-    """Read traces and write the page. Only `--tokenizer` needs torch.
+    """Read traces and write the page.
 
     Raises:
-        InputError: a trace, a label, the model or the path cannot be used.
+        InputError: a trace, a label or the path cannot be used.
     """
     if len(args.traces) > MAX_TRACES:
         raise InputError(f"at most {MAX_TRACES} traces stand side by side, got {len(args.traces)}")
@@ -237,14 +225,7 @@ def explore(args: argparse.Namespace) -> None:
     labels = args.labels.split(",") if args.labels else [trace[0].milestone for trace in traces]
     if len(labels) != len(traces):
         raise InputError(f"there are {len(traces)} traces, but {len(labels)} labels")
-    decode = None
-    if args.tokenizer:
-        with model_libraries(None):
-            from milestone_llm.models.checkpoint import load_model
-
-            decode = load_model(args.tokenizer).decode
-    texts = [token_texts(trace, decode) for trace in traces]
-    runs = zip(labels, traces, [args.max_num_batched_tokens] * len(traces), texts, strict=True)
+    runs = zip(labels, traces, [args.max_num_batched_tokens] * len(traces), strict=True)
     write_page([Run(*run) for run in runs], args.output)
     console.print(f"wrote {args.output}", markup=False, soft_wrap=True)
 
@@ -260,7 +241,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("traces", nargs="+", metavar="run.jsonl", help="written by trace=PATH; .jsonl or .jsonl.gz")
     add("-o", "--output", type=Path, default=Path("run.html"), metavar="PATH", help="the page")
     add("--labels", metavar="A[,B]", help="titles (default: the milestones)")
-    add("--tokenizer", metavar="MODEL", help="whose tokenizer makes text of sampled tokens")
     meaning = "the step's budget of tokens, where the trace does not give it away"
     add("--max-num-batched-tokens", type=positive, metavar="N", help=meaning)
     args = parser.parse_args(arguments)

@@ -110,8 +110,7 @@ class CardPrinter:
             self.line()
         if guess:
             self.guesses.append(look.is_guessed(guess, names))
-            wrong = f"not so (asked for: {look.form(names)})"
-            self.line("right" if self.guesses[-1] else wrong, "bold", indent=4)
+            self.line("right" if self.guesses[-1] else "not so", "bold", indent=4)
         return bool(guess)
 
 

@@ -54,22 +54,6 @@ class Look:
         """
         return _words(guess) == _words(self.evaluate(names)[0])
 
-    def form(self, names: Mapping[str, Any]) -> str:
-        """How a guess may be written, by an example that is not the value."""
-        try:
-            value = eval(self.expression, dict(names))
-        except Exception:
-            return "text"
-        if isinstance(value, bool):
-            return "True or False"
-        if isinstance(value, int | float):
-            return "a number"
-        if isinstance(value, Mapping):
-            return "names with what they have, such as a: 7, b: 8"
-        if isinstance(value, list | tuple | set | frozenset):
-            return "one after the other, such as 7 8 9; [] if there are none"
-        return "a word, a number, or None"
-
 
 def _words(text: str) -> list[str]:
     return re.findall(r"[\w.+-]+", text.lower())

@@ -25,8 +25,7 @@ from milestone_llm.command.cli import Formatter, console, ended_in_one_line
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.playground.service import Playground, presets
 
-from .carrier import carrier
-from .files import COURSES, SCHEDULERS
+from .files import COURSES, SCHEDULERS, carrier
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
@@ -113,8 +112,7 @@ def _recorded_answers() -> list[str]:
     """What the playground answers to each preset."""
     answer = carrier(str(ROOT))
     answer("/files", "null")
-    for path in ("/trace", "/program"):  # so that all modules that it needs are imported
-        answer(path, json.dumps(presets()[0]))
+    answer("/trace", json.dumps(presets()[0]))  # so that all modules that it needs are imported
     return [answer("/run", json.dumps(preset))[1] for preset in presets()]
 
 

@@ -47,11 +47,7 @@ function showAnswer(text) {
   const [first, ...lines] = text.split("\n");
   lab.head = JSON.parse(first);
   const { sides, formula, link } = lab.head;
-  const runs = sides.map(({ label, budget, records }) => {
-    const [run, tables] = [makeRun({ label, budget }), new Map()];
-    for (const line of lines.splice(0, records)) addRecord(run, readRecord(line, tables));
-    return run;
-  });
+  const runs = sides.map(({ label, budget, records }) => runOf({ label, budget }, lines.splice(0, records)));
   showRuns(runs.filter((run) => run.records.length));
   const told = sides.filter((side) => side.problem).map(({ label, problem, where, step }) =>
     `${label}${step === null ? "" : `, step ${step}`}: ${problem}${where && `\n    ${where}`}`);
@@ -124,7 +120,7 @@ function changed() {
 async function save({ save: what, side = 0 }) {
   const setting = { ...lab.setting, sides: lab.setting.sides.slice(Number(side)) };
   const text = what === "preset" ? `${JSON.stringify(lab.setting, null, 1)}\n` : await ask(`/${what}`, setting);
-  const name = { preset: "playground.json", trace: "playground.jsonl", program: "playground_run.py" }[what];
+  const name = { preset: "playground.json", trace: "playground.jsonl" }[what];
   el("a", { download: name, href: URL.createObjectURL(new Blob([text])) }).click();
 }
 

@@ -36,7 +36,7 @@ function showRuns(runs) {
 // A narrow window has room for one of two runs: a switch says which.
 function showRun(shown) {
   byId("runs").dataset.shown = shown;
-  const button = ({ run }, index) => el("button", { "data-run": index, "aria-pressed": index === shown }, run.meta.label || run.records[0].milestone);
+  const button = ({ run }, index) => el("button", { "data-run": index, "aria-pressed": index === shown }, titleOf(run));
   byId("which").replaceChildren(...(views.length > 1 ? views.map(button) : []));
 }
 
@@ -193,7 +193,7 @@ function lightRows() {
 function drawAll() {
   for (const view of filled()) {
     const { run, box } = view;
-    box.querySelector("h2").textContent = run.meta.label || run.records[0].milestone;
+    box.querySelector("h2").textContent = titleOf(run);
     box.querySelector('[data-panel="facts"]').textContent = runFacts(run);
     view.timeline.draw();
     view.memory.width = 0;

@@ -15,6 +15,12 @@ function readRecord(line, tables) {
   return record;
 }
 
+function runOf(meta, lines) {
+  const [run, tables] = [makeRun(meta), new Map()];
+  for (const line of lines) addRecord(run, readRecord(line, tables));
+  return run;
+}
+
 // --- inside the page -------------------------------------------------------------------------------
 
 // Base64 of gzip. The first line says what the trace itself does not: a label, limits, text of tokens.
@@ -22,10 +28,7 @@ async function readRun(base64) {
   const bytes = Uint8Array.from(atob(base64), (char) => char.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const [first, ...lines] = (await new Response(stream).text()).split("\n");
-  const run = makeRun(JSON.parse(first));
-  const tables = new Map();
-  for (const line of lines) addRecord(run, readRecord(line, tables));
-  return run;
+  return runOf(JSON.parse(first), lines);
 }
 
 // --- from a server ---------------------------------------------------------------------------------
@@ -67,21 +70,28 @@ async function readLive(live) {
   const response = await fetch(live.url, { headers: headersOf(live), cache: "no-store" });
   if (!response.ok) return response.status;
   tell("Connected. Send a request, here or from a terminal, and watch.");
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   const tables = new Map();
   const makeLive = (texts) => makeRun({ label: live.model || "live", budget: Number(live.budget) || null, texts });
   let run = makeLive({});
-  let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return "the server closed the connection";
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
+  for await (const lines of linesOf(response)) {
     for (const line of lines) {
       if (run.records.length >= MAX_LIVE_RECORDS) run = makeLive(run.meta.texts);
       takeLine(run, line, tables);
     }
     if (run.records.length) showLive(run);
+  }
+  return "the server closed the connection";
+}
+
+// Whole lines of an answer, as many as come at once.
+async function* linesOf(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ; ) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    yield lines;
   }
 }
 
@@ -98,13 +108,8 @@ function takeLine(run, line, tables) {
 // An answer as it comes.
 async function tellAnswer(response) {
   if (!response.ok) throw new Error((await response.json()).error.message);
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let [text, rest] = ["", ""];
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
+  let text = "";
+  for await (const lines of linesOf(response)) {
     for (const line of lines) {
       if (!line.startsWith("data: {")) continue;
       const event = JSON.parse(line.slice("data: ".length));

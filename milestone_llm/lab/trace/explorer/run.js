@@ -38,6 +38,7 @@ function requestOf(run, name) {
   return request;
 }
 
+const titleOf = (run) => run.meta.label || run.records[0].milestone;
 const colorOf = (run, name) => run.requests.get(name).color;
 const rowEnd = (row) => row.start + row.num_new_tokens;
 const stepTokens = (record) =>

@@ -103,6 +103,7 @@ function makeTimeline(view) {
   const timeline = { rowHeight: 18, width: 0 };
   const scale = () => (timeline.width - GUTTER - MARGIN) / (state.to - state.from);
   const xOf = (time) => GUTTER + (time - state.from) * scale();
+  const edges = (from, to = from) => [xOf(stepBegin(run, from, state.axis)), xOf(stepEnd(run, to, state.axis))];
   const timeOf = (x) => state.from + (x - GUTTER) / scale();
 
   function clipped(context, height, draw) {
@@ -139,7 +140,7 @@ function makeTimeline(view) {
       for (const request of run.requests.values()) {
         const y = 2 + request.index * height;
         for (const span of request.spans) {
-          const [x, end] = [xOf(stepBegin(run, span.from, state.axis)), xOf(stepEnd(run, span.to, state.axis))];
+          const [x, end] = edges(span.from, span.to);
           if (end < GUTTER || x > timeline.width) continue;
           drawPhase(context, span.phase, x, y, end - x, height, request.color, span.cachedShare);
         }
@@ -153,7 +154,7 @@ function makeTimeline(view) {
   // Around the step that the page is about.
   function drawFrame(context) {
     if (run.lookAt === null) return;
-    const [x, end] = [xOf(stepBegin(run, run.lookAt, state.axis)), xOf(stepEnd(run, run.lookAt, state.axis))];
+    const [x, end] = edges(run.lookAt);
     context.strokeStyle = css("--text");
     context.lineWidth = 2;
     context.setLineDash([5, 3]);
@@ -176,7 +177,7 @@ function makeTimeline(view) {
     for (const { at, kind, name } of run.marks) {
       if (kind === "evict" || kind === "admitted") continue;
       const ends = kind === "finished" || kind === "preempted";
-      const x = xOf(ends ? stepEnd(run, at, state.axis) : stepBegin(run, at, state.axis)) + (ends ? -5 : 5);
+      const x = edges(at)[Number(ends)] + (ends ? -5 : 5);
       const y = 2 + requestOf(run, name).index * height + height / 2;
       const place = `${name}:${Math.round(x / 7)}`;
       if (taken.has(place)) continue;
@@ -227,8 +228,8 @@ function makeTimeline(view) {
     const found = [];
     const height = (at) => stack.reduce((sum, [, count]) => sum + count(at), 0);
     for (let at = 0; at < run.records.length; at++) {
-      const begin = Math.round(xOf(stepBegin(run, at, state.axis)));
-      const end = Math.max(begin + 1, Math.round(xOf(stepEnd(run, at, state.axis))));
+      const [begin, right] = edges(at).map(Math.round);
+      const end = Math.max(begin + 1, right);
       if (end < GUTTER || begin > timeline.width) continue;
       const last = found[found.length - 1];
       if (!last || begin >= last[1]) found.push([begin, end, at]);
@@ -269,7 +270,7 @@ function makeTimeline(view) {
 
   timeline.move = () => {
     if (!run.records.length) return;
-    const [left, right] = [xOf(stepBegin(run, view.at, state.axis)), xOf(stepEnd(run, view.at, state.axis))];
+    const [left, right] = edges(view.at);
     const begin = Math.max(GUTTER, left);
     const end = Math.max(begin + 1, right);
     const isInside = right > GUTTER && left < timeline.width - MARGIN;
