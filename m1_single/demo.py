@@ -35,7 +35,7 @@ def demo(args: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit status."""
     args = demo_parser("m1_single", __doc__).parse_args(arguments)
-    return run_demo(demo, args, [PICTURE])
+    return run_demo(demo, args, [PICTURE], seconds=16)
 
 
 if __name__ == "__main__":

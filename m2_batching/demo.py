@@ -71,7 +71,7 @@ def demo(args: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit status."""
-    return run_demo(demo, parser().parse_args(arguments), [PICTURE])
+    return run_demo(demo, parser().parse_args(arguments), [PICTURE], seconds=25)
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def small_pool(args: argparse.Namespace, work: Work) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit status."""
-    return run_demo(demo, parser().parse_args(arguments), PICTURES)
+    return run_demo(demo, parser().parse_args(arguments), PICTURES, seconds=14)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def demo(args: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit status."""
-    return run_demo(demo, parser().parse_args(arguments), PICTURES)
+    return run_demo(demo, parser().parse_args(arguments), PICTURES, seconds=50)
 
 
 if __name__ == "__main__":

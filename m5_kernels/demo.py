@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser().parse_args(arguments)
     start_ranks("m5_kernels.demo", args.tensor_parallel_size, arguments)
     silence(args)
-    return run_demo(demo, args, [PICTURE])
+    return run_demo(demo, args, [PICTURE], seconds=27)
 
 
 if __name__ == "__main__":

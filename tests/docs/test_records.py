@@ -3,23 +3,19 @@
 import json
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 import m1_single.bench
+from docs.docs_commands import check_exists
+from docs.measured import parts
 from forked import run_python
 from milestone_llm.lab.bench.record import FIELDS
 
 ROOT = Path(__file__).parents[2]
 RECORDS = sorted((ROOT / "docs" / "measurements").iterdir())
-sys.path.insert(0, str(ROOT / "docs"))
-from docs_commands import check_exists  # noqa: E402
-from measured import parts  # noqa: E402
-
-sys.path.pop(0)
 
 
 def fields_of(record: Path) -> list[tuple[str, str]]:

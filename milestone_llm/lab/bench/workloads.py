@@ -170,9 +170,14 @@ def serve(
 
 @contextlib.contextmanager
 def token_count(
-    description: str, total: int, watch: ThreadWatch, is_hidden: bool = False
+    description: str,
+    total: int,
+    watch: ThreadWatch,
+    is_hidden: bool = False,
+    newest_text: Callable[[], str] = str,
 ) -> Iterator[Progress]:
-    """A line that counts `total` output tokens, and an eye on the threads at each step of them.
+    """A line that counts `total` output tokens, with the end of the newest text after the count,
+    and an eye on the threads at each step of them.
 
     No live display, which would keep the terminal from `breakpoint()`; and nothing of it belongs in
     a log, or between the lines of `python -m pdb`.
@@ -194,7 +199,10 @@ def token_count(
         watch.note_step(now - last, num_new)
         last = now
         if now > next_update:  # a GPU's step is short
-            show(f"{description}  {num_tokens:,} of {plural(total, 'token')}")
+            count = f"{description}  {num_tokens:,} of {plural(total, 'token')}"
+            room = max(0, log_console.width - len(count) - 5)
+            text = " ".join(newest_text().split())
+            show(f"{count}   {text[-room:] if room else ''}")
             next_update = now + 0.1
 
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from milestone_llm.command.cli import console, warn
+from milestone_llm.command.cli import OPTIONS, console, log_console, warn
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.inputs import encode_prompt
 from milestone_llm.frontend.outputs import RequestOutput
@@ -78,8 +78,13 @@ class Work:
 
     @cached_property
     def thread_watch(self) -> ThreadWatch:
-        """Over all runs, so that it speaks once."""
-        return ThreadWatch(self.loaded.model.device.type, warn)
+        """Over all runs, so that it speaks once; then how long they will take is known."""
+        watch = ThreadWatch(self.loaded.model.device.type, warn)
+        if watch.slowness and self.args.model == OPTIONS["model"]["default"]:
+            seconds, self.args.seconds = self.args.seconds * max(1.0, watch.slowness), 0
+            if seconds:  # said once, for all the work of a demo
+                log_console.print(f"About {5 * max(1, round(seconds / 5))} s.", style="dim")
+        return watch
 
     @property
     def longest(self) -> int:
@@ -117,10 +122,17 @@ class Work:
         """Serve the requests; their tokens are counted, unless a trace needs the console."""
         run = DemoRun(label, engine, self.items, [])
         total = sum(item.params.max_tokens * item.params.n for item in self.items)
-        with token_count(label, total, self.thread_watch, run.prints_steps) as progress:
-            run.outputs = serve(
-                engine, self.items, chat=self.is_chat, on_step=lambda new: progress(len(new))
-            )
+        newest = [""]
+
+        def on_step(outputs: Sequence[RequestOutput]) -> None:
+            if outputs:
+                newest[0] = outputs[-1].text
+            progress(len(outputs))
+
+        with token_count(
+            label, total, self.thread_watch, run.prints_steps, lambda: newest[0]
+        ) as progress:
+            run.outputs = serve(engine, self.items, chat=self.is_chat, on_step=on_step)
         return run
 
 
