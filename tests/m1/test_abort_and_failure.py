@@ -61,6 +61,7 @@ def test_abort_of_a_waiting_and_a_running_request(package, num_steps):
         assert output.token_ids == EXPECTED[number][:num_tokens]
         assert output.metrics.finish_time is not None
         assert engine.abort(victim) is None, "it is gone"
+        assert engine.abort("never heard of") is None
 
         final = run_to_end(engine)
         assert {name: out.token_ids for name, out in final.items()} == {
@@ -71,19 +72,7 @@ def test_abort_of_a_waiting_and_a_running_request(package, num_steps):
 
 
 @every_milestone
-def test_abort_of_a_finished_or_unknown_request_does_nothing(package):
-    engine = make_engine(package)
-    add_all(engine, "a")
-    final = run_to_end(engine)
-    before = engine.stats()
-    assert engine.abort("a") is None
-    assert engine.abort("never heard of") is None
-    assert engine.stats() == before
-    assert final["a"].finish_reason == "length"
-
-
-@every_milestone
-def test_abort_of_everything_leaves_an_engine_that_works(package):
+def test_after_an_abort_of_everything_the_engine_works_and_all_ids_are_free(package):
     engine = make_engine(package, max_num_seqs=2)
     add_all(engine)
     engine.step()
@@ -92,20 +81,9 @@ def test_abort_of_everything_leaves_an_engine_that_works(package):
     assert_empty(engine)
     assert engine.stats()["finished"] == 4
     assert engine.step() == []
-    (output,) = engine.generate(PROMPTS[3], greedy(8))
-    assert output.token_ids == EXPECTED[3]
-
-
-@every_milestone
-def test_an_aborted_id_can_be_used_again_at_once(package):
-    engine = make_engine(package, max_num_seqs=1)
-    add_all(engine, "ab")
-    engine.step()
-    for number, name in enumerate("ab"):
-        engine.abort(name)
-        engine.add_request(PROMPTS[number + 2], greedy(8), request_id=name)
+    add_all(engine)
     final = run_to_end(engine)
-    assert [final[name].token_ids for name in "ab"] == EXPECTED[2:]
+    assert [final[name].token_ids for name in "abcd"] == EXPECTED
 
 
 # --- tokens of which no text can be made --------------------------------------------------------
@@ -263,34 +241,20 @@ def test_outputs_of_a_failed_step_survive_the_next_failure(package, monkeypatch)
 
 @every_milestone
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("broken")])
-def test_an_interrupted_generate_leaves_an_empty_engine_that_works(package, error, monkeypatch):
+def test_a_generate_that_raises_leaves_only_the_waiting_requests_of_others(
+    package, error, monkeypatch
+):
     engine = make_engine(package, max_num_seqs=2)
     break_at_call(monkeypatch, engine.runner, "launch", {3}, error)
+    stream = engine.stream(PROMPTS[:2], greedy(8))
+    engine.add_request(PROMPTS[3], greedy(8), request_id="later")
     with pytest.raises(type(error)):
-        engine.generate(PROMPTS, greedy(8))
+        list(stream)
+    final = run_to_end(engine)
+    assert {name: output.token_ids for name, output in final.items()} == {"later": EXPECTED[3]}
     assert_empty(engine)
     outputs = engine.generate(PROMPTS, greedy(8))
     assert [output.token_ids for output in outputs] == EXPECTED
-
-
-@every_milestone
-def test_a_raising_generate_keeps_the_waiting_requests_of_others(package, monkeypatch):
-    engine = make_engine(package, max_num_seqs=2)
-    break_at_call(monkeypatch, engine.runner, "launch", {3}, RuntimeError("broken"))
-    with pytest.raises(RuntimeError, match="broken"):
-        _generate_then_others(engine)
-    final = run_to_end(engine)
-    assert final["later"].token_ids == EXPECTED[3]
-    assert final["later"].finish_reason == "length"
-    assert set(final) == {"later"}
-    assert_empty(engine)
-
-
-def _generate_then_others(engine: Any) -> None:
-    stream = engine.stream(PROMPTS[:2], greedy(8))
-    engine.add_request(PROMPTS[3], greedy(8), request_id="later")
-    for _ in stream:
-        pass
 
 
 @every_milestone

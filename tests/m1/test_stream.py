@@ -187,20 +187,6 @@ def test_a_generate_does_not_look_through_what_was_there_before(monkeypatch):
     assert gc.get_threshold() == before
 
 
-@every_milestone
-def test_an_engine_goes_with_its_last_name(package):
-    """And so does its memory. The collector may come late, or in the middle of a capture."""
-    gc.disable()
-    try:
-        engine = make_engine(package)
-        engine.generate([[3, 4, 5]], greedy(2))
-        parts = [weakref.ref(part) for part in (engine, engine.core, engine.runner)]
-        del engine
-        assert [part() for part in parts] == [None] * 3
-    finally:
-        gc.enable()
-
-
 def test_what_is_new_before_a_generate_is_still_new_behind_it():
     """If it were old, a program that generates again and again would keep all its garbage."""
     gc.unfreeze()  # nothing is frozen, as in a program that has just begun

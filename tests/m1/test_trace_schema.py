@@ -44,7 +44,8 @@ LINE = """{
     "kv": {"unit": "block", "total": 64, "used": 40, "free": 24, "cached": 10, "watermark": 51,
            "reserved_tokens": 640, "stored_tokens": 598},
     "events": [{"type": "alloc", "request_id": "r1", "blocks": [9]},
-               {"type": "evict", "request_id": null, "blocks": [4]}],
+               {"type": "evict", "request_id": null, "blocks": [4]},
+               {"type": "free", "request_id": "r1", "blocks": [5, 6], "held": [5]}],
     "policy": "fcfs", "prompts": {"r1": {"priority": 0, "num_tokens": 4, "hashes": []}}
 }"""
 """All that a line may have, in its order: readers of traces rely on it."""
@@ -92,6 +93,7 @@ def a_step_of_everything() -> tuple[Any, Any]:
     plan = StepPlan([row], [request], [request], [Preemption(request, "no free block for r2")])
     plan.waiting_reasons["r2"] = "no block is free"
     events = [KVEvent("alloc", "r1", [9]), KVEvent("evict", None, [4])]
+    events.append(KVEvent("free", "r1", [5, 6], held=[5]))
     times = [0.0, 0.001, 0.003, 0.0035]
     step = SettledStep(12, "m4_prefix_chunked", times, plan, {}, [("r0", "stop")], events, ["r1"])
     usage = KVUsage("block", 64, 40, 51, 640, 598, cached=10)
