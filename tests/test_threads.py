@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
-import sys
-import textwrap
 from functools import partial
 from types import SimpleNamespace
 
@@ -20,16 +17,6 @@ from milestone_llm.models.threads import FAR_SLOWER, IN_A_ROW, ThreadWatch
 measured = threads.product_times
 QUIET, BUSY = (10.0, 12.0), (50.0, 10.0)
 """Milliseconds with all threads, and with one."""
-
-
-def run_python(program: str) -> str:
-    """What a program prints in a process of its own, where nobody has chosen how threads wait."""
-    chosen = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-    environment = {name: value for name, value in os.environ.items() if name not in chosen}
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    return subprocess.run(
-        command, env=environment, check=True, capture_output=True, text=True
-    ).stdout.strip()
 
 
 @pytest.fixture
@@ -98,17 +85,12 @@ def test_larger_steps_may_take_longer_and_one_slow_step_is_nothing(machine):
     assert machine.num_looks == 1
 
 
-def test_nobody_looks_where_no_threads_compute(machine):
-    machine.times = BUSY
-    watch = ThreadWatch("cuda", pytest.fail)
+@pytest.mark.parametrize(("device", "num_threads"), [("cuda", 2), ("cpu", 1)])
+def test_nobody_complains_where_no_threads_wait_for_each_other(machine, device, num_threads):
+    machine.times, machine.num_threads = BUSY, num_threads
+    watch = ThreadWatch(device, pytest.fail)
     for seconds in (0.1, *[2.0] * IN_A_ROW):
         watch.note_step(seconds, 1)
-    assert (machine.num_looks, watch.slowness) == (0, None)
-
-
-def test_one_thread_waits_for_nobody(machine):
-    machine.times, machine.num_threads = BUSY, 1
-    ThreadWatch("cpu", pytest.fail)
 
 
 @pytest.mark.parametrize("policy", [None, "active"])
@@ -120,10 +102,6 @@ def test_threads_that_wait_are_told_to_sleep_unless_somebody_has_chosen(monkeypa
     importlib.reload(milestone_llm)  # before torch: it imports nothing of the kind
     found = os.environ.pop("GOMP_SPINCOUNT", None)
     assert found == (None if policy else str(milestone_llm.NUM_SPINS))
-
-
-def test_the_ground_floor_is_imported_without_torch():
-    assert run_python("import sys, milestone_llm; print('torch' in sys.modules)") == "False"
 
 
 def test_measuring_leaves_torch_its_threads():

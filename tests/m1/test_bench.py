@@ -163,6 +163,7 @@ def test_figures_from_known_times() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--set", "seed"], "FIELD=VALUE, got 'seed'"),
         (["--set", "max_num_seq=3"], "did you mean 'max_num_seqs'?"),
         (["--max-model-len", "4"], "max_model_len=4"),
         (["--baseline", "vllm"], "usage: python -m m1_single.bench"),

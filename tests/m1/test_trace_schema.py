@@ -103,9 +103,9 @@ def a_step_of_everything() -> tuple[Any, Any]:
 
 
 def test_a_line_has_these_fields_in_this_order():
-    line = json.dumps(StepRecord.of(*a_step_of_everything(), start=0.0).to_dict())
-    assert line == json.dumps(json.loads(LINE))
-    assert json.dumps(StepRecord.from_json(line).to_dict()) == line
+    record = StepRecord.of(*a_step_of_everything(), start=0.0)
+    assert json.dumps(record.to_dict()) == json.dumps(json.loads(LINE))
+    assert StepRecord.from_json(LINE) == record
 
 
 def test_a_row_without_a_token_says_so():
@@ -167,7 +167,8 @@ def test_a_trace_reads_back_as_it_was_after_every_step(package, name, tmp_path):
         engine.add_request(prompt, greedy(1 + 2 * number))
     while engine.has_unfinished_requests():
         engine.step()
-        assert read_run(path) == engine.tracer.records
+        if engine.tracer.records:  # M5's first step is settled with the second
+            assert read_run(path) == engine.tracer.records
 
 
 def test_llm_trace_prints_the_steps_of_any_program(monkeypatch, capsys, tmp_path):

@@ -81,7 +81,7 @@ SESSIONS = {
     ),
     "step goes into it": ("n\ns\nq\n", ["-> def twice(self, number)"]),
     "return leads into the caller, which was not traced": (
-        "r\nn\np engine\nu\nc\nc\n",
+        "r\nn\np engine\nc\nc\n",
         ["--Return--", "-> for number in range(3)", "(Pdb) <__main__.Engine object"],
     ),
     "up shows the caller's names, also in a comprehension": (
