@@ -5,18 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-import sys
-from collections.abc import Callable
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType
-from typing import Any
-from unittest import mock
 
 import pytest
 
-from engine_helpers import tiny_model
 from milestone_llm import MILESTONES
 
 ROOT = Path(__file__).parents[1]
@@ -46,51 +40,6 @@ def test_code_names_nothing_that_is_not_its_matter(files, names):
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
                 node.value = ast.Constant(value="")
         assert not re.search(names, ast.unparse(tree)), path
-
-
-# --- what one walks through ----------------------------------------------------------------------
-
-
-def stack_at(name: str, work: Callable[[], object]) -> list[str]:
-    """Files on the stack at the first call of `name`, from this project's `step` on."""
-    found: list[tuple[str, str]] = []
-
-    def look(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and frame.f_code.co_name == name and not found:
-            walk: Any = frame
-            while walk is not None:
-                found.insert(0, (walk.f_code.co_filename, walk.f_code.co_name))
-                walk = walk.f_back
-
-    sys.setprofile(look)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    first = next(i for i, (_, function) in enumerate(found) if function == "step")
-    return [path for path, _ in found[first:]]
-
-
-def engine_of(milestone: str) -> Any:
-    """A tiny engine with one request."""
-    package = importlib.import_module(milestone)
-    engine = package.LLMEngine(tiny_model(), max_num_seqs=2, max_model_len=32)
-    engine.add_request([1, 2, 3], package.SamplingParams(temperature=0, max_tokens=4))
-    return engine
-
-
-@pytest.mark.parametrize("milestone", MILESTONES)
-def test_the_readmes_four_frames_lead_from_a_step_to_its_schedule(milestone):
-    assert len(stack_at("schedule", engine_of(milestone).step)) == 4
-
-
-def test_one_walks_from_the_runner_to_the_kernel_without_a_detour():
-    with mock.patch("m5_kernels.engine.runs_no_kernels", return_value=False):
-        engine = engine_of("m5_kernels")
-    engine.step()  # the prompt
-    stack = dict.fromkeys(map(Path, stack_at("flash_decode", engine.step)))
-    of_m5 = [path.stem for path in stack if "m5_kernels" in path.parts]
-    assert of_m5 == ["runner", "device_step", "decoder", "attention", "flash_decode"]
 
 
 # --- what every milestone offers -----------------------------------------------------------------

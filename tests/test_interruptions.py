@@ -111,22 +111,6 @@ def test_an_interrupt_at_any_line_of_a_step_loses_nothing(package):
     assert num_interrupted > 10
 
 
-@every_milestone
-def test_after_an_interrupted_generate_the_same_prompts_give_the_same_tokens(package):
-    engine = engine_of(package)
-    params = [params_of(index) for index in range(len(PROMPTS))]
-
-    def work() -> list[tuple[list[int], str]]:
-        outputs = engine.generate(PROMPTS, params)
-        return [(output.token_ids, output.finish_reason) for output in outputs]
-
-    for at in range(7, num_lines_of(work), 3 * STRIDE):
-        with contextlib.suppress(KeyboardInterrupt), Interrupter(at):
-            work()
-        assert_empty(engine)
-        assert work() == list(EXPECTED.values())
-
-
 # --- requests come and go ------------------------------------------------------------------------
 
 SHORT_STRIDE = 1 if os.environ.get("STORM") else 5

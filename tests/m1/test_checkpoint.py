@@ -23,14 +23,11 @@ import m5_kernels
 from milestone_llm.core.errors import InputError
 from milestone_llm.models import gguf_cache
 from milestone_llm.models.checkpoint import (
-    TINY_FAMILIES,
     build_tiny_model,
     load_model,
-    max_position,
     render_chat,
     stop_token_ids,
 )
-from milestone_llm.models.tiny_models import EOS_TOKEN_ID
 
 gguf = pytest.importorskip("gguf")
 
@@ -78,28 +75,6 @@ def greedy(model, prompt: list[int], num_tokens: int) -> list[int]:
     return out[0, len(prompt) :].tolist()
 
 
-# --- tiny models ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", TINY_FAMILIES)
-def test_a_tiny_model_is_the_same_each_time_and_its_outputs_vary(family):
-    state = torch.get_rng_state()
-    loaded = load_model(f"tiny-{family}", device="cpu")
-    assert torch.equal(torch.get_rng_state(), state)
-    same, other = (build_tiny_model(family, seed=seed) for seed in (0, 1))
-    weights = [model.get_input_embeddings().weight for model in (loaded.model, same, other)]
-    assert torch.equal(weights[0], weights[1])
-    assert not torch.equal(weights[0], weights[2])
-    assert (loaded.name, loaded.tokenizer) == (f"tiny-{family}", None)
-    assert not loaded.model.training
-    assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
-    assert stop_token_ids(loaded.model) == {EOS_TOKEN_ID}
-    assert (max_position(loaded.model) or 0) >= 512
-    outputs = [greedy(loaded.model, prompt, 24) for prompt in ([5, 6, 7], [100, 50], [11] * 9)]
-    assert len({tuple(output) for output in outputs}) == 3
-    assert all(len(set(output)) > 6 for output in outputs)
-
-
 # --- dtype and device ----------------------------------------------------------------------
 
 
@@ -118,42 +93,28 @@ def test_cuda_is_the_default_device_and_tiny_models_stay_in_float32():
     assert (model.device.type, model.dtype) == ("cuda", torch.float32)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        *(({"dtype": wrong}, "dtype must be one of float32") for wrong in ("int3", -1, torch.int8)),
-        *(({"device": wrong}, "device must be like") for wrong in ("toaster", 0.5, [])),
-        ({"device": "cuda:1"}, "device is cuda:1, but torch sees 0 CUDA devices"),
-    ],
-)
-def test_unknown_dtype_or_device_is_refused(fields, message, monkeypatch):
+@pytest.mark.parametrize("device", ["toaster", 0.5, "cuda:1"])
+def test_a_device_that_there_is_not_is_refused(device, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match=message):
-        load_model("tiny-llama", **fields)
+    with pytest.raises(InputError, match="device"):
+        load_model("tiny-llama", device=device)
 
 
-def test_ready_model_keeps_its_dtype(tokenizer):
+def test_a_ready_model_keeps_its_dtype_and_is_neither_cast_nor_moved(tokenizer, monkeypatch):
     ready = build_tiny_model("llama").to(torch.bfloat16).train().requires_grad_(True)
-    loaded = load_model(ready, tokenizer=tokenizer)
+    loaded = load_model(ready, tokenizer=tokenizer, dtype="bfloat16", device="cpu")
     assert loaded.model is ready
     assert loaded.tokenizer is tokenizer
-    assert loaded.name == "LlamaForCausalLM"
-    assert ready.dtype == torch.bfloat16
-    assert not ready.training
+    assert (ready.dtype, ready.training) == (torch.bfloat16, False)
     assert not any(parameter.requires_grad for parameter in ready.parameters())
-    assert load_model(ready, dtype="bfloat16", device="cpu").model is ready
-
-
-def test_a_ready_model_is_refused_rather_than_cast_or_moved(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    ready = build_tiny_model("llama").train()
-    others = [("dtype", "bfloat16"), ("device", "cuda"), ("device", "meta"), ("device", "mps")]
+    others = [("dtype", "float32"), ("device", "cuda"), ("device", "meta"), ("device", "mps")]
     for name, other in others:
         for quantization in (None, "int8"):
             with pytest.raises(InputError, match=other):
                 m5_kernels.LLMEngine(ready, quantization=quantization, **{name: other})
-    assert (ready.dtype, ready.device.type, ready.training) == (torch.float32, "cpu", True)
+    assert (ready.dtype, ready.device.type) == (torch.bfloat16, "cpu")
     with pytest.raises(InputError, match="meta"):
         m5_kernels.LLMEngine(ready.to("meta"), quantization="int8")
 

@@ -5,17 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import pytest
-
-import m1_single
 from engine_helpers import (
     FakeRunner,
     describe,
-    greedy,
-    make_engine,
     make_request,
     plan_lines,
-    random_prompts,
     scripted_steps,
 )
 from m1_single import EngineConfig
@@ -77,21 +71,6 @@ def test_an_aborted_row_is_padding_and_an_aborted_waiting_request_never_runs():
     ]  # fmt: skip
 
 
-def test_kv_usage_is_the_padded_rectangle():
-    scheduler, runner = make_scheduler(), FakeRunner()
-    for request in (make_request("a", 5, 3), make_request("b", 2, 2)):
-        scheduler.add(request)
-    plan = scheduler.schedule()
-    scheduler.update(plan, runner.run(plan))
-    kv = scheduler.kv_usage()
-    assert (kv.unit, kv.total, kv.used, kv.free) == ("token", 10, 10, 0)
-    assert (kv.reserved_tokens, kv.stored_tokens, kv.watermark) == (10, 7, 10)
-    plan = scheduler.schedule()
-    scheduler.update(plan, runner.run(plan))
-    kv = scheduler.kv_usage()
-    assert (kv.reserved_tokens, kv.stored_tokens) == (12, 6), "b is done, its row is still there"
-
-
 def test_random_work_keeps_the_rules():
     """Some thousand steps: within both limits, a batch is never joined, all is served in order."""
     rng = random.Random(0)
@@ -116,23 +95,3 @@ def test_random_work_keeps_the_rules():
         assert all(request.status is RequestStatus.FINISHED for request in requests)
         assert admitted == list(range(20)), "first come, first served, nobody dropped"
         assert scheduler.kv_usage().used == 0
-
-
-@pytest.mark.parametrize("max_num_seqs", [2, 3, 8])
-def test_the_useful_share_of_an_engine_is_the_arithmetic_one(max_num_seqs):
-    prompts = random_prompts([3, 17, 8, 2, 11])
-    lengths = [9, 2, 6, 1, 4]
-    engine = make_engine(m1_single, max_num_seqs=max_num_seqs, trace="memory")
-    engine.generate(prompts, [greedy(length) for length in lengths])
-
-    useful = computed = 0
-    for first in range(0, len(prompts), max_num_seqs):
-        batch = slice(first, first + max_num_seqs)
-        sizes, outputs = [len(prompt) for prompt in prompts[batch]], lengths[batch]
-        useful += sum(sizes) + sum(outputs) - len(outputs)  # the last token is not computed
-        computed += len(sizes) * (max(sizes) + max(outputs) - 1)
-    assert engine.stats()["useful_share"] == pytest.approx(useful / computed)
-    records = engine.tracer.records
-    padding = sum(record.num_padding_tokens for record in records)
-    assert padding == computed - useful
-    assert engine.stats()["padding_tokens"] == padding

@@ -57,34 +57,6 @@ def test_abort_inside_a_stream_ends_that_request_only(package):
 
 
 @every_milestone
-def test_closing_a_stream_aborts_its_requests_and_keeps_the_outputs_of_others(package):
-    engine = make_engine(package)
-    engine.add_request(PROMPTS[2], greedy(1), request_id="short")
-    engine.add_request(PROMPTS[0], greedy(8), request_id="a")
-    stream = engine.stream(PROMPTS[:2], greedy(8))
-    next(stream)  # the step that finishes `short` has been made, for whoever steps next
-    stream.close()
-    final = run_to_end(engine)
-    assert final["short"].token_ids == EXPECTED[2][:1]
-    assert final["a"].token_ids == EXPECTED[0]
-    assert set(final) == {"short", "a"}
-    assert_empty(engine)
-
-
-@every_milestone
-@pytest.mark.parametrize("how", ["closed", "forgotten"])
-def test_a_stream_left_before_its_first_output_leaves_nothing(package, how):
-    engine = make_engine(package)
-    stream = engine.stream(PROMPTS, greedy(8))
-    if how == "closed":
-        stream.close()
-    else:
-        del stream
-        gc.collect()
-    assert_empty(engine)
-
-
-@every_milestone
 def test_a_stream_forgotten_in_the_middle_of_a_step_ends_with_the_next(package, monkeypatch):
     """The garbage collector may close an iterator anywhere."""
     engine = make_engine(package)
