@@ -37,25 +37,25 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return machine
 
 
-def test_a_machine_that_is_busy_from_the_start_is_noticed_at_once(machine):
+@pytest.mark.parametrize(
+    ("chosen", "num_threads", "advice", "milliseconds"),
+    [(None, 1, "Going on with one (--threads N takes N).", BUSY[1]),
+     ("2", 2, "Take --threads 1.", BUSY[0])],
+)  # fmt: skip
+def test_a_machine_that_is_busy_from_the_start_is_noticed_once_and_a_chosen_number_kept(
+    machine, monkeypatch, chosen, num_threads, advice, milliseconds
+):
+    if chosen:
+        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
     machine.times, said = BUSY, []
     watch = ThreadWatch("cpu", said.append)
-    assert "5.0 times" in said[0]
-    assert "Going on with one (--threads N takes N)." in said[0]
-    assert machine.num_threads == 1
-    assert watch.slowness == BUSY[1] / threads.QUIET_MILLISECONDS
     for seconds in (0.1, *[1.0] * 10):
         watch.note_step(seconds, 1)
-    assert len(said) == 1  # once is enough
-
-
-def test_who_has_chosen_a_number_of_threads_keeps_it(machine, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    machine.times, said = BUSY, []
-    watch = ThreadWatch("cpu", said.append)
-    assert (machine.num_threads, len(said)) == (2, 1)
-    assert "Take --threads 1." in said[0]
-    assert watch.slowness == BUSY[0] / threads.QUIET_MILLISECONDS
+    assert machine.num_threads == num_threads
+    assert len(said) == 1
+    assert "5.0 times" in said[0]
+    assert advice in said[0]
+    assert watch.slowness == milliseconds / threads.QUIET_MILLISECONDS
 
 
 @pytest.mark.parametrize("may_change", [False, True])
@@ -71,18 +71,20 @@ def test_steps_far_slower_than_others_like_them_make_it_look_again(machine, may_
     assert machine.num_threads == (1 if may_change else 2)
 
 
-def test_steps_that_are_slow_for_another_reason_are_not_blamed_on_threads(machine):
+@pytest.mark.parametrize(
+    ("steps", "num_looks"),
+    [
+        ([(0.1, 8), *[(2.0, 8)] * IN_A_ROW], 2),  # it has looked, and threads are not to blame
+        ([(0.1, 1), *[(2.0, 64)] * 5, (5.0, 1), (0.1, 1), (5.0, 1)], 1),  # larger, or slow once
+    ],
+)
+def test_steps_that_are_slow_for_another_reason_are_not_blamed_on_threads(
+    machine, steps, num_looks
+):
     watch = ThreadWatch("cpu", pytest.fail)
-    for seconds in (0.1, *[2.0] * IN_A_ROW):
-        watch.note_step(seconds, 8)
-    assert machine.num_looks == 2
-
-
-def test_larger_steps_may_take_longer_and_one_slow_step_is_nothing(machine):
-    watch = ThreadWatch("cpu", pytest.fail)
-    for seconds, num_outputs in ((0.1, 1), *[(2.0, 64)] * 5, (5.0, 1), (0.1, 1), (5.0, 1)):
+    for seconds, num_outputs in steps:
         watch.note_step(seconds, num_outputs)
-    assert machine.num_looks == 1
+    assert machine.num_looks == num_looks
 
 
 @pytest.mark.parametrize(("device", "num_threads"), [("cuda", 2), ("cpu", 1)])

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import bdb
-import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from m1_single import LLMEngine
 from m1_single.demo import main
 from milestone_llm import MILESTONES
-from milestone_llm.lab.bench import workloads
-from milestone_llm.models.threads import ThreadWatch
 from milestone_llm.trace.jsonl import read_run
 
 TINY = ["--model", "tiny-llama"]
@@ -104,19 +100,6 @@ def test_the_user_s_end_is_a_clean_end(
     assert main([*TINY, "--out", str(tmp_path)]) == 130
     assert "Stopped" in capsys.readouterr().err
     assert not engines[0].has_unfinished_requests()
-
-
-def test_tokens_are_counted_in_one_line_that_is_gone_when_they_are_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    said = io.StringIO()
-    monkeypatch.setattr(sys, "gettrace", lambda: None)  # whatever watches the tests
-    monkeypatch.setattr(
-        workloads, "log_console", Console(file=said, width=30, force_terminal=True, highlight=False)
-    )
-    with workloads.token_count("work", 2, ThreadWatch("cuda", print)) as progress:
-        progress(1)
-    assert said.getvalue() == f"{'work  1 of 2 tokens':29}\r{'':29}\r"
 
 
 @pytest.mark.parametrize("option", ["--out", "--trace"])

@@ -80,17 +80,6 @@ def test_tokens_are_drawn_from_softmax(varied: str, temperature: float) -> None:
     assert_drawn_from([token.token_id for token in tokens], expected)
 
 
-def test_filtered_tokens_are_drawn_from_the_renormalised_rest() -> None:
-    num_draws = 5_000
-    logits = random_logits(1)[0] / 2
-    kept = logits.topk(12)
-    requests = [make_request(str(i), seed=i, top_k=12) for i in range(num_draws)]
-    tokens = [t.token_id for t in sample(logits.expand(num_draws, -1), requests)]
-    place = {int(token_id): index for index, token_id in enumerate(kept.indices)}
-    expected = torch.softmax(kept.values.double(), dim=-1)
-    assert_drawn_from([place[token] for token in tokens], expected)
-
-
 # --- filters and penalties ----------------------------------------------------------------------
 
 

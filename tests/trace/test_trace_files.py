@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,9 @@ import pytest
 
 import m3_paged
 from engine_helpers import every_milestone, greedy, make_engine, random_prompts, run_to_end
-from milestone_llm.core.kv import KVEvent, KVUsage
+from milestone_llm.core.kv import KVUsage
 from milestone_llm.lab.trace import explore
 from milestone_llm.lab.trace.live import PageLines
-from milestone_llm.trace.records import StepRecord
 from trace_helpers import row, step
 
 
@@ -28,32 +25,6 @@ def traced(package: Any, trace: str = "memory") -> Any:
         engine.step()
     run_to_end(engine)
     return engine
-
-
-def long_step(number: int, num_rows: int = 256) -> StepRecord:
-    """A step of a batch of requests that have been decoding for long."""
-    end, rows = 400 + number, []
-    for index in range(num_rows):
-        blocks = [index * 64 + block for block in range(end // 16 + 1)]
-        token = (index * 7919 + number * 104729) % 150_000
-        rows.append(row(f"r{index + 1000}", start=end, sampled_token=token, blocks=blocks))
-    names = [each.request_id for each in rows]
-    return step(
-        number,
-        rows,
-        running=names,
-        waiting=[f"r{index}" for index in range(2000 + number, 2200)],
-        kv=KVUsage("block", 16384, 12000, 13000, 190_000, 180_000),
-        events=[KVEvent("alloc", name, [number]) for name in names[:: 16 if end % 16 else 1]],
-    )
-
-
-def test_the_page_of_a_thousand_steps_of_256_rows_stays_below_10_mb():
-    records = [long_step(number) for number in range(100)]
-    sizes = [
-        len(explore.explorer_html([explore.Run("a", some)])) for some in (records[:50], records)
-    ]
-    assert sizes[1] + 18 * (sizes[1] - sizes[0]) < 10_000_000
 
 
 def test_a_line_for_the_page_has_only_the_new_blocks_of_a_table_that_grew():
@@ -150,24 +121,6 @@ def test_the_command_writes_one_file_with_everything_in_it(tmp_path, capsys):
     assert "<title>one (m3_paged) beside two (m3_paged)</title>" in text
     assert "src=" not in text
     assert "http" not in text.replace('http-equiv="Content-Security-Policy"', "")
-
-
-def test_a_page_of_a_trace_needs_no_torch(tmp_path):
-    path = tmp_path / "run.jsonl"
-    traced(m3_paged, str(path))
-    program = (
-        "import sys; from milestone_llm.lab.trace import explore\n"
-        f"assert explore.main([{str(path)!r}, '-o', {str(tmp_path / 'page.html')!r}]) == 0\n"
-        "sys.exit('torch' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-
-
-def test_the_page_takes_one_run_or_two():
-    run = explore.Run("a", traced(m3_paged).tracer.records)
-    for runs in ([run] * 3, [explore.Run("a", [])], []):
-        with pytest.raises(ValueError, match="1 to 2 runs of some steps, or a live URL"):
-            explore.explorer_html(runs)
 
 
 @every_milestone
