@@ -162,34 +162,6 @@ def test_a_raising_step_ends_its_requests_and_waiting_ones_get_their_tokens(
     assert_empty(engine)
 
 
-@every_milestone
-@pytest.mark.parametrize(
-    ("part", "method", "error"),
-    [
-        ("runner", "launch", KeyboardInterrupt("stop")),
-        ("runner", "wait", KeyboardInterrupt("stop")),
-        ("scheduler", "schedule", RuntimeError("stop")),
-        ("scheduler", "update", RuntimeError("stop")),
-    ],
-)
-def test_what_is_raised_elsewhere_than_in_a_forward_ends_nobody(
-    package, part, method, error, monkeypatch
-):
-    engine = make_engine(package, max_num_seqs=2)
-    break_at_call(monkeypatch, getattr(engine, part), method, {5}, error)
-    add_all(engine)
-    for _ in range(4):
-        engine.step()
-    with pytest.raises(type(error), match="stop"):
-        engine.step()
-    stats = engine.stats()
-    assert (stats["running"], stats["waiting"], stats["kv"]["used"]) == (0, 4, 0)
-    final = run_to_end(engine)
-    assert [final[name].token_ids for name in "abcd"] == EXPECTED
-    assert {output.finish_reason for output in final.values()} == {"length"}
-    assert_empty(engine)
-
-
 @pytest.mark.parametrize("package", [m1_single, m2_batching, m4_prefix_chunked, m5_kernels])
 def test_after_an_interruption_a_request_may_be_larger_than_a_step(package, monkeypatch):
     """Two prompts of 9 tokens in all were within a step of 10; a recomputation of 11 goes alone.

@@ -6,19 +6,15 @@ import contextlib
 import itertools
 import sys
 import threading
-import time
 from typing import Any
 
 import pytest
 
-import m1_single
-from engine_helpers import as_text, greedy, make_engine, word_tokenizer
+from engine_helpers import as_text, word_tokenizer
 from interrupter import Interrupter
 from m1_single import RequestOutput, SamplingParams
 from milestone_llm.core.outputs import EngineCoreOutput
-from milestone_llm.core.request import Request
-from milestone_llm.frontend import input_processor, output_processor
-from milestone_llm.frontend.detokenizer import Detokenizer
+from milestone_llm.frontend import output_processor
 from milestone_llm.frontend.output_processor import OutputProcessor
 from milestone_llm.frontend.output_queue import OutputQueue
 
@@ -26,14 +22,15 @@ from milestone_llm.frontend.output_queue import OutputQueue
 class Following:
     """An output processor that follows one request, of a prompt that does not matter."""
 
-    def __init__(self, *names: str, wants_all: bool = True, **params: Any) -> None:
+    def __init__(self, name: str = "a", wants_all: bool = True, **params: Any) -> None:
+        self.name = name
         self.processor, self.queue = OutputProcessor(word_tokenizer()), OutputQueue(wants_all)
         params = {"max_tokens": 9, **params}
-        self.state = self.processor.add(names or ["a"], [3], SamplingParams(**params), self.queue)
+        self.state = self.processor.add([name], [3], SamplingParams(**params), self.queue)
 
-    def process(self, *token_ids: int, reason: str | None = None, name: str = "a") -> Any:
+    def process(self, *token_ids: int, reason: str | None = None) -> dict[str, str]:
         """What ends with these tokens."""
-        return self.processor.process([EngineCoreOutput(name, list(token_ids), [], reason)])
+        return self.processor.process([EngineCoreOutput(self.name, [*token_ids], [], reason)])
 
 
 # --- one reader's queue -------------------------------------------------------------------------
@@ -41,7 +38,7 @@ class Following:
 
 def output_of(name: str, num_tokens: int = 0) -> RequestOutput:
     following = Following(name)
-    following.process(*[5] * num_tokens, name=name)
+    following.process(*[5] * num_tokens)
     return following.state.snapshot()
 
 
@@ -176,50 +173,3 @@ def test_a_stop_string_found_before_an_interruption_ends_the_request_after_it(mo
 def interrupted(reason: str) -> None:
     """Ctrl-C at this very moment."""
     raise KeyboardInterrupt
-
-
-def test_a_completion_of_which_no_text_can_be_made_ends_alone_also_in_a_restart(monkeypatch):
-    following, bad = Following("a", "a/1", "a/2", max_tokens=2), {7}
-    append = Detokenizer._append
-
-    def breaking(self: Detokenizer, token_id: int, look_for_stop: bool) -> bool:
-        return bool(token_id in bad and 1 / 0) or append(self, token_id, look_for_stop)
-
-    monkeypatch.setattr(Detokenizer, "_append", breaking)
-    processor = following.processor
-    outputs = [EngineCoreOutput("a", [5, 7]), EngineCoreOutput("a/1", [6])]
-    assert processor.process([*outputs, EngineCoreOutput("a/2", [8])]) == {"a": "error"}
-    _, torn, _ = following.state.completions
-    torn._detokenizer._num_begun += 1  # by Ctrl-C
-    bad.add(6)
-    assert processor.repair() == {"a": 1, "a/1": 1, "a/2": 1}
-    outputs = [EngineCoreOutput(name) for name in ("a", "a/1", "a/2")]
-    assert processor.process(outputs) == {"a": "error", "a/1": "error"}
-    assert following.process(9, reason="length", name="a/2") == {"a/2": "length"}
-    (output,) = following.queue.take()
-    assert [each.finish_reason for each in output.outputs] == ["error", "error", "length"]
-    assert [each.text.strip() for each in output.outputs] == ["w5", "", "w8 w9"]
-
-
-# --- several threads ----------------------------------------------------------------------------
-
-
-def test_threads_that_add_at_once_get_different_ids_and_places(monkeypatch):
-    """Making a request takes its time, in which another thread may make one too."""
-
-    def slow(**fields: Any) -> Any:
-        time.sleep(0.002)
-        return Request(**fields)
-
-    monkeypatch.setattr(input_processor, "Request", slow)
-    engine, names = make_engine(m1_single), []
-    threads = [
-        threading.Thread(target=lambda: names.append(engine.add_request([5, 6], greedy(1))))
-        for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(names) == [f"r{number}" for number in range(8)]
-    assert sorted(request.arrival for request in engine.requests.values()) == list(range(8))
