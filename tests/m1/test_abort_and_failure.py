@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 
-import m1_single
-import m2_batching
-import m4_prefix_chunked
 import m5_kernels
 from engine_helpers import (
     as_text,
@@ -159,24 +156,6 @@ def test_a_raising_step_ends_its_requests_and_waiting_ones_get_their_tokens(
     record = engine.tracer.records[failing - 1]
     assert [ended["reason"] for ended in record.finished] == ["error", "error"]
     assert [row.sampled_token for row in record.batch] == [None, None]
-    assert_empty(engine)
-
-
-@pytest.mark.parametrize("package", [m1_single, m2_batching, m4_prefix_chunked, m5_kernels])
-def test_after_an_interruption_a_request_may_be_larger_than_a_step(package, monkeypatch):
-    """Two prompts of 9 tokens in all were within a step of 10; a recomputation of 11 goes alone.
-
-    (m3_paged refuses a step that is smaller than a request may grow.)
-    """
-    engine = make_engine(package, max_num_seqs=2, max_num_batched_tokens=10, max_model_len=20)
-    break_at_call(monkeypatch, engine.runner, "launch", {6}, KeyboardInterrupt())
-    add_all(engine, "ab")
-    for _ in range(5):
-        engine.step()
-    with pytest.raises(KeyboardInterrupt):
-        engine.step()
-    final = run_to_end(engine)
-    assert [final[name].token_ids for name in "ab"] == EXPECTED[:2]
     assert_empty(engine)
 
 

@@ -107,23 +107,6 @@ def test_a_stop_string_ends_the_text_before_it(package):
 
 
 @every_milestone
-def test_min_tokens_keeps_stops_away_and_they_count_again_afterwards(package):
-    everything_but = [token_id for token_id in range(199) if token_id not in OUTPUT[:1]]
-    engine = make_engine(package)
-    soon, late = engine.generate(
-        [PROMPTS[0]] * 2,
-        [
-            greedy(12, stop_token_ids=everything_but),
-            greedy(12, stop_token_ids=everything_but, min_tokens=5),
-        ],
-    )
-    assert len(soon.token_ids) <= 3
-    assert late.token_ids[:5] == OUTPUT[:1] * 5, "only one token does not stop"
-    assert len(late.token_ids) > 5
-    assert late.finish_reason == "stop"
-
-
-@every_milestone
 def test_a_stop_string_within_min_tokens_is_ordinary_text(package):
     words = as_text(OUTPUT).split()
     assert words.count(words[1]) == 1

@@ -23,7 +23,6 @@ from engine_helpers import (
     random_prompts,
     run_to_end,
 )
-from milestone_llm.frontend.garbage import nothing_collected
 
 PROMPTS = random_prompts([6, 3, 9, 4], seed=4)
 EXPECTED = [hf_greedy("llama", prompt, 8) for prompt in PROMPTS]
@@ -115,26 +114,6 @@ def test_two_streams_read_in_turn_both_see_every_token(package):
 
 
 @every_milestone
-def test_outputs_go_to_those_who_brought_the_requests(package):
-    """`generate`, a stream and `step` compute each other's requests, and get their own outputs."""
-    engine = make_engine(package)
-    for name, prompt in zip("ab", PROMPTS, strict=False):
-        engine.add_request(prompt, greedy(8), request_id=name)
-    stream = engine.stream(PROMPTS[3], greedy(8))
-    for output in engine.step():
-        assert output.request_id in "ab"
-    (output,) = engine.generate(PROMPTS[2], greedy(8))
-    assert output.token_ids == EXPECTED[2]
-    final = run_to_end(engine)
-    assert {name: output.token_ids for name, output in final.items()} == {
-        "a": EXPECTED[0],
-        "b": EXPECTED[1],
-    }
-    assert [output.token_ids for output in stream][-1] == EXPECTED[3]
-    assert_empty(engine)
-
-
-@every_milestone
 def test_an_id_is_taken_until_its_last_output_has_been_given_out(package):
     engine = make_engine(package)
     engine.add_request(PROMPTS[0], greedy(2), request_id="mine")
@@ -175,9 +154,3 @@ def test_what_is_new_before_a_generate_is_still_new_behind_it():
     finally:
         gc.enable()
         gc.freeze()
-
-
-def test_the_collector_works_again_after_what_is_built_without_it():
-    with nothing_collected(), nothing_collected():
-        assert not gc.isenabled()
-    assert gc.isenabled()

@@ -21,7 +21,6 @@ from engine_helpers import (
 from milestone_llm.lab.bench.workloads import (
     WORKLOADS,
     WorkItem,
-    mixed,
     nano,
     random_tokens,
     serve,
@@ -29,17 +28,6 @@ from milestone_llm.lab.bench.workloads import (
 )
 
 PROMPTS = random_prompts([5, 3, 7])
-
-
-def test_mixed_is_16_requests_of_16_to_128_tokens_in_and_out():
-    items = mixed(VOCAB_SIZE)
-    assert len(items) == 16
-    for item in items:
-        assert 16 <= len(item.prompt) <= 128
-        assert 16 <= item.params.max_tokens <= 128
-        assert max(item.prompt) < VOCAB_SIZE
-        assert item.params.ignore_eos
-        assert item.params.temperature == 0
 
 
 def test_nano_is_the_public_benchmark_with_its_133966_output_tokens():

@@ -77,15 +77,12 @@ def test_a_file_that_is_no_trace_gets_a_message_with_the_line(
     [
         (["start_s"], float("nan"), "start_s"),
         (["step"], True, "step"),
-        (["batch", 0], None, "batch.0"),
         (["batch", 0, "start"], -1, "batch.0.start"),
-        (["batch", 0, "phase"], "<b>", "batch.0.phase"),
         (["batch", 0, "blocks"], [10**9], "block 1000000000 is named, but kv.total is 6"),
         (["waiting_reasons"], {"\x1b[2J": 1}, "waiting_reasons.\\x1b[2J"),
         (["finished"], [{"request_id": "a"}], "finished.0.reason"),
         (["kv", "unit"], "<b>", "kv.unit"),
         (["kv", "stored_tokens"], -1, "a number below 0"),
-        (["events", 0, "type"], "<script>", "the type of an event"),
         (["events", 0, "request_id"], "gone", "events.request_id"),
     ],
 )
