@@ -118,31 +118,6 @@ SHORT_STRIDE = 1 if os.environ.get("STORM") else 5
 
 
 @every_milestone
-def test_a_request_whose_adding_is_interrupted_has_come_whole_or_not_at_all(package):
-    engine = engine_of(package)
-    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
-    right = right_output(PROMPTS[0], params, max_model_len=24)  # 24 tokens are the limit
-
-    def work() -> None:
-        engine.add_request(PROMPTS[0], params, request_id="a")
-
-    def add_and_finish() -> int:
-        num_lines = num_lines_of_once(work)
-        run_to_end(engine)
-        return num_lines
-
-    add_and_finish()
-    for at in range(1, add_and_finish(), SHORT_STRIDE):
-        with contextlib.suppress(KeyboardInterrupt), Interrupter(at) as interrupter:
-            work()
-        came = outcome(run_to_end(engine).values())
-        assert came in ({}, {"a": right}), interrupter.where
-        assert_empty(engine)
-        work()  # its id is free
-        assert outcome(run_to_end(engine).values()) == {"a": right}, interrupter.where
-
-
-@every_milestone
 def test_a_stream_whose_closing_is_interrupted_leaves_nothing_behind(package):
     engine = engine_of(package)
 

@@ -71,6 +71,21 @@ def test_an_aborted_row_is_padding_and_an_aborted_waiting_request_never_runs():
     ]  # fmt: skip
 
 
+def test_kv_usage_is_the_padded_rectangle():
+    scheduler, runner = make_scheduler(), FakeRunner()
+    for request in (make_request("a", 5, 3), make_request("b", 2, 2)):
+        scheduler.add(request)
+    plan = scheduler.schedule()
+    scheduler.update(plan, runner.run(plan))
+    kv = scheduler.kv_usage()
+    assert (kv.unit, kv.total, kv.used, kv.free) == ("token", 10, 10, 0)
+    assert (kv.reserved_tokens, kv.stored_tokens, kv.watermark) == (10, 7, 10)
+    plan = scheduler.schedule()
+    scheduler.update(plan, runner.run(plan))
+    kv = scheduler.kv_usage()
+    assert (kv.reserved_tokens, kv.stored_tokens) == (12, 6), "b is done, its row is still there"
+
+
 def test_random_work_keeps_the_rules():
     """Some thousand steps: within both limits, a batch is never joined, all is served in order."""
     rng = random.Random(0)
