@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,31 +13,45 @@ OUTSIDE = ("sampling.py", "tracer.py", "records.py", "outputs.py")
 
 
 class Interrupter:
-    """Raises `KeyboardInterrupt` at the n-th line that the engine's own files run."""
+    """Raises `KeyboardInterrupt` at the n-th line that our own files run.
 
-    def __init__(self, at: int) -> None:
-        self.at = at
+    Args:
+        at: the first line is 1; -1: never, the lines are counted.
+        files: names of those that count; None: all that an engine's state depends on.
+        look: called before each line.
+    """
+
+    def __init__(
+        self,
+        at: int,
+        files: tuple[str, ...] | None = None,
+        look: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.at, self.files, self.look = at, files, look
         self.num_lines = 0
         self.where = ""
 
     def __enter__(self) -> Interrupter:
+        self.before = sys.gettrace()
         sys.settrace(self._call)
         return self
 
     def __exit__(self, *error: object) -> None:
-        sys.settrace(None)
+        sys.settrace(self.before)
 
     def _call(self, frame: FrameType, event: str, argument: object) -> Any:
-        path = frame.f_code.co_filename
-        is_ours = path.startswith(str(ROOT)) and "/tests/" not in path and ".venv" not in path
-        return self._line if is_ours and not path.endswith(OUTSIDE) else None
+        path = Path(frame.f_code.co_filename)
+        is_ours = path.is_relative_to(ROOT) and not {"tests", ".venv"} & set(path.parts)
+        counts = path.name not in OUTSIDE if self.files is None else path.name in self.files
+        return self._line if is_ours and counts else None
 
     def _line(self, frame: FrameType, event: str, argument: object) -> Any:
-        path = frame.f_code.co_filename
         if event == "line":
             self.num_lines += 1
+            self.look()
             if self.num_lines == self.at:
-                self.where = f"{frame.f_code.co_name} in {Path(path).name}:{frame.f_lineno}"
-                sys.settrace(None)
+                path = Path(frame.f_code.co_filename)
+                self.where = f"{frame.f_code.co_name} in {path.name}:{frame.f_lineno}"
+                sys.settrace(self.before)
                 raise KeyboardInterrupt
         return self._line

@@ -12,8 +12,7 @@ import pytest
 
 from forked import run_python
 from milestone_llm import MILESTONES
-from milestone_llm.command.cli import config_fields, run_command, try_to_write
-from milestone_llm.core.errors import InputError
+from milestone_llm.command.cli import run_command
 from milestone_llm.lab.demo import show
 
 PROGRAM = """
@@ -33,10 +32,6 @@ sys.exit(run_command(body, argparse.Namespace()))
 """
 
 
-def run(body):
-    return run_command(body, argparse.Namespace())
-
-
 def test_a_bug_in_ones_own_scheduler_is_shown_with_file_and_line(tmp_path):
     program = tmp_path / "mine.py"
     program.write_text(PROGRAM)
@@ -46,23 +41,6 @@ def test_a_bug_in_ones_own_scheduler_is_shown_with_file_and_line(tmp_path):
     assert "ValueError: zip() argument 2 is longer than argument 1" in done.stderr
 
 
-def test_what_the_user_can_mend_is_said_in_one_line(capsys):
-    def body(args):
-        raise InputError("block_size must be at least 1, got [0]")
-
-    assert run(body) == 2
-    assert capsys.readouterr().err == "error: block_size must be at least 1, got [0]\n"
-
-
-@pytest.mark.parametrize("error", [ValueError, OSError, KeyError, RuntimeError])
-def test_every_other_exception_is_left_alone(error):
-    def body(args):
-        raise error("a bug")
-
-    with pytest.raises(error, match="a bug"):
-        run(body)
-
-
 @pytest.mark.parametrize(
     ("library", "extra"), [("uvicorn", "serve"), ("matplotlib.figure", "plots"), ("gguf", "gguf")]
 )
@@ -70,8 +48,13 @@ def test_a_library_of_an_extra_is_asked_for_in_one_line(capsys, library, extra):
     def body(args):
         raise ModuleNotFoundError(name=library)
 
-    assert run(body) == 2
+    assert run_command(body, argparse.Namespace()) == 2
     assert f"pip install -e '.[{extra}]'" in capsys.readouterr().err
+
+
+def test_any_other_library_is_missing_in_ones_own_code():
+    with pytest.raises(ModuleNotFoundError, match="torchtune"):
+        run_command(lambda args: importlib.import_module("torchtune"), argparse.Namespace())
 
 
 def test_a_python_that_is_not_the_projects_is_told_of_in_one_line():
@@ -80,11 +63,6 @@ def test_a_python_that_is_not_the_projects_is_told_of_in_one_line():
     assert done.returncode == 1
     assert "make setup" in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-def test_any_other_library_is_missing_in_ones_own_code():
-    with pytest.raises(ModuleNotFoundError, match="torchtune"):
-        run(lambda args: importlib.import_module("torchtune"))
 
 
 def test_without_matplotlib_a_demo_lacks_its_picture_alone(capsys, monkeypatch):
@@ -124,22 +102,3 @@ def test_the_base_install_runs_all_engines(tmp_path):
     program.write_text(BASE_ALONE.format(blocked=extras, milestones=MILESTONES))
     done = run_python(program)
     assert done.returncode == 0, done.stderr
-
-
-def test_ctrl_c_says_what_it_did(capsys):
-    def body(args):
-        raise KeyboardInterrupt
-
-    assert run(body) == 130
-    assert "Unfinished requests were aborted" in capsys.readouterr().err
-
-
-def test_a_file_that_cannot_be_written_is_the_users(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"cannot write .*file/x\.json: "):
-        try_to_write(tmp_path / "file" / "x.json")
-
-
-def test_a_field_without_a_value_is_the_users():
-    with pytest.raises(InputError, match="--set takes FIELD=VALUE, got 'block_size'"):
-        config_fields(["block_size"])

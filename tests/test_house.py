@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib
-import inspect
 import re
-import sys
-from collections.abc import Callable
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType
-from typing import Any
-from unittest import mock
 
 import pytest
 
-from engine_helpers import tiny_model
 from milestone_llm import MILESTONES
 
 ROOT = Path(__file__).parents[1]
@@ -49,62 +42,6 @@ def test_code_names_nothing_that_is_not_its_matter(files, names):
         assert not re.search(names, ast.unparse(tree)), path
 
 
-# --- what one walks through ----------------------------------------------------------------------
-
-
-def stack_at(name: str, work: Callable[[], object]) -> list[str]:
-    """Files on the stack at the first call of `name`, from this project's `step` on."""
-    found: list[tuple[str, str]] = []
-
-    def look(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and frame.f_code.co_name == name and not found:
-            walk: Any = frame
-            while walk is not None:
-                found.insert(0, (walk.f_code.co_filename, walk.f_code.co_name))
-                walk = walk.f_back
-
-    sys.setprofile(look)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    first = next(i for i, (_, function) in enumerate(found) if function == "step")
-    return [path for path, _ in found[first:]]
-
-
-def engine_of(milestone: str) -> Any:
-    """A tiny engine with one request."""
-    package = importlib.import_module(milestone)
-    engine = package.LLMEngine(tiny_model(), max_num_seqs=2, max_model_len=32)
-    engine.add_request([1, 2, 3], package.SamplingParams(temperature=0, max_tokens=4))
-    return engine
-
-
-@pytest.mark.parametrize("milestone", MILESTONES)
-def test_the_readmes_four_frames_lead_from_a_step_to_its_schedule(milestone):
-    assert len(stack_at("schedule", engine_of(milestone).step)) == 4
-
-
-def test_one_walks_from_the_runner_to_the_kernel_without_a_detour():
-    with mock.patch("m5_kernels.engine.runs_no_kernels", return_value=False):
-        engine = engine_of("m5_kernels")
-    engine.step()  # the prompt
-    stack = dict.fromkeys(map(Path, stack_at("flash_decode", engine.step)))
-    of_m5 = [path.stem for path in stack if "m5_kernels" in path.parts]
-    assert of_m5 == ["runner", "device_step", "decoder", "attention", "flash_decode"]
-
-
-@pytest.mark.parametrize("milestone", MILESTONES)
-def test_engine_scheduler_and_runner_have_one_base_at_most(milestone):
-    importlib.import_module(f"{milestone}.engine")
-    for module in [module for name, module in sys.modules.items() if name.startswith(milestone)]:
-        for name, found in inspect.getmembers(module, inspect.isclass):
-            roots = ("milestone_llm", *MILESTONES)
-            ours = [base for base in found.__mro__ if base.__module__.startswith(roots)]
-            if name.endswith(("Engine", "EngineConfig", "Scheduler", "Runner")):
-                assert len(ours) <= 2, f"{name}: {ours}"
-
-
 # --- what every milestone offers -----------------------------------------------------------------
 
 
@@ -116,12 +53,6 @@ def test_every_root_offers_the_same_names(milestone):
     assert all(hasattr(root, name) for name in root.__all__)
     assert root.LLMEngine.milestone == milestone
     assert importlib.import_module(f"{milestone}.engine").EngineConfig is root.EngineConfig
-
-
-def test_parts_shared_by_all_are_one_class():
-    roots = [importlib.import_module(milestone) for milestone in MILESTONES]
-    assert len({root.SamplingParams for root in roots}) == 1
-    assert len({root.RequestOutput for root in roots}) == 1
 
 
 def test_a_field_of_a_config_is_the_same_in_all_later_milestones():

@@ -111,51 +111,10 @@ def test_an_interrupt_at_any_line_of_a_step_loses_nothing(package):
     assert num_interrupted > 10
 
 
-@every_milestone
-def test_after_an_interrupted_generate_the_same_prompts_give_the_same_tokens(package):
-    engine = engine_of(package)
-    params = [params_of(index) for index in range(len(PROMPTS))]
-
-    def work() -> list[tuple[list[int], str]]:
-        outputs = engine.generate(PROMPTS, params)
-        return [(output.token_ids, output.finish_reason) for output in outputs]
-
-    for at in range(7, num_lines_of(work), 3 * STRIDE):
-        with contextlib.suppress(KeyboardInterrupt), Interrupter(at):
-            work()
-        assert_empty(engine)
-        assert work() == list(EXPECTED.values())
-
-
 # --- requests come and go ------------------------------------------------------------------------
 
 SHORT_STRIDE = 1 if os.environ.get("STORM") else 5
 """Every how manieth line of what is short."""
-
-
-@every_milestone
-def test_a_request_whose_adding_is_interrupted_has_come_whole_or_not_at_all(package):
-    engine = engine_of(package)
-    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
-    right = right_output(PROMPTS[0], params, max_model_len=24)  # 24 tokens are the limit
-
-    def work() -> None:
-        engine.add_request(PROMPTS[0], params, request_id="a")
-
-    def add_and_finish() -> int:
-        num_lines = num_lines_of_once(work)
-        run_to_end(engine)
-        return num_lines
-
-    add_and_finish()
-    for at in range(1, add_and_finish(), SHORT_STRIDE):
-        with contextlib.suppress(KeyboardInterrupt), Interrupter(at) as interrupter:
-            work()
-        came = outcome(run_to_end(engine).values())
-        assert came in ({}, {"a": right}), interrupter.where
-        assert_empty(engine)
-        work()  # its id is free
-        assert outcome(run_to_end(engine).values()) == {"a": right}, interrupter.where
 
 
 @every_milestone

@@ -65,13 +65,3 @@ def test_chunks_preemption_and_completions(name: str, preemption: str) -> None:
         assert [each.token_ids for each in output.outputs] == [
             each.token_ids for each in one.outputs
         ]
-
-
-@every_milestone
-def test_bad_values_are_refused(package: Any) -> None:
-    with pytest.raises(ValueError, match=r"prompt_logprobs must be a whole number, .* got -1"):
-        greedy(prompt_logprobs=-1)
-    with pytest.raises(ValueError, match=r"prompt_logprobs must be a whole number, .* got True"):
-        greedy(prompt_logprobs=True)
-    with pytest.raises(ValueError, match="prompt_logprobs=1000 exceeds the vocabulary"):
-        make_engine(package).generate([[5]], greedy(prompt_logprobs=1000))

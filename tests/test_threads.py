@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
-import sys
-import textwrap
 from functools import partial
 from types import SimpleNamespace
 
@@ -20,16 +17,6 @@ from milestone_llm.models.threads import FAR_SLOWER, IN_A_ROW, ThreadWatch
 measured = threads.product_times
 QUIET, BUSY = (10.0, 12.0), (50.0, 10.0)
 """Milliseconds with all threads, and with one."""
-
-
-def run_python(program: str) -> str:
-    """What a program prints in a process of its own, where nobody has chosen how threads wait."""
-    chosen = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-    environment = {name: value for name, value in os.environ.items() if name not in chosen}
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    return subprocess.run(
-        command, env=environment, check=True, capture_output=True, text=True
-    ).stdout.strip()
 
 
 @pytest.fixture
@@ -50,25 +37,25 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return machine
 
 
-def test_a_machine_that_is_busy_from_the_start_is_noticed_at_once(machine):
+@pytest.mark.parametrize(
+    ("chosen", "num_threads", "advice", "milliseconds"),
+    [(None, 1, "Going on with one (--threads N takes N).", BUSY[1]),
+     ("2", 2, "Take --threads 1.", BUSY[0])],
+)  # fmt: skip
+def test_a_machine_that_is_busy_from_the_start_is_noticed_once_and_a_chosen_number_kept(
+    machine, monkeypatch, chosen, num_threads, advice, milliseconds
+):
+    if chosen:
+        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
     machine.times, said = BUSY, []
     watch = ThreadWatch("cpu", said.append)
-    assert "5.0 times" in said[0]
-    assert "Going on with one (--threads N takes N)." in said[0]
-    assert machine.num_threads == 1
-    assert watch.slowness == BUSY[1] / threads.QUIET_MILLISECONDS
     for seconds in (0.1, *[1.0] * 10):
         watch.note_step(seconds, 1)
-    assert len(said) == 1  # once is enough
-
-
-def test_who_has_chosen_a_number_of_threads_keeps_it(machine, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    machine.times, said = BUSY, []
-    watch = ThreadWatch("cpu", said.append)
-    assert (machine.num_threads, len(said)) == (2, 1)
-    assert "Take --threads 1." in said[0]
-    assert watch.slowness == BUSY[0] / threads.QUIET_MILLISECONDS
+    assert machine.num_threads == num_threads
+    assert len(said) == 1
+    assert "5.0 times" in said[0]
+    assert advice in said[0]
+    assert watch.slowness == milliseconds / threads.QUIET_MILLISECONDS
 
 
 @pytest.mark.parametrize("may_change", [False, True])
@@ -84,31 +71,28 @@ def test_steps_far_slower_than_others_like_them_make_it_look_again(machine, may_
     assert machine.num_threads == (1 if may_change else 2)
 
 
-def test_steps_that_are_slow_for_another_reason_are_not_blamed_on_threads(machine):
+@pytest.mark.parametrize(
+    ("steps", "num_looks"),
+    [
+        ([(0.1, 8), *[(2.0, 8)] * IN_A_ROW], 2),  # it has looked, and threads are not to blame
+        ([(0.1, 1), *[(2.0, 64)] * 5, (5.0, 1), (0.1, 1), (5.0, 1)], 1),  # larger, or slow once
+    ],
+)
+def test_steps_that_are_slow_for_another_reason_are_not_blamed_on_threads(
+    machine, steps, num_looks
+):
     watch = ThreadWatch("cpu", pytest.fail)
-    for seconds in (0.1, *[2.0] * IN_A_ROW):
-        watch.note_step(seconds, 8)
-    assert machine.num_looks == 2
-
-
-def test_larger_steps_may_take_longer_and_one_slow_step_is_nothing(machine):
-    watch = ThreadWatch("cpu", pytest.fail)
-    for seconds, num_outputs in ((0.1, 1), *[(2.0, 64)] * 5, (5.0, 1), (0.1, 1), (5.0, 1)):
+    for seconds, num_outputs in steps:
         watch.note_step(seconds, num_outputs)
-    assert machine.num_looks == 1
+    assert machine.num_looks == num_looks
 
 
-def test_nobody_looks_where_no_threads_compute(machine):
-    machine.times = BUSY
-    watch = ThreadWatch("cuda", pytest.fail)
+@pytest.mark.parametrize(("device", "num_threads"), [("cuda", 2), ("cpu", 1)])
+def test_nobody_complains_where_no_threads_wait_for_each_other(machine, device, num_threads):
+    machine.times, machine.num_threads = BUSY, num_threads
+    watch = ThreadWatch(device, pytest.fail)
     for seconds in (0.1, *[2.0] * IN_A_ROW):
         watch.note_step(seconds, 1)
-    assert (machine.num_looks, watch.slowness) == (0, None)
-
-
-def test_one_thread_waits_for_nobody(machine):
-    machine.times, machine.num_threads = BUSY, 1
-    ThreadWatch("cpu", pytest.fail)
 
 
 @pytest.mark.parametrize("policy", [None, "active"])
@@ -120,10 +104,6 @@ def test_threads_that_wait_are_told_to_sleep_unless_somebody_has_chosen(monkeypa
     importlib.reload(milestone_llm)  # before torch: it imports nothing of the kind
     found = os.environ.pop("GOMP_SPINCOUNT", None)
     assert found == (None if policy else str(milestone_llm.NUM_SPINS))
-
-
-def test_the_ground_floor_is_imported_without_torch():
-    assert run_python("import sys, milestone_llm; print('torch' in sys.modules)") == "False"
 
 
 def test_measuring_leaves_torch_its_threads():

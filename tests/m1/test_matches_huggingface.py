@@ -18,7 +18,7 @@ from m1_single import SamplingParams
 from milestone_llm.models.checkpoint import LoadedModel
 from milestone_llm.models.tiny_models import TINY_FAMILIES
 
-SLIDING_WINDOW = 24  # of tiny mistral and gemma3
+SLIDING_WINDOW = tiny_model("mistral").config.sliding_window  # 24, as that of gemma3
 PROMPTS = random_prompts([1, SLIDING_WINDOW + 17, 5, SLIDING_WINDOW, 2, SLIDING_WINDOW - 6])
 LENGTHS = [12, 5, 1, 9, 8, 9]  # 18 + 9 grows out of the window while decoding
 

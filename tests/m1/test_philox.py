@@ -76,22 +76,6 @@ def test_noise_at_some_ids_is_that_of_all_ids() -> None:
     assert torch.equal(gumbel_noise_at(seeds, positions, ids), noise.gather(1, ids))
 
 
-def test_a_row_of_noise_is_bitwise_the_same_alone_and_in_a_batch() -> None:
-    seeds = seeds_to_tensor([2**61 * i + i for i in range(5)])
-    positions = torch.tensor([3, 0, 0, 12, 4095])
-    batch = gumbel_noise(seeds, positions, 1003)
-    for row in range(5):
-        alone = gumbel_noise(seeds[row : row + 1], positions[row : row + 1], 1003)
-        assert torch.equal(batch[row : row + 1], alone)
-
-
-def test_extreme_bits_stay_finite() -> None:
-    low, high = 0.5 * 2.0**-23, (2**23 - 0.5) * 2.0**-23
-    assert torch.tensor([low, high], dtype=torch.float32).tolist() == [low, high]
-    noise = gumbel_noise(seeds_to_tensor(range(50)), torch.arange(50), 20_000)
-    assert -2.82 < float(noise.min()) < float(noise.max()) < 16.64
-
-
 def test_noise_has_the_moments_of_a_gumbel_distribution_and_independent_rows() -> None:
     num_ids = 200_000
     noise = gumbel_noise(seeds_to_tensor([0, 0, 1]), torch.tensor([0, 1, 0]), num_ids).double()
@@ -104,3 +88,4 @@ def test_noise_has_the_moments_of_a_gumbel_distribution_and_independent_rows() -
     )
     correlation = torch.corrcoef(noise) - torch.eye(3)
     assert float(correlation.abs().max()) < 5 / num_ids**0.5
+    assert -2.82 < float(noise.min()) < float(noise.max()) < 16.64, "no bits give an infinity"

@@ -64,13 +64,8 @@ def assert_drawn_from(tokens: list[int], probabilities: Tensor) -> None:
     assert statistic < chi_square_limit(len(probabilities) - 1, 1 - 1e-4)
 
 
-def test_chi_square_quantile_agrees_with_tables() -> None:
-    assert chi_square_limit(10, 0.95) == pytest.approx(18.307, rel=5e-3)
-    assert chi_square_limit(30, 0.999) == pytest.approx(59.703, rel=5e-3)
-
-
 @pytest.mark.parametrize("varied", ["seed", "position"])
-@pytest.mark.parametrize("temperature", [0.6, 1.0, 2.0])
+@pytest.mark.parametrize("temperature", [0.6, 2.0])
 def test_tokens_are_drawn_from_softmax(varied: str, temperature: float) -> None:
     num_draws = 8_000
     logits = torch.linspace(-1.5, 1.0, 21).roll(8)
@@ -83,25 +78,6 @@ def test_tokens_are_drawn_from_softmax(varied: str, temperature: float) -> None:
     tokens = sample(logits.expand(num_draws, -1), requests)
     expected = torch.softmax(logits.double() / temperature, dim=-1)
     assert_drawn_from([token.token_id for token in tokens], expected)
-
-
-def test_filtered_tokens_are_drawn_from_the_renormalised_rest() -> None:
-    num_draws = 5_000
-    logits = random_logits(1)[0] / 2
-    kept = logits.topk(12)
-    requests = [make_request(str(i), seed=i, top_k=12) for i in range(num_draws)]
-    tokens = [t.token_id for t in sample(logits.expand(num_draws, -1), requests)]
-    place = {int(token_id): index for index, token_id in enumerate(kept.indices)}
-    expected = torch.softmax(kept.values.double(), dim=-1)
-    assert_drawn_from([place[token] for token in tokens], expected)
-
-
-def test_token_is_the_argmax_of_scaled_logits_and_noise() -> None:
-    logits = random_logits(1)
-    request = make_request(seed=2**64 - 3, num_output=9, temperature=0.7)
-    noise = gumbel_noise(seeds_to_tensor([2**64 - 3]), torch.tensor([9]), VOCAB_SIZE)
-    expected = int((logits / 0.7 + noise).argmax())
-    assert sample(logits, [request])[0].token_id == expected
 
 
 # --- filters and penalties ----------------------------------------------------------------------
@@ -146,37 +122,12 @@ def test_filters_equal_hugging_face(vocab_size: int, has_ties: bool) -> None:
         assert torch.equal(kept, expected), (top_k, top_p, min_p)
 
 
-def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
-    logits = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
-    for top_p, num_kept in [(0.01, 1), (0.49, 1), (0.51, 2), (0.74, 2), (0.76, 3), (0.876, 4)]:
-        kept = filter_logits(
-            logits, torch.tensor([0]), torch.tensor([top_p]).double(), torch.zeros(1)
-        )
-        assert kept[0].isfinite().nonzero().flatten().tolist() == list(range(num_kept))
-
-
 @pytest.mark.parametrize("vocab_size", [4, 1000])
 def test_top_p_keeps_the_lower_ids_of_tied_tokens(vocab_size: int) -> None:
     kept = filter_logits(
         torch.zeros(1, vocab_size), torch.tensor([0]), torch.tensor([0.5]).double(), torch.zeros(1)
     )
     assert kept[0].isfinite().nonzero().flatten().tolist() == list(range(vocab_size // 2))
-
-
-def test_repetition_penalty_equals_hugging_face() -> None:
-    logits = random_logits(3)
-    penalties = [1.0, 1.3, 0.8]
-    requests = [
-        make_request(str(row), prompt=(3, 3, 200), num_output=5 * row, repetition_penalty=penalty)
-        for row, penalty in enumerate(penalties)
-    ]
-    before = logits.clone()
-    scores = apply_penalties(logits, requests)
-    assert torch.equal(logits, before)
-    for row, (request, penalty) in enumerate(zip(requests, penalties, strict=True)):
-        processor: Any = RepetitionPenaltyLogitsProcessor(penalty)
-        expected = processor(torch.tensor([request.token_ids]), logits[row : row + 1].clone())
-        assert torch.equal(scores[row : row + 1], expected)
 
 
 @pytest.mark.parametrize("num_output", [0, 90])
@@ -211,12 +162,8 @@ def test_min_tokens_masks_stop_tokens_like_hugging_face(num_output: int) -> None
     processor: Any = MinNewTokensLengthLogitsProcessor(1, 3, [5, 9, 0])
     expected = processor(torch.tensor([request.token_ids]), logits)
     assert torch.equal(apply_penalties(logits, [request]), expected)
-
-
-def test_ignored_eos_is_not_masked() -> None:
-    request = make_request(min_tokens=3, ignore_eos=True, eos=frozenset({0}))
-    logits = random_logits(1)
-    assert apply_penalties(logits, [request]) is logits
+    ignored = make_request(min_tokens=3, ignore_eos=True, eos=frozenset({0}))
+    assert torch.equal(apply_penalties(logits, [ignored]), logits)
 
 
 def test_all_steps_together_equal_hugging_face() -> None:
@@ -253,30 +200,20 @@ def test_greedy_takes_the_argmax_after_penalties() -> None:
     assert of_plain.logprobs is None
 
 
-def test_a_tiny_temperature_is_as_good_as_greedy() -> None:
+def test_values_beyond_fp32_mean_their_limits() -> None:
     logits = random_logits(1)
-    request = make_request(temperature=1e-40, top_p=0.9)
-    assert sample(logits, [request])[0].token_id == int(logits.argmax())
-
-
-def test_filters_beyond_all_numbers_keep_one_token_or_all() -> None:
-    logits = random_logits(1)
-    least = make_request(top_p=1e-300)
-    assert sample(logits, [least])[0].token_id == int(logits.argmax())
+    for params in ({"temperature": 1e-40, "top_p": 0.9}, {"top_p": 1e-300}):
+        assert sample(logits, [make_request(**params)])[0].token_id == int(logits.argmax())
     for seed in range(20):
         every, plain = (make_request(seed=seed, top_k=top_k) for top_k in (2**40, 0))
         assert sample(logits, [every]) == sample(logits, [plain])
-
-
-def test_extreme_penalties_do_not_overflow() -> None:
     for penalty in (1e-300, 1e300):
-        logits = torch.tensor([[10.0, 0.0, -10.0]])
         request = make_request(prompt=(0, 1, 2), repetition_penalty=penalty, top_p=0.5)
-        assert sample(logits, [request])[0].token_id in (0, 1)
+        assert sample(torch.tensor([[10.0, 0.0, -10.0]]), [request])[0].token_id in (0, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_top", [0, 1, 20, 10_000])
+@pytest.mark.parametrize("num_top", [0, 20])
 def test_logprobs_are_those_of_the_raw_logits(num_top: int, dtype: torch.dtype) -> None:
     logits = random_logits(3).to(dtype)
     requests = [
@@ -324,10 +261,6 @@ def test_a_row_of_minus_infinity_has_no_token_and_one_number_among_them_is_enoug
     logits[0, 99] = -4.0
     for params in both:
         assert sample(logits, [make_request(**params)])[0].token_id == 99
-
-
-def test_no_rows_give_no_tokens() -> None:
-    assert sample(torch.zeros(0, VOCAB_SIZE), []) == []
 
 
 # --- independence of the batch ------------------------------------------------------------------

@@ -23,7 +23,6 @@ from engine_helpers import (
     random_prompts,
     run_to_end,
 )
-from milestone_llm.frontend.garbage import nothing_collected
 
 PROMPTS = random_prompts([6, 3, 9, 4], seed=4)
 EXPECTED = [hf_greedy("llama", prompt, 8) for prompt in PROMPTS]
@@ -53,34 +52,6 @@ def test_abort_inside_a_stream_ends_that_request_only(package):
             assert engine.abort("r0").finish_reason == "abort"
     assert last["r0"].token_ids == EXPECTED[0][:3]
     assert last["r1"].token_ids == EXPECTED[1]
-    assert_empty(engine)
-
-
-@every_milestone
-def test_closing_a_stream_aborts_its_requests_and_keeps_the_outputs_of_others(package):
-    engine = make_engine(package)
-    engine.add_request(PROMPTS[2], greedy(1), request_id="short")
-    engine.add_request(PROMPTS[0], greedy(8), request_id="a")
-    stream = engine.stream(PROMPTS[:2], greedy(8))
-    next(stream)  # the step that finishes `short` has been made, for whoever steps next
-    stream.close()
-    final = run_to_end(engine)
-    assert final["short"].token_ids == EXPECTED[2][:1]
-    assert final["a"].token_ids == EXPECTED[0]
-    assert set(final) == {"short", "a"}
-    assert_empty(engine)
-
-
-@every_milestone
-@pytest.mark.parametrize("how", ["closed", "forgotten"])
-def test_a_stream_left_before_its_first_output_leaves_nothing(package, how):
-    engine = make_engine(package)
-    stream = engine.stream(PROMPTS, greedy(8))
-    if how == "closed":
-        stream.close()
-    else:
-        del stream
-        gc.collect()
     assert_empty(engine)
 
 
@@ -143,26 +114,6 @@ def test_two_streams_read_in_turn_both_see_every_token(package):
 
 
 @every_milestone
-def test_outputs_go_to_those_who_brought_the_requests(package):
-    """`generate`, a stream and `step` compute each other's requests, and get their own outputs."""
-    engine = make_engine(package)
-    for name, prompt in zip("ab", PROMPTS, strict=False):
-        engine.add_request(prompt, greedy(8), request_id=name)
-    stream = engine.stream(PROMPTS[3], greedy(8))
-    for output in engine.step():
-        assert output.request_id in "ab"
-    (output,) = engine.generate(PROMPTS[2], greedy(8))
-    assert output.token_ids == EXPECTED[2]
-    final = run_to_end(engine)
-    assert {name: output.token_ids for name, output in final.items()} == {
-        "a": EXPECTED[0],
-        "b": EXPECTED[1],
-    }
-    assert [output.token_ids for output in stream][-1] == EXPECTED[3]
-    assert_empty(engine)
-
-
-@every_milestone
 def test_an_id_is_taken_until_its_last_output_has_been_given_out(package):
     engine = make_engine(package)
     engine.add_request(PROMPTS[0], greedy(2), request_id="mine")
@@ -187,20 +138,6 @@ def test_a_generate_does_not_look_through_what_was_there_before(monkeypatch):
     assert gc.get_threshold() == before
 
 
-@every_milestone
-def test_an_engine_goes_with_its_last_name(package):
-    """And so does its memory. The collector may come late, or in the middle of a capture."""
-    gc.disable()
-    try:
-        engine = make_engine(package)
-        engine.generate([[3, 4, 5]], greedy(2))
-        parts = [weakref.ref(part) for part in (engine, engine.core, engine.runner)]
-        del engine
-        assert [part() for part in parts] == [None] * 3
-    finally:
-        gc.enable()
-
-
 def test_what_is_new_before_a_generate_is_still_new_behind_it():
     """If it were old, a program that generates again and again would keep all its garbage."""
     gc.unfreeze()  # nothing is frozen, as in a program that has just begun
@@ -217,9 +154,3 @@ def test_what_is_new_before_a_generate_is_still_new_behind_it():
     finally:
         gc.enable()
         gc.freeze()
-
-
-def test_the_collector_works_again_after_what_is_built_without_it():
-    with nothing_collected(), nothing_collected():
-        assert not gc.isenabled()
-    assert gc.isenabled()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from typing import Any
 
 import pytest
@@ -12,36 +11,8 @@ from rich.console import Console
 
 from milestone_llm.core.kv import KVEvent, KVUsage
 from milestone_llm.trace.console import ConsoleSink, print_changes
-from milestone_llm.trace.records import BatchRow, StepRecord, steps_with_changes
-from milestone_llm.trace.text import (
-    Words,
-    fit,
-    id_ranges,
-    plural,
-    request_color,
-    safe,
-)
-
-
-def row(name: str, phase: str, start: int, new: int, **fields: Any) -> BatchRow:
-    values = {"num_cached_tokens": 0, "sampled_token": None, "blocks": [], **fields}
-    return BatchRow(name, phase, start, new, **values)
-
-
-def step(number: int, batch: list[BatchRow], **fields: Any) -> StepRecord:
-    values: dict[str, Any] = {
-        "milestone": "m1_single",
-        "schedule_ms": 0.1,
-        "execute_ms": 8.04,
-        "update_ms": 0.2,
-        "kv": KVUsage("token", 0, 147, 147, 147, 74),
-        **{name: [] for name in ("waiting", "running", "swapped", "admitted", "resumed")},
-        **{name: [] for name in ("preempted", "finished", "arrived", "events")},
-        **{"start_s": 0.0, "waiting_reasons": {}},
-    }
-    for phase in ("prefill", "decode", "padding"):
-        values[f"num_{phase}_tokens"] = sum(r.num_new_tokens for r in batch if r.phase == phase)
-    return StepRecord(step=number, batch=batch, **{**values, **fields})
+from milestone_llm.trace.records import StepRecord, steps_with_changes
+from trace_helpers import row, step
 
 
 def full_step() -> StepRecord:
@@ -51,7 +22,7 @@ def full_step() -> StepRecord:
         [
             row("r1", "prefill", 64, 48, num_cached_tokens=64, blocks=[3, 9, 4, 5, 6, 7]),
             row("r2", "decode", 30, 1, sampled_token=917, blocks=[0, 1]),
-            row("r0", "decode", 41, 1, sampled_token=2, blocks=[10, 12, 11]),
+            row("r0", "decode", 41, 1, sampled_token=2, blocks=[9, 12, 11]),
         ],
         milestone="m4_prefix_chunked",
         waiting=["r7", "r8"],
@@ -68,7 +39,7 @@ def full_step() -> StepRecord:
             KVEvent("alloc", "r2", [1]),
             KVEvent("copy_on_write", "r2", [4, 12]),
             KVEvent("alloc", "r1", [9]),
-            KVEvent("free", "r0", [10, 12, 11]),
+            KVEvent("free", "r0", [9, 12, 11], held=[9]),
         ],
         start_s=1.204,
         arrived=["r7", "r8"],
@@ -84,29 +55,6 @@ def printed(record: StepRecord, width: int = 80, encoding: str = "utf-8", **opti
     return raw.getvalue().decode(encoding)
 
 
-def test_blocks_that_others_hold_still_are_released_and_not_free() -> None:
-    batch = [
-        row("r0", "decode", 41, 1, blocks=[0, 1, 2]),
-        row("r1", "decode", 30, 1, blocks=[0, 3]),
-    ]
-    events = [KVEvent("free", "r0", [0, 1, 2], held=[0])]
-    record = step(3, batch, events=events, kv=KVUsage("block", 64, 2, 4, 32, 31))
-    lines = [" ".join(line.split()) for line in printed(record).splitlines()]
-    assert "kv free 2 blocks: 1 2 (r0)" in lines
-    assert "kv release 1 block: 0 (r0), still held by r1" in lines
-    assert StepRecord.from_json(json.dumps(record.to_dict())).events == record.events
-
-
-def test_who_has_released_a_block_earlier_in_the_step_holds_it_no_more() -> None:
-    names = ("r0", "r1", "r2")
-    batch = [row(name, "decode", 8, 1, blocks=[0, number]) for number, name in enumerate(names, 3)]
-    events = [KVEvent("free", "r0", [0, 3], held=[0]), KVEvent("free", "r1", [0, 4], held=[0])]
-    record = step(3, batch, events=events, kv=KVUsage("block", 64, 2, 4, 32, 9))
-    lines = [" ".join(line.split()) for line in printed(record).splitlines()]
-    assert "kv release 1 block: 0 (r0), still held by r1 r2" in lines
-    assert "kv release 1 block: 0 (r1), still held by r2" in lines
-
-
 def test_a_step_reads_like_this_at_80_columns() -> None:
     assert (
         printed(full_step())
@@ -115,7 +63,7 @@ def test_a_step_reads_like_this_at_80_columns() -> None:
    who  phase      tokens  positions  context  sampled  cached  blocks
    r1   ▸ prefill     +48  64..111        112        -      64  3 9 4-7
    r2   • decode       +1  30              31      917       -  0 1
-   r0   • decode       +1  41              42        2       -  10 12 11
+   r0   • decode       +1  41              42        2       -  9 12 11
 arrived   r7 r8
 preempted r5: no free block for r2
 kv        swap_out 1 block: 1 (r5)
@@ -126,7 +74,8 @@ kv        copy_on_write 1 copy: 4 12 (r2)
 admitted  r1
 kv        alloc 1 block: 9 (r1)
 finished  r0: stop
-kv        free 3 blocks: 10 12 11 (r0)
+kv        free 2 blocks: 12 11 (r0)
+kv        release 1 block: 9 (r0), still held by r1
 queues    waiting 2: r7 r8 | running 2: r1 r2 | swapped 1: r5
 waits     r7: max_num_seqs=3 requests are running
 kv        [███████████████▒▒▒▒░░░░░] 40 of 64 blocks used, 24 free (10 cached)
@@ -137,49 +86,13 @@ time      schedule 0.1 ms, execute 8.0 ms, update 0.2 ms, began at 1.204 s
     )
 
 
-def test_padding_shows_as_waste_and_times_can_be_left_out() -> None:
-    record = step(
-        10,
-        [row("r0", "padding", 15, 1), row("r1", "decode", 57, 1, sampled_token=8)],
-        running=["r1"],
-    )
-    assert (
-        printed(record, show_times=False)
-        == """\
-── step 10  m1_single  1 decode + 1 padding tokens (50% useful) ────────────────
-   who  phase      tokens  positions  context  sampled
-   r0   ░ padding      +1  -                -        -
-   r1   • decode       +1  57              58        8
-queues    waiting 0 | running 1: r1
-kv        74 tokens stored, 147 reserved (49.7% empty)
-
-"""
-    )
-
-
-def test_an_engine_with_regions_shows_the_region() -> None:
-    record = step(
-        0,
-        [row("r0", "decode", 6, 1, sampled_token=9, blocks=[2])],
-        kv=KVUsage("region", 4, 1, 1, 256, 7),
-    )
-    lines = printed(record).splitlines()
-    assert lines[1].split() == [
-        *("who", "phase", "tokens", "positions", "context", "sampled", "region")
-    ]
-    assert lines[2].split()[-1] == "2"
-    assert "1 of 4 regions used, 3 free" in printed(record)
-
-
-def test_ascii_consoles_get_ascii() -> None:
+def test_ascii_consoles_get_ascii_and_markup_in_an_id_is_text() -> None:
     record = full_step()
-    record.batch.append(row("问题\n", "decode", 3, 1))
+    record.batch += [row("问题\n", start=3), row("[red]x", start=3)]
     text = printed(record, encoding="ascii")
     assert text.isascii()
-    assert "??\\n" in text, "what it does not know is a question mark"
-    assert "> prefill" in text
-    assert "* decode" in text
-    assert "[###############++++.....]" in text
+    for shown in ("??\\n", "[red]x", "> prefill", "* decode", "[###############++++.....]"):
+        assert shown in text
 
 
 @pytest.mark.parametrize("width", [*range(20, 121, 5), 200])
@@ -193,17 +106,6 @@ def test_no_line_is_wider_than_the_console_or_ends_in_spaces(width: int) -> None
         assert line == line.rstrip()
 
 
-def test_narrow_consoles_drop_what_the_other_columns_tell() -> None:
-    def head(width: int) -> str:
-        lines = printed(full_step(), width).splitlines()
-        return " ".join(next(line for line in lines if "who" in line).split())
-
-    assert head(70) == "who phase tokens context sampled cached blocks"
-    assert head(60) == "who phase tokens context cached blocks"
-    assert head(50) == "who phase tokens context cached"
-    assert head(40) == "who phase tokens context"
-
-
 def test_a_large_batch_shows_16_rows_and_sums_up_the_rest() -> None:
     batch = [row(f"r{n}", "prefill" if n > 250 else "decode", 9, 1 + n // 251) for n in range(256)]
     names = [one.request_id for one in batch]
@@ -212,14 +114,6 @@ def test_a_large_batch_shows_16_rows_and_sums_up_the_rest() -> None:
     assert len(text.splitlines()) < 30
     assert "running 256: r0 r1 r2" in text
     assert "… r255" in text
-
-
-def test_a_true_order_of_events_and_whose_blocks_they_are() -> None:
-    record = full_step()
-    record.events[:0] = [KVEvent("free", "r5", [1, 2, 3]), KVEvent("evict", None, [8])]
-    events = [line for line in printed(record).splitlines() if line.startswith("kv  ")]
-    assert [line.split()[1] for line in events[:3]] == ["free", "evict", "swap_out"]
-    assert [line.split(": ")[1] for line in events[:2]] == ["1-3 (r5)", "8"]
 
 
 def test_those_who_come_in_one_after_the_other_stand_in_one_line() -> None:
@@ -248,39 +142,11 @@ def test_a_sampled_token_stands_beside_its_text() -> None:
     ]
 
 
-def test_an_empty_step_says_so() -> None:
-    assert "nothing to compute" in printed(step(0, []))
-
-
-def test_markup_in_an_id_is_only_text() -> None:
-    assert "[red]x" in printed(step(0, [row("[red]x", "decode", 3, 1)], admitted=["[red]x"]))
-
-
-def test_a_request_keeps_its_colour() -> None:
-    file = io.StringIO()
-    console = Console(file=file, width=80, force_terminal=True, color_system="truecolor")
-    sink = ConsoleSink(console)
-    sink(step(0, [row("a", "prefill", 0, 4), row("b", "prefill", 0, 4)]))
-    file.truncate(0)
-    sink(step(1, [row("b", "decode", 4, 1)]))
-    red, green, blue = (int(request_color(1)[at : at + 2], 16) for at in (1, 3, 5))
-    assert f"\x1b[38;2;{red};{green};{blue}mb" in file.getvalue()
-
-
-def test_request_colours_differ_for_24_requests() -> None:
-    assert len({request_color(index) for index in range(24)}) == 24
-    assert request_color(24) == request_color(0)
-
-
-def decode_steps(count: int, names: str, first: int = 0) -> list[StepRecord]:
-    return [step(first + n, [row(r, "decode", n, 1) for r in names]) for n in range(count)]
-
-
-def test_steps_shown_are_first_last_and_where_something_changed() -> None:
+def test_of_a_run_the_first_step_the_last_and_all_changes_are_shown_with_the_gaps() -> None:
     records = [
         step(0, [row("a", "prefill", 0, 4), row("b", "prefill", 0, 4)], admitted=["a", "b"]),
-        *decode_steps(9, "ab", first=1),
-        *decode_steps(20, "a", first=10),
+        *(step(number, [row("a"), row("b")]) for number in range(1, 10)),
+        *(step(number, [row("a")]) for number in range(10, 30)),
     ]
     records[9].finished.append({"request_id": "b", "reason": "length"})
     records[15].events.append(KVEvent("alloc", "a", [3]))
@@ -291,32 +157,6 @@ def test_steps_shown_are_first_last_and_where_something_changed() -> None:
         record.waiting.append("c")
     shown = [record.step for record in steps_with_changes(records)]
     assert shown == [0, 1, 9, 10, 18, 22, 24, 26, 29]
-    assert steps_with_changes([]) == []
-    assert steps_with_changes(records[:1]) == records[:1]
-
-
-def test_gaps_between_steps_are_named() -> None:
     file = io.StringIO()
-    records = [*decode_steps(5, "ab"), *decode_steps(3, "a", first=5)]
-    print_changes(records, ConsoleSink(Console(file=file, width=80), show_times=False))
-    lines = file.getvalue().splitlines()
-    assert [line for line in lines if line.startswith(("──", "…"))] == [
-        "── step 0  m1_single  2 decode tokens " + "─" * 42,
-        "… 4 steps like step 0 …",
-        "── step 5  m1_single  1 decode token " + "─" * 43,
-        "… 1 step like step 5 …",
-        "── step 7  m1_single  1 decode token " + "─" * 43,
-    ]
-
-
-def test_text_helpers() -> None:
-    assert id_ranges([4, 5, 6, 7, 12, 9, 10]) == ["4-7", "12", "9", "10"]
-    assert fit("chatcmpl-0123456789", 11) == "chatc…56789"
-    assert Words(["a", "b", "c"] * 2).line(11).plain == "a b c a b c"
-    assert Words([str(n) for n in range(90)]).line(14).plain == "0 1 2 3 4 … 89"
-    assert [plural(1, "copy"), plural(2, "copy"), plural(1200, "block")] == [
-        "1 copy",
-        "2 copies",
-        "1,200 blocks",
-    ]
-    assert safe("a\nb\x1b") == "a\\nb\\x1b"
+    print_changes(records, ConsoleSink(Console(file=file, width=80)))
+    assert "… 7 steps like step 1 …\n" in file.getvalue()

@@ -19,6 +19,7 @@ from engine_helpers import (
     random_prompts,
     run_to_end,
 )
+from milestone_llm.core.errors import InputError
 from milestone_llm.core.kv import KVEvent, KVUsage
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import Preemption, ScheduledRequest, StepPlan
@@ -28,70 +29,30 @@ from milestone_llm.trace.jsonl import read_run
 from milestone_llm.trace.records import BatchRow, StepRecord
 from milestone_llm.trace.tracer import Tracer
 
-SCHEMA: dict[str, Any] = {
-    "step": int,
-    "milestone": str,
-    "schedule_ms": float,
-    "execute_ms": float,
-    "update_ms": float,
+LINE = """{
+    "step": 12, "milestone": "m4_prefix_chunked",
+    "schedule_ms": 1.0, "execute_ms": 2.0, "update_ms": 0.5,
     "batch": [
-        {
-            "request_id": str,
-            "phase": str,
-            "start": int,
-            "num_new_tokens": int,
-            "num_cached_tokens": int,
-            "sampled_token": int | None,
-            "blocks": [int],
-        }
+        {"request_id": "r1", "phase": "prefill", "start": 0, "num_new_tokens": 4,
+         "num_cached_tokens": 0, "sampled_token": null, "blocks": [3]}
     ],
-    "num_prefill_tokens": int,
-    "num_decode_tokens": int,
-    "num_padding_tokens": int,
-    "start_s": float,
-    "waiting": [str],
-    "running": [str],
-    "swapped": [str],
-    "waiting_reasons": dict,
-    "arrived": [str],
-    "admitted": [str],
-    "resumed": [str],
-    "preempted": [{"request_id": str, "reason": str}],
-    "finished": [{"request_id": str, "reason": str}],
-    "kv": {
-        "unit": str,
-        "total": int,
-        "used": int,
-        "free": int,
-        "cached": int,
-        "watermark": int,
-        "reserved_tokens": int,
-        "stored_tokens": int,
-    },
-    "events": [{"type": str, "request_id": str | None, "blocks": [int]}],
-    "policy": str,
-    "prompts": dict,
-}
-"""Names, order and types of a JSON line."""
+    "num_prefill_tokens": 4, "num_decode_tokens": 0, "num_padding_tokens": 0, "start_s": 0.0,
+    "waiting": [], "running": ["r1"], "swapped": [], "waiting_reasons": {"r2": "no block is free"},
+    "arrived": ["r1"], "admitted": ["r1"], "resumed": ["r1"],
+    "preempted": [{"request_id": "r1", "reason": "no free block for r2"}],
+    "finished": [{"request_id": "r0", "reason": "stop"}],
+    "kv": {"unit": "block", "total": 64, "used": 40, "free": 24, "cached": 10, "watermark": 51,
+           "reserved_tokens": 640, "stored_tokens": 598},
+    "events": [{"type": "alloc", "request_id": "r1", "blocks": [9]},
+               {"type": "evict", "request_id": null, "blocks": [4]},
+               {"type": "free", "request_id": "r1", "blocks": [5, 6], "held": [5]}],
+    "policy": "fcfs", "prompts": {"r1": {"priority": 0, "num_tokens": 4, "hashes": []}}
+}"""
+"""All that a line may have, in its order: readers of traces rely on it."""
 
 PHASES = {"prefill", "decode", "padding"}
-EVENTS = {"alloc", "free", "share", "copy_on_write", "evict", "swap_out", "swap_in"}
 PROMPTS = random_prompts([5, 9, 2, 7])
 LENGTHS = [3, 6, 1, 4]
-
-
-def assert_fits(value: Any, schema: Any, where: str = "record") -> None:
-    if isinstance(schema, dict):
-        assert list(value) == list(schema), where
-        for name, inner in schema.items():
-            assert_fits(value[name], inner, f"{where}.{name}")
-    elif isinstance(schema, list):
-        assert isinstance(value, list), where
-        for inner in value:
-            assert_fits(inner, schema[0], f"{where}[]")
-    else:
-        assert isinstance(value, schema), f"{where} is {value!r}"
-        assert not isinstance(value, bool), where
 
 
 def traced_run(package: Any, trace: str = "memory") -> Any:
@@ -104,18 +65,6 @@ def traced_run(package: Any, trace: str = "memory") -> Any:
     engine.abort("aborted")
     run_to_end(engine)
     return engine
-
-
-@every_milestone
-def test_every_record_has_exactly_the_fields_of_the_schema(package):
-    records = traced_run(package).tracer.records
-    for number, record in enumerate(records):
-        line = json.loads(json.dumps(record.to_dict()))
-        assert_fits(line, SCHEMA)
-        assert line["step"] == number
-        assert line["milestone"] == package.__name__
-        assert {row["phase"] for row in line["batch"]} <= PHASES
-        assert {event["type"] for event in line["events"]} <= EVENTS
 
 
 def test_a_record_says_what_a_request_came_with_and_who_begins_alike():
@@ -142,21 +91,21 @@ def a_step_of_everything() -> tuple[Any, Any]:
     request = make_request("r1")
     row = ScheduledRequest(request, 0, 4, blocks=[3], num_cached_tokens=0)
     plan = StepPlan([row], [request], [request], [Preemption(request, "no free block for r2")])
+    plan.waiting_reasons["r2"] = "no block is free"
     events = [KVEvent("alloc", "r1", [9]), KVEvent("evict", None, [4])]
+    events.append(KVEvent("free", "r1", [5, 6], held=[5]))
     times = [0.0, 0.001, 0.003, 0.0035]
-    step = SettledStep(12, "m4_prefix_chunked", times, plan, {}, [("r0", "stop")], events, [])
+    step = SettledStep(12, "m4_prefix_chunked", times, plan, {}, [("r0", "stop")], events, ["r1"])
     usage = KVUsage("block", 64, 40, 51, 640, 598, cached=10)
     return step, types.SimpleNamespace(
         waiting=RequestQueue(), running=[request], kv_usage=lambda: usage
     )
 
 
-def test_a_record_of_everything_fits_the_schema_too():
-    data = StepRecord.of(*a_step_of_everything()).to_dict()
-    assert_fits(data, SCHEMA)
-    assert (data["schedule_ms"], data["execute_ms"], data["update_ms"]) == (1.0, 2.0, 0.5)
-    assert data["finished"] == [{"request_id": "r0", "reason": "stop"}]
-    assert data["kv"]["free"] == 24
+def test_a_line_has_these_fields_in_this_order():
+    record = StepRecord.of(*a_step_of_everything(), start=0.0)
+    assert json.dumps(record.to_dict()) == json.dumps(json.loads(LINE))
+    assert StepRecord.from_json(LINE) == record
 
 
 def test_a_row_without_a_token_says_so():
@@ -210,61 +159,28 @@ def test_the_rows_of_a_request_tell_all_its_tokens(package):
 
 
 @every_milestone
-def test_a_jsonl_trace_reads_back_as_it_was(package, tmp_path):
-    path = tmp_path / "deep" / "steps.jsonl"
-    engine = traced_run(package, str(path))
-    assert read_run(path) == engine.tracer.records
-    assert len(path.read_text().splitlines()) == engine.stats()["steps"]
-
-
-def test_a_step_is_on_disk_when_it_returns(tmp_path):
-    path = tmp_path / "steps.jsonl"
-    engine = make_engine(m1_single, trace=str(path))
-    engine.add_request([5, 6], greedy(3))
-    for number in (1, 2):
+@pytest.mark.parametrize("name", ["steps.jsonl", "steps.jsonl.gz"])
+def test_a_trace_reads_back_as_it_was_after_every_step(package, name, tmp_path):
+    path = tmp_path / "deep" / name
+    engine = make_engine(package, trace=str(path))
+    for number, prompt in enumerate(PROMPTS):
+        engine.add_request(prompt, greedy(1 + 2 * number))
+    while engine.has_unfinished_requests():
         engine.step()
-        assert len(read_run(path)) == number
+        if engine.tracer.records:  # M5's first step is settled with the second
+            assert read_run(path) == engine.tracer.records
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"step": 1}', "null"])
-def test_a_line_that_is_no_record_is_named(tmp_path, line):
-    path = tmp_path / "steps.jsonl"
-    good = StepRecord.of(*a_step_of_everything()).to_dict()
-    path.write_text(json.dumps(good) + "\n" + line + "\n")
-    with pytest.raises(ValueError, match="line 2"):
-        read_run(path)
-
-
-def test_llm_trace_in_the_environment_prints_every_step(monkeypatch, capsys):
+def test_llm_trace_prints_the_steps_of_any_program(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("LLM_TRACE", "1")
-    engine = make_engine(m1_single)
-    engine.generate([5, 6], greedy(2))
-    printed = capsys.readouterr().out
-    assert len(engine.tracer.records) == 2
-    assert "prefill" in printed
-    assert "decode" in printed
-
-
-@pytest.mark.parametrize("value", ["", "0"])
-def test_without_it_nothing_is_traced(monkeypatch, capsys, value):
-    monkeypatch.setenv("LLM_TRACE", value)
-    engine = make_engine(m1_single)
-    engine.generate([5, 6], greedy(2))
-    assert engine.tracer is None
-    assert capsys.readouterr().out == ""
-
-
-def test_it_prints_the_steps_of_programs_that_trace_for_themselves(monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("LLM_TRACE", "1")
-    for option in ("memory", "console", str(tmp_path / "steps.jsonl")):
+    for option in (None, "memory", "console", str(tmp_path / "steps.jsonl")):
         make_engine(m1_single, trace=option).generate([5, 6], greedy(2))
         assert capsys.readouterr().out.count("── step 0 ") == 1
-    assert len(read_run(tmp_path / "steps.jsonl")) == 2
-
-
-def test_other_values_of_the_variable_are_refused(monkeypatch):
+    for value in ("", "0"):
+        monkeypatch.setenv("LLM_TRACE", value)
+        assert make_engine(m1_single).tracer is None
     monkeypatch.setenv("LLM_TRACE", "yes")
-    with pytest.raises(ValueError, match=r"LLM_TRACE must be 1 .* or 0, got 'yes'"):
+    with pytest.raises(InputError, match="LLM_TRACE"):
         make_engine(m1_single)
 
 
@@ -274,9 +190,9 @@ def test_every_sink_sees_every_record_and_one_that_fails_no_more():
     def full_disk(record: Any) -> None:
         raise OSError("no space left")
 
-    tracer = Tracer([seen[0].append, full_disk, seen[1].append])
-    with pytest.warns(RuntimeWarning, match="the trace ends with step 12: no space left"):
+    tracer = Tracer([seen[0].append, full_disk, seen[1].append], keeps_records=False)
+    with pytest.warns(RuntimeWarning, match="no space left"):
         tracer.record(*a_step_of_everything())
     tracer.record(*a_step_of_everything())
     assert [len(each) for each in seen] == [2, 2]
-    assert seen == [tracer.records] * 2
+    assert tracer.records == []

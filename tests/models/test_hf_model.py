@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 
-from engine_helpers import (
-    PACKAGES,
-    greedy,
-    hf_generate,
-    make_engine,
-    random_prompts,
-)
+from engine_helpers import PACKAGES, greedy, hf_generate, make_engine, random_prompts
+from interrupter import Interrupter
 from milestone_llm.models.hf_model import with_attention
 from milestone_llm.models.tiny_models import build_tiny_model
 
-ROOT = Path(__file__).parents[2]
 PROMPTS = random_prompts([9, 5])
 STRIDE = 1 if os.environ.get("STORM") else 3
 """Every how manieth line is interrupted."""
@@ -34,41 +25,6 @@ def own_tokens(model: Any) -> list[int]:
     return hf_generate(model, PROMPTS[0], 3, eos_token_id=model.config.vocab_size)
 
 
-class AtEveryLine:
-    """Calls `look` before each line of ours that runs; raises Ctrl-C before one if told to.
-
-    Args:
-        files: names of those that count.
-        interrupt_at: number of the line, from 1; 0: never.
-    """
-
-    def __init__(self, look: Any, files: tuple[str, ...], interrupt_at: int = 0) -> None:
-        self.look, self.files, self.interrupt_at = look, files, interrupt_at
-        self.num_lines = 0
-
-    def __enter__(self) -> AtEveryLine:
-        self.before = sys.gettrace()
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        sys.settrace(self.before)
-
-    def _call(self, frame: FrameType, event: str, argument: object) -> Any:
-        path = Path(frame.f_code.co_filename)
-        is_ours = path.is_relative_to(ROOT) and not {"tests", ".venv"} & set(path.parts)
-        return self._line if is_ours and path.name in self.files else None
-
-    def _line(self, frame: FrameType, event: str, argument: object) -> Any:
-        if event == "line":
-            self.num_lines += 1
-            self.look()
-            if self.num_lines == self.interrupt_at:
-                sys.settrace(self.before)
-                raise KeyboardInterrupt
-        return self._line
-
-
 @pytest.mark.parametrize("package", PACKAGES[:4], ids=lambda package: package.__name__)
 def test_the_model_is_hugging_faces_own_at_every_line_of_a_try_and_of_a_step(package):
     model = build_tiny_model("mistral").double()
@@ -78,7 +34,7 @@ def test_the_model_is_hugging_faces_own_at_every_line_of_a_try_and_of_a_step(pac
     def look() -> None:
         seen.add(model.config._attn_implementation)
 
-    with AtEveryLine(look, (*RUNNERS, "attention.py")) as watching:
+    with Interrupter(-1, (*RUNNERS, "attention.py"), look) as watching:
         engine = make_engine(package, model, max_num_seqs=2, max_model_len=32)
         engine.generate(PROMPTS, greedy(2))
     assert watching.num_lines > 100
@@ -95,10 +51,10 @@ def test_ctrl_c_at_any_line_leaves_the_model_as_it_was(package):
         return engine.generate(PROMPTS[0], greedy(1))[0].token_ids
 
     expected = work()
-    with AtEveryLine(lambda: None, RUNNERS) as counting:
+    with Interrupter(-1, RUNNERS) as counting:
         work()
     for at in range(1, counting.num_lines + 1, STRIDE):
-        with contextlib.suppress(KeyboardInterrupt), AtEveryLine(lambda: None, RUNNERS, at):
+        with contextlib.suppress(KeyboardInterrupt), Interrupter(at, RUNNERS):
             work()
         assert own_tokens(model) == own, at
     assert work() == expected

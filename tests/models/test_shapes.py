@@ -10,17 +10,6 @@ from milestone_llm.models.checkpoint import load_model
 from milestone_llm.models.pretrained import has_weights
 
 
-def test_a_shape_has_the_config_of_the_model_it_is_named_after():
-    config = shapes.shape_config("qwen3-8b")
-    assert (config.num_hidden_layers, config.num_attention_heads, config.hidden_size) == (
-        36,
-        32,
-        4096,
-    )
-    assert not config.tie_word_embeddings
-    assert shapes.shape_config("qwen3-0.6b").tie_word_embeddings
-
-
 def test_an_unknown_shape_is_refused_with_those_there_are():
     with pytest.raises(ValueError, match=r"'random-gpt5'; there are random-qwen3-0\.6b, random-"):
         load_model("random-gpt5", device="cpu")

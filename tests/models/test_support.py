@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
 from engine_helpers import every_milestone, greedy, make_engine, random_prompts
-from milestone_llm.models.flat_probe import _is_causal
 from milestone_llm.models.support import check_flat, check_padded
 from milestone_llm.models.tiny_models import build_tiny_model
 
@@ -64,15 +62,15 @@ def test_rope_that_depends_on_a_token_s_own_position_is_served(
 @every_milestone
 def test_what_is_no_causal_language_model_is_refused(package: Any) -> None:
     config = AutoConfig.for_model("llama", **SMALL, intermediate_size=32, pad_token_id=0)
-    for auto_class in (AutoModelForSequenceClassification, AutoModel):
-        with pytest.raises(ValueError, match=r"model type llama\).*no causal language model"):
-            package.LLMEngine(auto_class.from_config(config))
-    bert = AutoModel.from_config(AutoConfig.for_model("bert", **SMALL))
-    with pytest.raises(ValueError, match="model type bert"):
-        package.LLMEngine(bert)
     t5 = AutoConfig.for_model("t5", vocab_size=99, d_model=32, d_kv=16, num_layers=1, num_heads=2)
-    with pytest.raises(ValueError, match="model type t5"):
-        package.LLMEngine(AutoModel.from_config(t5))
+    for model in (
+        AutoModelForSequenceClassification.from_config(config),
+        AutoModel.from_config(config),
+        AutoModel.from_config(AutoConfig.for_model("bert", **SMALL)),
+        AutoModel.from_config(t5),
+    ):
+        with pytest.raises(ValueError, match=f"model type {model.config.model_type}"):
+            package.LLMEngine(model)
 
 
 def test_whatever_a_model_raises_when_tried_is_a_refusal() -> None:
@@ -138,38 +136,8 @@ def test_a_window_that_layers_do_not_read_is_refused(package: Any, window: int) 
     check_padded(build_tiny_model("mistral", sliding_window=window))
 
 
-def test_masks_are_compared_over_all_positions() -> None:
-    def causal(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return key <= query
-
-    def windowed(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return (key <= query) & (key > query - 5000)
-
-    def chunked(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return (key <= query) & (key // 8192 == query // 8192)
-
-    assert _is_causal(causal, None, 20_000)
-    assert _is_causal(windowed, 5000, 20_000)
-    assert not _is_causal(windowed, None, 20_000)
-    assert not _is_causal(windowed, 4999, 20_000)
-    assert not _is_causal(causal, 5000, 20_000)
-    assert not _is_causal(chunked, None, 20_000)
-    assert not _is_causal(chunked, 8192, 20_000)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_rounded_weights_are_no_reason_to_refuse(dtype: torch.dtype) -> None:
     model = build_tiny_model("gemma3").to(dtype)
     check_flat(model)
     check_padded(model)
-
-
-def test_a_try_leaves_the_model_and_the_random_numbers_alone_and_is_quick() -> None:
-    model = build_tiny_model("qwen3")
-    state, implementation = torch.get_rng_state(), model.config._attn_implementation
-    started = time.process_time()
-    check_flat(model)
-    check_padded(model)
-    assert time.process_time() - started < 2
-    assert torch.equal(torch.get_rng_state(), state)
-    assert model.config._attn_implementation == implementation
