@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from m4_prefix_chunked.caching_pool import CachingBlockPool
-from prefix_helpers import BLOCK_SIZE, Life, prompt, request_of
+from scheduler_helpers import BLOCK_SIZE, Life, prompt, request_of
 
 EXERCISE = ("m4_eviction.py", "EvictingPool")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from paged_helpers import make_requests
 
 from engine_helpers import tiny_model
 from m3_paged.block_cache import BlockCache
 from milestone_llm.core.plan import ScheduledRequest, StepPlan
-from paged_helpers import make_requests
 
 NUM_BLOCKS, BLOCK_SIZE = 6, 4
 

@@ -6,13 +6,13 @@ import types
 
 import pytest
 import torch
+from paged_helpers import make_requests
 
 from engine_helpers import tiny_model
 from m3_paged import attention
 from m3_paged.attention import AttentionMetadata, paged_attention
 from m3_paged.block_cache import BlockCache
 from milestone_llm.core.plan import ScheduledRequest
-from paged_helpers import make_requests
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 16  # of tiny llama
 SCALING = 0.3
