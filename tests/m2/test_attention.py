@@ -1,4 +1,4 @@
-"""What M2's attention does to the model: which regions it reads, and that nothing is left changed."""
+"""M2's attention: which regions it reads, and that it leaves the model as it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of memory that no plan of `test_golden_plans.py` shows, on a device whose KV is read back."""
+"""What no plan of `test_golden_plans.py` shows: a request's life, and memory that is just enough."""
 
 from __future__ import annotations
 
