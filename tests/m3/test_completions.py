@@ -69,39 +69,6 @@ def test_outputs_are_numbered_and_the_first_is_the_requests_own():
             assert token in logprobs
 
 
-def test_each_completion_ends_for_its_own_reason():
-    first, second, third = (
-        completion.token_ids
-        for completion in paged_engine().generate(PROMPT, sampled(7, n=3))[0].outputs
-    )
-    stop = next(token for token in second[1:] if token not in first + third)
-    engine = paged_engine()
-    (output,) = engine.generate(PROMPT, sampled(7, n=3, stop_token_ids=[stop]))
-    assert [c.finish_reason for c in output.outputs] == ["length", "stop", "length"]
-    stopped = second[: second.index(stop) + 1]
-    assert [c.token_ids for c in output.outputs] == [first, stopped, third]
-    assert_empty(engine)
-
-
-@pytest.mark.parametrize("max_tokens", [1, 2])
-def test_completions_that_end_in_the_step_of_their_fork_or_right_after(max_tokens):
-    engine = paged_engine()
-    (output,) = engine.generate(PROMPT, greedy(max_tokens, n=4))
-    expected = hf_greedy("llama", PROMPT, max_tokens)
-    assert [c.token_ids for c in output.outputs] == [expected] * 4
-    assert engine.stats()["steps"] == max_tokens
-    assert_empty(engine)
-
-
-def test_the_first_completion_may_end_before_those_that_forked_from_it():
-    first = paged_engine().generate(PROMPT, sampled(7, n=3))[0].outputs[0].token_ids[0]
-    engine = paged_engine(trace="memory")
-    (output,) = engine.generate(PROMPT, sampled(7, n=3, stop_token_ids=[first]))
-    assert (output.token_ids, output.outputs[0].finish_reason) == ([first], "stop")
-    assert all(len(completion.token_ids) > 1 for completion in output.outputs[1:])
-    assert_empty(engine)
-
-
 def test_stream_says_finished_only_when_the_last_completion_is():
     """A pool for one request: the completions end one after another."""
     engine = paged_engine(max_model_len=30, kv_cache_tokens=32)

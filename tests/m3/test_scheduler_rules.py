@@ -1,4 +1,4 @@
-"""What no plan of `test_golden_plans.py` shows: a request's life, and memory that is just enough."""
+"""What no plan of `test_golden_plans.py` shows: a request's life, memory that is just enough."""
 
 from __future__ import annotations
 

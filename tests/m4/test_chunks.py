@@ -23,14 +23,6 @@ def all_spans(life: Life) -> list[str]:
 # --- who gets how much --------------------------------------------------------------------------
 
 
-def test_a_prompt_longer_than_a_step_is_computed_in_chunks():
-    life = uncached(max_num_batched_tokens=4)
-    a = of_length("a", 10, 3)
-    life.add(a)
-    assert all_spans(life) == ["a[0:4]", "a[4:8]", "a[8:10]", "a[10:11]", "a[11:12]"]
-    assert_tokens([a])
-
-
 def test_a_row_that_stops_short_of_the_last_known_token_samples_nothing():
     life = uncached(max_num_batched_tokens=4)
     a = of_length("a", 9, 2)
@@ -118,26 +110,6 @@ def test_who_does_not_fit_whole_waits_and_nobody_passes_it():
     lines += all_spans(life)
     assert lines[:4] == ["a[0:8]", "a[8:16]", "a[16:20]", "a[20:21]"]
     assert lines[-2:] == ["b[0:8]", "b[8:13] c[0:1]"]
-
-
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_a_half_computed_prompt_is_preempted_and_comes_back(preemption):
-    """a needs blocks while b, its junior, has computed 10 of 16 tokens."""
-    life = uncached(6, max_num_batched_tokens=3, preemption=preemption)
-    a, b = of_length("a", 4, 10), of_length("b", 16, 3)
-    life.add(a, b)
-    plan = life.run_to_preemption()
-    assert [p.request for p in plan.preempted] == [b]
-    assert b.num_computed_tokens == (10 if preemption == "swap" else 0)
-    assert len(plan.swap_outs) == (3 if preemption == "swap" else 0)
-    while not (plan := life.plan()).resumed:
-        pass
-    (row,) = [row for row in plan.rows if row.request is b]
-    assert row.start == (10 if preemption == "swap" else 0)
-    assert len(plan.swap_ins) == (3 if preemption == "swap" else 0)
-    assert len(row.blocks) == 4, "blocks for the whole prompt again"
-    life.run()
-    assert_tokens([a, b])
 
 
 def test_prefill_first_decodes_when_newcomers_do_not_fit():

@@ -71,16 +71,6 @@ def test_a_wholly_cached_prompt_whose_last_block_is_in_use_copies_it_and_both_ar
     assert engine.stats()["copied_blocks"] == 1
 
 
-def test_equal_prompts_of_one_step_share_and_all_are_right():
-    engine = cached_engine()
-    prompts = [SYSTEM, SYSTEM, SYSTEM + TAIL[:2], SYSTEM + TAIL[:2]]
-    outputs = engine.generate(prompts, greedy(4))
-    assert [output.token_ids for output in outputs] == [hf_greedy("llama", p, 4) for p in prompts]
-    assert [output.metrics.num_cached_tokens for output in outputs] == [0, 12, 16, 16]
-    assert len(engine.tracer.records[0].batch) == 4
-    assert engine.stats()["copied_blocks"] == 0
-
-
 # --- salts --------------------------------------------------------------------------------------
 
 

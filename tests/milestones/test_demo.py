@@ -185,18 +185,6 @@ def test_m3_the_pool_is_made_for_tokens_that_the_model_can_have() -> None:
         assert small_pool(args, work) == 1536
 
 
-@small
-def test_m3_console_trace_leaves_only_the_maps(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setenv("LLM_TRACE", "1")
-    options = ["--model", "tiny-llama", "--out", str(tmp_path), "--max-tokens", "20"]
-    assert MAINS["m3"](options) == 0
-    out = capsys.readouterr().out
-    assert out.count("── step 0 ") == 1
-    assert "\nblocks   " in out
-
-
 # --- M4: prefix cache, chunks, guesses ----------------------------------------------------------
 
 

@@ -180,15 +180,6 @@ def test_a_swap_in_the_trace():
     assert engine.scheduler.preempter.host.events == []  # told as swaps, and not kept for ever
 
 
-def test_a_recomputation_in_the_trace():
-    records = run(traced_engine(m3_paged, **TIGHT), A, B)
-    out, back = records[2], records[5]
-    assert (out.waiting, out.swapped) == (["b"], [])
-    assert events(out) == [("free", "b", [1])]
-    assert [(row.phase, row.start, row.num_new_tokens) for row in back.batch] == [("prefill", 0, 5)]
-    assert (back.num_prefill_tokens, back.resumed) == (5, ["b"])
-
-
 def test_a_fork_in_the_trace():
     first, second = run(traced_engine(m3_paged), ("a", prompt("", 6), 2), n=3)
     assert first.admitted == first.running == ["a", "a/1", "a/2"]
@@ -233,16 +224,6 @@ def test_a_hit_and_a_copy_in_the_trace():
         ("copy_on_write", "c", [1, 4]),
     ]
     assert [row.num_cached_tokens for row in copy.batch] == [0, 0, 7]
-
-
-def test_evictions_are_counted_and_traced_with_their_blocks():
-    engine = traced_engine(m4_prefix_chunked, kv_cache_tokens=32, max_num_seqs=1)
-    run(engine, ("a", prompt("ABC", 1), 1))
-    first, second = run(engine, ("b", prompt("UVWXYZ", 1), 1))
-    assert events(first, "evict") == []
-    assert events(second, "evict") == [("evict", None, [2]), ("evict", None, [1])]
-    assert engine.stats()["prefix_cache"]["evictions"] == 2
-    assert [record.kv.cached for record in (first, second)] == [3, 1 + 6]
 
 
 def test_chunks_in_the_trace_sample_nothing_but_the_last():
