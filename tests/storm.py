@@ -356,8 +356,13 @@ class Storm:
         num_left = limits.max_num_batched_tokens - plan.num_tokens
         assert num_left >= 0 or (self.milestone < "m3" and len(rows) == 1)
         if newcomers and scheduler.waiting:
-            last = max(scheduler.waiting.key(request) for request in newcomers)
-            assert last <= min(map(scheduler.waiting.key, scheduler.waiting)), "overtaken"
+            by_priority = limits.policy == "priority"
+            place = {
+                each: (each.priority if by_priority else 0, each.arrival, each.index)
+                for each in (*newcomers, *scheduler.waiting)
+            }
+            first = min(place[request] for request in scheduler.waiting)
+            assert max(place[request] for request in newcomers) < first, "overtaken"
         if self.milestone < "m3":
             assert len(scheduler.running) <= limits.max_num_seqs
             if scheduler.waiting and len(rows) < limits.max_num_seqs:

@@ -46,31 +46,6 @@ def test_a_hit_after_the_first_has_ended():
     check(engine, OTHER, 0)
 
 
-@pytest.mark.parametrize("num_tokens", [4, 12, 16])
-def test_a_wholly_cached_prompt_of_whole_blocks_computes_one_token(num_tokens):
-    engine = cached_engine()
-    check(engine, SYSTEM + TAIL, 0)
-    check(engine, SYSTEM[:num_tokens], num_tokens - 1)
-    row = engine.tracer.records[-4].batch[0]
-    assert (row.start, row.num_new_tokens, row.num_cached_tokens) == (
-        num_tokens - 1,
-        1,
-        num_tokens - 1,
-    )
-    assert engine.stats()["copied_blocks"] == 0
-
-
-def test_a_wholly_cached_prompt_whose_last_block_is_in_use_copies_it_and_both_are_right():
-    engine = cached_engine()
-    engine.add_request(SYSTEM, greedy(6), "a")
-    engine.step()
-    engine.add_request(SYSTEM, greedy(6), "b")
-    final = run_to_end(engine)
-    assert [final[name].token_ids for name in "ab"] == [hf_greedy("llama", SYSTEM, 6)] * 2
-    assert final["b"].metrics.num_cached_tokens == 15
-    assert engine.stats()["copied_blocks"] == 1
-
-
 # --- salts --------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 import m4_prefix_chunked
 from engine_helpers import greedy, make_engine, random_prompts, run_to_end
-from m4_prefix_chunked.tools.prefix_tree import Node, PrefixTree, print_prefix_tree
+from m4_prefix_chunked.tools.prefix_tree import PrefixTree, print_prefix_tree
 
 
 def drawn(tree: PrefixTree, encoding: str = "utf-8") -> list[str]:
@@ -61,12 +61,6 @@ def test_a_tree_without_colour_in_ascii() -> None:
     assert lines[3].startswith("+-- + 1 block: 2")
     assert lines[3].endswith("refs 0, cached, was of r0")
     assert lines[5].startswith("`-- # 1 block: ")
-
-
-def test_blocks_and_requests_stand_apart_in_a_branch_too() -> None:
-    many = Node(list(range(100, 180, 10)), [1] * 32, ["r1"])
-    tree = PrefixTree([Node([0], [1] * 4, ["r1", "r2"], children=[many])], 4, 9, 0, 0)
-    assert drawn(tree)[3].startswith("└── █ 8 blocks: 100 110 … 170  refs 1: r1")
 
 
 @pytest.mark.parametrize("salts", [("a", "a"), ("a", "b")])

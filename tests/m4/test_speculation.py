@@ -241,13 +241,6 @@ def test_guesses_end_where_the_request_does(fields):
     assert last.finish_reason == "length"
 
 
-def test_streams_bring_several_tokens_at_a_time():
-    known = hf_greedy("llama", PROMPT, 12)
-    engine = spec_engine(oracle=Oracle({"r0": known}), tokenizer=word_tokenizer())
-    lengths = [len(output.token_ids) for output in engine.stream(PROMPT, greedy(10))]
-    assert lengths == [1, 5, 9, 10]
-
-
 # --- budget, memory and luck ---------------------------------------------------------------------
 
 
