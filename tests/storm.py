@@ -337,7 +337,7 @@ class Storm:
         """Look at every plan that the scheduler makes."""
         storm, kind = self, type(self.scheduler)
 
-        class Watched(kind):  # type: ignore[misc, valid-type]
+        class Watched(kind):
             def schedule(self) -> StepPlan:
                 seniors = self.by_seniority() if storm.milestone >= "m3" else []
                 plan = super().schedule()
