@@ -390,6 +390,17 @@ class Storm:
             assert num_spare == 0 or (num_spare > 0 and scheduler.speculation), "blocks too many"
 
 
+def serve(milestone: str, seed: int, num_steps: int) -> Counter[str]:
+    """A storm. If it finds something, it says how to have it again."""
+    storm = Storm(milestone, seed)
+    try:
+        return storm.run(num_steps)
+    except BaseException:
+        print(f"python tests/storm.py --seed {seed} --milestone {milestone} --steps {num_steps}")
+        print(f"engine: {storm.fields}, {dict(storm.counts)}")
+        raise
+
+
 def main() -> int:
     """Storms with fresh seeds for as long as told; the first that finds something ends it."""
     parser = argparse.ArgumentParser(
@@ -405,13 +416,7 @@ def main() -> int:
     while num_runs == 0 or (options.seed is None and time.monotonic() < end):
         seed = seeds.randrange(10**9) if options.seed is None else options.seed
         for milestone in [options.milestone] if options.milestone else MILESTONES:
-            storm = Storm(milestone, seed)
-            try:
-                total += storm.run(options.steps)
-            except BaseException:
-                print(f"python tests/storm.py --seed {seed} --milestone {milestone}")
-                print(f"engine: {storm.fields}, {dict(storm.counts)}")
-                raise
+            total += serve(milestone, seed, options.steps)
         num_runs += 1
     print(f"{num_runs} seeds, nothing found: {dict(total)}")
     return 0

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from engine_helpers import PACKAGES
-from storm import Storm
+from storm import serve
 
 NUM_SEEDS = 16
 HAPPENS = {
@@ -19,7 +19,7 @@ HAPPENS = {
 def test_random_traffic_loses_nothing_and_gives_everybody_the_right_tokens(milestone):
     counts = Counter[str]()
     for seed in range(NUM_SEEDS):
-        counts += Storm(milestone, seed).run(num_steps=150)
+        counts += serve(milestone, seed, num_steps=150)
     # The road led through what it was built for.
     for first, kinds in HAPPENS.items():
         if milestone >= first:
