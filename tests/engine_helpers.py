@@ -197,27 +197,15 @@ def make_request(
 
 
 class FakeRunner:
-    """Samples token 5 for whoever is due, and EOS for those in `stopping`. Keeps the plans."""
+    """Samples token 5 for whoever is due, and EOS for those in `stopping`. It has no KV memory."""
 
     def __init__(self) -> None:
-        self.plans: list[StepPlan] = []
         self.stopping: set[str] = set()
 
-    def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Keep the plan. One token for each row that samples."""
-        self.plans.append(plan)
-        due = [request.request_id for row in plan.rows for request in row.sampling_requests]
-        tokens = {
-            name: [SampledToken(EOS_TOKEN_ID if name in self.stopping else 5)] for name in due
-        }
-        return LaunchedStep(lambda: tokens)
-
-    def reset(self) -> None:
-        """There is nothing to forget."""
-
     def run(self, plan: StepPlan) -> dict[str, list[SampledToken]]:
-        """Launch and wait."""
-        return self.launch(plan).wait()
+        """One token for each request that samples."""
+        due = [request.request_id for row in plan.rows for request in row.sampling_requests]
+        return {name: [SampledToken(EOS_TOKEN_ID if name in self.stopping else 5)] for name in due}
 
 
 def describe(plan: StepPlan) -> str:

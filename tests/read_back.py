@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Sequence
 
 from m4_prefix_chunked.speculation import draft_token_ids
+from m5_kernels.extras.guesses.proposer import UNKNOWN
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
 from milestone_llm.core.request import Request
@@ -20,6 +21,7 @@ from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
 
 Slot = tuple[object, int]
+STALE = b"stale"
 
 
 def kv_of(token_ids: Sequence[int]) -> list[bytes]:
@@ -31,9 +33,14 @@ def kv_of(token_ids: Sequence[int]) -> list[bytes]:
     return kept
 
 
-def next_token(token_ids: Sequence[int], index: int = 0) -> int:
-    """The token that follows, for the completion of this index; EOS about once in twenty."""
-    number = int.from_bytes(kv_of([*token_ids, index])[-1], "little")
+def seed_of(params: SamplingParams, index: int) -> int:
+    """What makes a completion differ from others of the same prompt."""
+    return (params.seed or 0) + index
+
+
+def next_token(token_ids: Sequence[int], seed: int = 0) -> int:
+    """The token that follows, for a completion of this seed; EOS about once in twenty."""
+    number = int.from_bytes(kv_of([*token_ids, seed])[-1], "little")
     return EOS_TOKEN_ID if number % 20 == 0 else 3 + number % (VOCAB_SIZE - 3)
 
 
@@ -43,13 +50,23 @@ def right_output(
     """Tokens and finish reason of a request, whatever else runs."""
     token_ids = list(prompt)
     while True:
-        token = next_token(token_ids, index)
+        token = next_token(token_ids, seed_of(params, index))
         token_ids.append(token)
         num_output = len(token_ids) - len(prompt)
         if token == EOS_TOKEN_ID and not params.ignore_eos and num_output > params.min_tokens:
             return token_ids[len(prompt) :], "stop"
         if num_output >= params.max_tokens or len(token_ids) >= max_model_len:
             return token_ids[len(prompt) :], "length"
+
+
+def some_wrong(token_ids: Sequence[int], request: Request, num_tokens: int) -> list[int]:
+    """What will follow on these tokens of a request, every fourth of it wrong."""
+    known = list(token_ids)
+    for place in range(num_tokens):
+        is_wrong = (len(known) + place) % 4 == 0
+        seed = seed_of(request.sampling_params, request.index)
+        known.append(3 if is_wrong else next_token(known, seed))
+    return known[len(token_ids) :]
 
 
 class ReadBackRunner:
@@ -88,17 +105,26 @@ class ReadBackRunner:
                 )
                 self.num_read += 1
             for request in row.sampling_requests:
+                seed = seed_of(request.sampling_params, request.index)
                 known, tokens = list(self._known_tokens(request)), []
                 for guess in guesses[id(row)]:
-                    if guess == next_token(known, request.index):
-                        tokens.append(SampledToken(guess))
-                        known.append(guess)
-                    else:
+                    if guess != next_token(known, seed):
                         break
-                token = next_token(known, request.index)
+                    tokens.append(SampledToken(guess))
+                    known.append(guess)
+                token = next_token(known, seed)
                 sampled[request.request_id] = [*tokens, SampledToken(token)]
                 self._tokens[request.request_id] = (request, [*known, token])
         return LaunchedStep(lambda: self._wait(sampled))
+
+    def run(self, plan: StepPlan) -> dict[str, list[SampledToken]]:
+        """Launch and wait."""
+        return self.launch(plan).wait()
+
+    def is_right(self, block: int) -> bool:
+        """Whether every place of a block has been written, and not been spoilt since."""
+        places = range(self.block_size or 0)
+        return all(self.device.get((block, place), STALE) != STALE for place in places)
 
     def _wait(self, sampled: dict[str, list[SampledToken]]) -> dict[str, list[SampledToken]]:
         self._raise("wait")
@@ -107,8 +133,8 @@ class ReadBackRunner:
     def reset(self) -> None:
         """Nothing is known of any request, and no KV is right."""
         self._tokens.clear()
-        self.device = dict.fromkeys(self.device, b"stale")
-        self.host = dict.fromkeys(self.host, b"stale")
+        self.device = dict.fromkeys(self.device, STALE)
+        self.host = dict.fromkeys(self.host, STALE)
 
     def _known_tokens(self, request: Request) -> list[int]:
         """A request's tokens, those in flight included, as a device would know them."""
@@ -119,14 +145,13 @@ class ReadBackRunner:
         return request.token_ids
 
     def _guesses(self, row: ScheduledRequest) -> list[int]:
-        """What a device guesses, mostly right: the host does not know it."""
-        known = list(self._known_tokens(row.request))
-        for place in range(len(draft_token_ids(row))):
-            is_wrong = (len(known) + place) % 4 == 0
-            known.append(3 if is_wrong else next_token(known, row.request.index))
-        if draft_token_ids(row):
+        """The guesses of a row. Those that the host leaves to the device are mostly right."""
+        guesses = draft_token_ids(row)
+        if UNKNOWN in guesses:
+            guesses = some_wrong(self._known_tokens(row.request), row.request, len(guesses))
+        if guesses:
             self._have_guessed.add(row.request.request_id)
-        return known[len(known) - len(draft_token_ids(row)) :]
+        return guesses
 
     def _span(self, row: ScheduledRequest) -> tuple[int, int]:
         """First and last+1 position of a row, which begins sooner than was planned if guesses that

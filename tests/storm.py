@@ -1,13 +1,14 @@
-"""Random traffic on every milestone, with every KV position read back at every step.
+"""Random traffic on every milestone, with every KV position read back and every plan looked at.
 
     make storm SECONDS=600                       fresh seeds for ten minutes
     python tests/storm.py --seed 7 --milestone m4_prefix_chunked      one case again
 
-Requests come, are aborted and end; ids are used again; there are priorities, salts, several
-completions, stop tokens, swapping, cache resets, `generate` and `stream` in the middle, faults in
-the scheduler, the forward, the collection of its tokens and the trace, and Ctrl-C at any line of
-all this. After it, every request must have had the tokens that it would have had alone, and no KV
-memory may be lost.
+Requests come, follow on earlier answers, are aborted and end; ids are used again; there are
+priorities, salts, several completions, EOS, chunks, guesses, swapping, cache resets, `generate` and
+`stream` in the middle, tokens that are none, faults in the scheduler, the forward, the collection
+of its tokens and the trace, and Ctrl-C at any line of all this. After it, every request must have
+had the tokens that it would have had alone, nobody may have failed who was in no step that did, and
+no KV memory may be lost.
 """
 
 from __future__ import annotations
@@ -23,17 +24,74 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from engine_helpers import assert_empty, tiny_model
+from engine_helpers import assert_empty, make_engine
 from interrupter import Interrupter
 from m1_single import RequestOutput, SamplingParams
+from m4_prefix_chunked.speculation import GuessingRow, draft_token_ids
+from m5_kernels.extras.guesses.proposer import DeviceProposer
 from m5_kernels.runner import FusedRunner
 from milestone_llm import MILESTONES
+from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.plan import LaunchedStep, StepPlan
+from milestone_llm.core.request import Request
 from milestone_llm.models.tiny_models import VOCAB_SIZE
-from read_back import ReadBackRunner, right_output
+from read_back import ReadBackRunner, right_output, some_wrong
 
 
 class FaultError(Exception):
     """Raised on purpose."""
+
+
+class BrittleRunner(ReadBackRunner):
+    """Knows who was in a step that failed."""
+
+    def __init__(self, block_size: int | None) -> None:
+        super().__init__(block_size)
+        self.failed: set[str] = set()
+        self.is_next_token_none = False
+        self.counts: Counter[str] = Counter()
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """As ever, but a token may be none."""
+        with self._failing(plan):
+            launched = super().launch(plan)
+        return LaunchedStep(lambda: self._collect(plan, launched))
+
+    def _collect(self, plan: StepPlan, launched: LaunchedStep) -> dict[str, list[SampledToken]]:
+        with self._failing(plan):
+            sampled = launched.wait()
+        for row in plan.rows:
+            if isinstance(row, GuessingRow):
+                num_accepted = len(sampled[row.request.request_id]) - 1
+                self.counts["accepted"] += num_accepted
+                self.counts["rejected"] += len(row.draft_token_ids) - num_accepted
+        if self.is_next_token_none and sampled:
+            name = min(sampled)
+            sampled[name] = [SampledToken(-1)]
+            self.failed.add(leader_of(name))
+            self.is_next_token_none = False
+        return sampled
+
+    @contextlib.contextmanager
+    def _failing(self, plan: StepPlan) -> Iterator[None]:
+        try:
+            yield
+        except FaultError:
+            self.failed |= {leader_of(row.request.request_id) for row in plan.rows}
+            raise
+
+
+def leader_of(name: str) -> str:
+    """The request of which this is a completion."""
+    return name.split("/")[0]
+
+
+class Clairvoyant:
+    """Guesses what will be sampled, and is wrong now and then."""
+
+    def propose(self, request: Request, num_tokens: int) -> list[int]:
+        """At most `num_tokens` tokens."""
+        return some_wrong(request.token_ids, request, num_tokens)
 
 
 class Storm:
@@ -49,14 +107,15 @@ class Storm:
         self.counts: Counter[str] = Counter()
         self.fields = self._random_fields()
         package = importlib.import_module(milestone)
-        model = tiny_model(num_hidden_layers=1)
-        self.engine = package.LLMEngine(model, check_invariants=True, **self.fields)
-        self.runner = ReadBackRunner(self.fields.get("block_size"))
+        self.engine = make_engine(package, **self.fields)
+        self.scheduler = self.engine.scheduler
+        self.runner = BrittleRunner(self.fields.get("block_size"))
         self.engine.core.runner = self.runner
-        if milestone < "m5" or self.rng.random() >= 0.7:
-            self.engine.core.can_run_ahead = None
-        else:
-            self.engine.core.can_run_ahead = FusedRunner.can_run_ahead
+        self.is_late = milestone >= "m5" and self.rng.random() < 0.7
+        self.engine.core.can_run_ahead = FusedRunner.can_run_ahead if self.is_late else None
+        if speculation := getattr(self.scheduler, "speculation", None):
+            speculation.proposer = DeviceProposer() if self.is_late else Clairvoyant()
+        self._watch_plans()
         self.expected: dict[str, tuple[list[int], SamplingParams]] = {}
         self.stems = [self._prompt(12) for _ in range(3)]
 
@@ -79,15 +138,23 @@ class Storm:
             elif action < 0.13:
                 self._break_something()
             self._step()
-        while self.engine.has_unfinished_requests():
-            self._step()
+        for _ in range(100 * (1 + len(self.expected))):  # as if one after the other
+            if self.engine.has_unfinished_requests():
+                self._step()
         assert not self.expected, f"never finished: {sorted(self.expected)}"
         assert_empty(self.engine)
+        stats = self.engine.stats()
+        for name in ("preemptions", "copied_blocks"):
+            self.counts[name] += stats.get(name, 0)
+        if self.milestone >= "m3":
+            assert self.scheduler.preempter.host.pool.num_used == 0
+        if self.milestone >= "m4":
+            assert self.scheduler.prefix_cache.hashes == {}
+            for name in ("saved_tokens", "evictions"):
+                self.counts[name] += stats["prefix_cache"][name]
+            assert self.engine.reset_prefix_cache()
         self.counts["read"] += self.runner.num_read
-        self.counts["preemptions"] += self.engine.stats().get("preemptions", 0)
-        cache = self.engine.stats().get("prefix_cache", {})
-        self.counts["saved_tokens"] += cache.get("saved_tokens", 0)
-        return self.counts
+        return self.counts + self.runner.counts
 
     def _random_fields(self) -> dict[str, Any]:
         rng = self.rng
@@ -98,6 +165,8 @@ class Storm:
         fields["max_num_batched_tokens"] = rng.randint(fields["max_model_len"], 96)
         if self.milestone >= "m2":
             fields["policy"] = rng.choice(("fcfs", "priority"))
+        if self.milestone < "m3":  # what an interrupted request has computed may not fit a step
+            fields["max_num_batched_tokens"] = rng.randint(16, 64)
         if self.milestone >= "m3":
             size = fields["block_size"] = rng.choice((1, 2, 4, 8))
             num_least = -(-fields["max_model_len"] // size)
@@ -110,7 +179,9 @@ class Storm:
             fields["prefill_policy"] = rng.choice(("mixed", "mixed", "prefill_first"))
             if fields["enable_chunked_prefill"]:
                 fields["max_num_batched_tokens"] = rng.randint(1, 40)
-                fields["long_prefill_token_threshold"] = rng.choice((0, 0, 5))
+                fields["long_prefill_token_threshold"] = rng.choice((0, 0, 1, 5))
+            fields["speculation"] = rng.choice((None, "ngram"))
+            fields["num_speculative_tokens"] = rng.choice((1, 3, 8))
         return fields
 
     def _prompt(self, max_len: int) -> list[int]:
@@ -119,10 +190,16 @@ class Storm:
     def _request(self) -> tuple[list[int], SamplingParams]:
         rng = self.rng
         stem = rng.choice([*self.stems, []])
-        prompt = [*stem, *self._prompt(8)][: self.fields["max_model_len"] - 1]
-        most = 2 if self.milestone >= "m3" else 1
+        own = self._prompt(8)
+        prompt = [*stem[: rng.choice((len(stem), rng.randint(0, len(stem))))], *own]
+        if rng.random() < 0.3:  # whole blocks
+            size = self.fields.get("block_size", 1)
+            prompt = prompt[: max(1, len(prompt) // size * size)]
+        prompt = prompt[: self.fields["max_model_len"] - 1]
+        most = 4 if self.milestone >= "m3" else 1
         params = SamplingParams(
             temperature=0,
+            seed=rng.choice((0, 0, 1)),
             max_tokens=rng.randint(1, 20),
             ignore_eos=rng.random() < 0.3,
             n=rng.randint(1, min(most, self.fields["max_num_seqs"])),
@@ -204,8 +281,11 @@ class Storm:
 
     def _break_something(self) -> None:
         """Let something raise in the next step that comes by."""
-        where = self.rng.choice(("launch", "wait", "schedule", "update", "trace"))
+        where = self.rng.choice(("launch", "wait", "token", "schedule", "update", "trace"))
         self.counts[f"fault in {where}"] += 1
+        if where == "token":
+            self.runner.is_next_token_none = True
+            return
         fault = FaultError(where) if self.rng.random() < 0.5 else KeyboardInterrupt(where)
         if where in ("launch", "wait"):
             self.runner.raise_at[where] = fault
@@ -229,6 +309,10 @@ class Storm:
             self.engine.scheduler.check_invariants()
             return
         self.counts["steps"] += 1
+        if self.milestone >= "m4":
+            cache = self.scheduler.prefix_cache
+            assert all(map(self.runner.is_right, cache.pool.hash_of)), "a spoilt block can be found"
+            assert set(cache.hashes) <= set(self.engine.core.unfinished), "hashes of the finished"
         for output in outputs:
             if output.finished:
                 prompt, params = self.expected.pop(output.request_id)
@@ -240,9 +324,81 @@ class Storm:
             limit = self.fields["max_model_len"]
             tokens, reason = right_output(prompt, params, limit, completion.index)
             assert completion.token_ids == tokens[: len(completion.token_ids)], output.request_id
-            if completion.finish_reason not in (None, "abort", "error"):
+            if completion.finish_reason == "error":
+                assert output.request_id in self.runner.failed, "it was in no step that failed"
+            elif completion.finish_reason not in (None, "abort"):
                 assert (completion.token_ids, completion.finish_reason) == (tokens, reason)
+                self.stems = [*self.stems, [*prompt, *tokens]][-6:]  # a conversation goes on
             self.counts[str(completion.finish_reason)] += 1
+
+    # -- what must hold of every plan --------------------------------------------------------
+
+    def _watch_plans(self) -> None:
+        """Look at every plan that the scheduler makes."""
+        storm, kind = self, type(self.scheduler)
+
+        class Watched(kind):
+            def schedule(self) -> StepPlan:
+                seniors = self.by_seniority() if storm.milestone >= "m3" else []
+                plan = super().schedule()
+                storm._check_plan(plan, seniors)
+                return plan
+
+        self.scheduler.__class__ = Watched
+
+    def _check_plan(self, plan: StepPlan, seniors: list[Request]) -> None:
+        """The core looks at rows, too: at who has one, where it starts and who samples."""
+        if self.milestone < "m2":
+            return
+        scheduler, limits, rows = self.scheduler, self.scheduler.config, plan.rows
+        having = {row.request for row in rows}
+        newcomers = [each for each in (*plan.admitted, *plan.resumed) if each in having]
+        num_left = limits.max_num_batched_tokens - plan.num_tokens
+        assert num_left >= 0 or (self.milestone < "m3" and len(rows) == 1)
+        if newcomers and scheduler.waiting:
+            by_priority = limits.policy == "priority"
+            place = {
+                each: (each.priority if by_priority else 0, each.arrival, each.index)
+                for each in (*newcomers, *scheduler.waiting)
+            }
+            first = min(place[request] for request in scheduler.waiting)
+            assert max(place[request] for request in newcomers) < first, "overtaken"
+        if self.milestone < "m3":
+            assert len(scheduler.running) <= limits.max_num_seqs
+            if scheduler.waiting and len(rows) < limits.max_num_seqs:
+                assert scheduler.waiting.peek().num_uncomputed_tokens > num_left, "waits in vain"
+            return
+        num_seats = len(scheduler.running) + scheduler.completions.num_of(scheduler.running)
+        assert num_seats <= limits.max_num_seqs
+        assert not (plan.preempted and newcomers)
+        if self.is_late:
+            return
+        assert seniors[:1] not in [[each.request] for each in plan.preempted]
+        forked = {request for row in rows for request in row.sampling_requests[1:]}
+        if set(scheduler.running) - having - forked:  # somebody has no row
+            assert self.milestone >= "m4"
+            assert num_left == 0 or limits.prefill_policy == "prefill_first"
+        for row in rows if self.milestone >= "m4" else ():
+            num_guesses = len(draft_token_ids(row))
+            num_tokens = row.request.num_tokens + num_guesses
+            assert row.samples == (row.end == num_tokens)
+            assert row.samples or limits.enable_chunked_prefill
+            assert not (num_guesses and plan.preempted)
+            longest = limits.long_prefill_token_threshold or row.num_new_tokens
+            assert row.num_new_tokens - num_guesses <= longest
+            num_spare = len(row.blocks) - scheduler.kv.num_blocks_for(num_tokens)
+            assert num_spare == 0 or (num_spare > 0 and scheduler.speculation), "blocks too many"
+
+
+def serve(milestone: str, seed: int, num_steps: int) -> Counter[str]:
+    """A storm. If it finds something, it says how to have it again."""
+    storm = Storm(milestone, seed)
+    try:
+        return storm.run(num_steps)
+    except BaseException:
+        print(f"python tests/storm.py --seed {seed} --milestone {milestone} --steps {num_steps}")
+        print(f"engine: {storm.fields}, {dict(storm.counts)}")
+        raise
 
 
 def main() -> int:
@@ -260,13 +416,7 @@ def main() -> int:
     while num_runs == 0 or (options.seed is None and time.monotonic() < end):
         seed = seeds.randrange(10**9) if options.seed is None else options.seed
         for milestone in [options.milestone] if options.milestone else MILESTONES:
-            storm = Storm(milestone, seed)
-            try:
-                total += storm.run(options.steps)
-            except BaseException:
-                print(f"python tests/storm.py --seed {seed} --milestone {milestone}")
-                print(f"engine: {storm.fields}, {dict(storm.counts)}")
-                raise
+            total += serve(milestone, seed, options.steps)
         num_runs += 1
     print(f"{num_runs} seeds, nothing found: {dict(total)}")
     return 0

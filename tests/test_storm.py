@@ -1,14 +1,26 @@
 """A quick part of `make storm`: the same few seeds in every run."""
 
+from collections import Counter
+
 import pytest
-from storm import Storm
 
 from engine_helpers import PACKAGES
+from storm import serve
+
+NUM_SEEDS = 16
+HAPPENS = {
+    "m1": ["stop", "length", "abort", "error", "raised", "interrupted"],
+    "m3": ["preemptions", "copied_blocks"],
+    "m4": ["saved_tokens", "evictions", "resets", "accepted", "rejected"],
+}
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("milestone", [package.__name__ for package in PACKAGES])
-def test_random_traffic_loses_nothing_and_gives_everybody_the_right_tokens(milestone, seed):
-    counts = Storm(milestone, seed).run(num_steps=150)
-    assert counts["read"] > 1000
-    assert min(counts["stop"], counts["length"], counts["aborted"]) > 0
+def test_random_traffic_loses_nothing_and_gives_everybody_the_right_tokens(milestone):
+    counts = Counter[str]()
+    for seed in range(NUM_SEEDS):
+        counts += serve(milestone, seed, num_steps=150)
+    # The road led through what it was built for.
+    for first, kinds in HAPPENS.items():
+        if milestone >= first:
+            assert min(counts[kind] for kind in kinds) > 5, counts

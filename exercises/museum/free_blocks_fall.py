@@ -38,7 +38,7 @@ invariant: Free + owned = total, after every step. Where nobody runs, all blocks
 fix: Free the table, whatever is in its blocks: what was allocated is given back by the same
   list, not by a count that is worked out again.
 test:
-  tests/m3/test_scheduler_random.py::test_ten_thousand_random_steps_lose_no_block_and_no_token
+  tests/test_storm.py::test_random_traffic_loses_nothing_and_gives_everybody_the_right_tokens
 seen: A page that a request had filled only in part was not given back when the request was
   retracted.
 threads: sgl-project/sglang#4977 (merged)

@@ -44,7 +44,7 @@ invariant: A reason to wait is worked out in the step that states it. What it sa
   rows and blocks is true of that step.
 fix: Do not keep it. The question is cheap: three comparisons.
 test:
-  tests/m3/test_scheduler_rules.py::test_a_recomputation_waits_for_a_step_that_has_room_for_it
+  tests/milestones/test_golden_plans.py::test_blocks
 seen: A flag "the batch is full" was set in one step and outlived its reason: first as a hang,
   later as latency.
 threads: sgl-project/sglang#23138 (merged), sgl-project/sglang#22518 (open),

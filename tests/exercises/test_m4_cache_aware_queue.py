@@ -4,7 +4,7 @@ import random
 from itertools import pairwise
 
 from milestone_llm.core.request_queue import RequestQueue
-from prefix_helpers import Life, prompt, request_of
+from scheduler_helpers import Life, prompt, request_of
 
 EXERCISE = ("m4_cache_aware_queue.py", "CacheAwareQueue")
 PATIENCE = 8

@@ -5,7 +5,7 @@ import random
 from unittest import mock
 
 from m4_prefix_chunked.caching_pool import CachingBlockPool
-from prefix_helpers import BLOCK_SIZE, Life, prompt, request_of
+from scheduler_helpers import BLOCK_SIZE, Life, prompt, request_of
 
 EXERCISE = ("m4_eviction.py", "EvictingPool")
 WRONG, TOLD = CachingBlockPool, "Blocks of documents that nobody asks for again"

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 
-import m1_single
 import m2_batching
 import m3_paged
 from engine_helpers import PACKAGES, assert_empty, greedy, make_engine
@@ -78,32 +77,6 @@ def test_other_ranks_get_the_very_same_priority(clock):
     clock[0] += 1
     name = engine.add_request([1, 2], greedy(2), priority=3)
     assert NewRequest.of([engine.requests[name]]).priority == 3 + 1 / 7
-
-
-def test_without_aging_a_priority_stays_the_number_that_it_is(clock):
-    engine = make_engine(m2_batching, policy="priority")
-    clock[0] += 1
-    name = engine.add_request([1, 2], greedy(2), priority=3)
-    assert engine.requests[name].priority == 3
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"aging_seconds": 0, "policy": "priority"}, "aging_seconds must be above 0, got 0"),
-        ({"aging_seconds": float("inf"), "policy": "priority"}, "must be above 0, got inf"),
-        ({"aging_seconds": True, "policy": "priority"}, "aging_seconds must be of type"),
-        ({"aging_seconds": 3}, 'is for policy="priority"'),
-    ],
-)
-def test_aging_that_means_nothing_is_refused(fields, message):
-    with pytest.raises(InputError, match=message):
-        m2_batching.EngineConfig(**fields)
-
-
-def test_m1_has_no_aging():
-    with pytest.raises(InputError, match="no field 'aging_seconds'"):
-        m1_single.EngineConfig.from_fields(aging_seconds=3)
 
 
 def test_a_priority_that_no_float_holds_is_refused(clock):

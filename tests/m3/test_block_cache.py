@@ -8,7 +8,7 @@ import torch
 from engine_helpers import tiny_model
 from m3_paged.block_cache import BlockCache
 from milestone_llm.core.plan import ScheduledRequest, StepPlan
-from paged_helpers import make_requests
+from scheduler_helpers import of_length
 
 NUM_BLOCKS, BLOCK_SIZE = 6, 4
 
@@ -57,37 +57,17 @@ def test_tokens_go_to_their_slots_and_nowhere_else():
     assert all(map(torch.equal, snapshot(cache), before))
 
 
-def test_gather_lays_the_blocks_of_a_table_side_by_side():
-    cache = filled_cache()
-    tables = torch.tensor([[5, 0, 3], [2, 2, 0]])
-    for layer in (0, 1):
-        keys, values = cache.gather(layer, tables)
-        assert keys.shape == values.shape == (2, 2, 3 * BLOCK_SIZE, 16)
-        for row, table in enumerate(tables.tolist()):
-            expected = torch.cat([cache.keys[layer][block] for block in table])
-            assert torch.equal(keys[row].transpose(0, 1), expected)
-            expected = torch.cat([cache.values[layer][block] for block in table])
-            assert torch.equal(values[row].transpose(0, 1), expected)
-
-
-def test_gather_is_right_whatever_was_gathered_before():
+@pytest.mark.parametrize("tables", [[[1]], [[5, 0, 3], [2, 2, 0]], [[3]]])
+def test_gather_lays_the_blocks_of_a_table_side_by_side(tables):
     """Its workspace is kept: larger or smaller than what the next call needs."""
     cache = filled_cache()
-    for table in ([[1]], [[0, 1, 2, 3, 4, 5]] * 3, [[4, 2]], [[3]]):
-        keys, _ = cache.gather(0, torch.tensor(table))
-        assert keys.shape == (len(table), 2, len(table[0]) * BLOCK_SIZE, 16)
-        first = keys[0].transpose(0, 1)
-        assert torch.equal(first, torch.cat([cache.keys[0][block] for block in table[0]]))
-
-
-def test_a_copy_takes_all_layers_and_leaves_other_blocks_alone():
-    cache = filled_cache()
-    expected = snapshot(cache)
-    cache.move_blocks(StepPlan(copies=[(1, 4), (1, 5)]))
-    for tensor in expected:
-        tensor[4] = tensor[1]
-        tensor[5] = tensor[1]
-    assert all(map(torch.equal, snapshot(cache), expected))
+    for asked in ([[0, 1, 2, 3]], tables):
+        keys, values = cache.gather(1, torch.tensor(asked))
+        assert keys.shape == values.shape == (len(asked), 2, len(asked[0]) * BLOCK_SIZE, 16)
+        for row, table in enumerate(asked):
+            for found, own in ((keys, cache.keys), (values, cache.values)):
+                expected = torch.cat([own[1][block] for block in table])
+                assert torch.equal(found[row].transpose(0, 1), expected)
 
 
 def test_copies_of_a_step_read_before_any_of_them_writes():
@@ -102,46 +82,18 @@ def test_copies_of_a_step_read_before_any_of_them_writes():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_swapping_out_and_in_restores_the_bytes(dtype):
+    """Blocks lie together on the host, in another order, and come back to other places."""
     cache = filled_cache(dtype=dtype)
-    before = snapshot(cache)
-    cache.move_blocks(StepPlan(swap_outs=[(5, 0), (1, 2)]))
+    before, host = snapshot(cache), [t.clone() for t in cache.host_keys + cache.host_values]
+    cache.move_blocks(StepPlan(swap_outs=[(5, 2), (1, 0)]))
+    for old, new in zip(host, cache.host_keys + cache.host_values, strict=True):
+        assert torch.equal(new[1].view(torch.uint8), old[1].view(torch.uint8)), "another's"
     for tensor in cache.keys + cache.values:
         tensor.fill_(-9)  # others write meanwhile
-    cache.move_blocks(StepPlan(swap_ins=[(0, 3), (2, 0)]))
+    cache.move_blocks(StepPlan(swap_ins=[(2, 0), (0, 3)]))
     for old, new in zip(before, snapshot(cache), strict=True):
-        assert torch.equal(new[3].view(torch.uint8), old[5].view(torch.uint8))
-        assert torch.equal(new[0].view(torch.uint8), old[1].view(torch.uint8))
+        assert torch.equal(new[[0, 3]].view(torch.uint8), old[[5, 1]].view(torch.uint8))
         assert (new[[1, 2, 4, 5]] == -9).all()
-
-
-def test_blocks_that_lie_together_on_the_host_go_where_they_belong():
-    cache = filled_cache()
-    before = snapshot(cache)
-    cache.move_blocks(StepPlan(swap_outs=[(5, 2), (1, 0), (3, 1)]))
-    for tensor in cache.keys + cache.values:
-        tensor.fill_(-9)
-    cache.move_blocks(StepPlan(swap_ins=[(1, 4), (2, 0), (0, 2)]))
-    for old, new in zip(before, snapshot(cache), strict=True):
-        assert torch.equal(new[[4, 0, 2]], old[[3, 5, 1]])
-        assert (new[[1, 3, 5]] == -9).all()
-
-
-def test_swapping_in_leaves_the_other_host_blocks_alone():
-    cache = filled_cache()
-    before = [tensor.clone() for tensor in cache.host_keys + cache.host_values]
-    cache.move_blocks(StepPlan(swap_outs=[(5, 1)]))
-    cache.move_blocks(StepPlan(swap_ins=[(1, 2)]))
-    for old, new in zip(before, cache.host_keys + cache.host_values, strict=True):
-        assert torch.equal(new[[0, 2]], old[[0, 2]])
-        assert not torch.equal(new[1], old[1])
-
-
-def test_nothing_to_move_moves_nothing_even_without_host_blocks():
-    cache = BlockCache(tiny_model(), NUM_BLOCKS, BLOCK_SIZE)
-    before = snapshot(cache)
-    cache.move_blocks(StepPlan())
-    cache.clear_last_blocks([])
-    assert all(map(torch.equal, snapshot(cache), before))
 
 
 def test_a_step_swaps_out_then_in_and_copies_last():
@@ -174,6 +126,6 @@ def test_of_a_rows_blocks_the_one_it_begins_and_does_not_fill_is_cleared(start, 
     if is_cleared:
         for tensor in expected:
             tensor[2] = 0
-    row = ScheduledRequest(make_requests("a", 9, 1), start, end - start, blocks=[4, 2, 5])
+    row = ScheduledRequest(of_length("a", 9, 1), start, end - start, blocks=[4, 2, 5])
     cache.clear_last_blocks([row])
     assert all(map(torch.equal, snapshot(cache), expected))

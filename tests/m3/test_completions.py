@@ -32,15 +32,6 @@ def paged_engine(**fields):
     return make_engine(m3_paged, **{"max_model_len": 64, "block_size": 4, **fields})
 
 
-@pytest.mark.parametrize("seed", [7, -2])
-def test_completion_i_is_a_single_request_with_seed_plus_i(seed):
-    engine = paged_engine()
-    (output,) = engine.generate(PROMPT, sampled(seed, n=4))
-    singles = engine.generate([PROMPT] * 4, [sampled(seed + i) for i in range(4)])
-    assert [c.token_ids for c in output.outputs] == [single.token_ids for single in singles]
-    assert len({tuple(c.token_ids) for c in output.outputs}) == 4
-
-
 def test_seeds_wrap_around_and_stay_in_64_bits():
     engine = paged_engine()
     engine.add_request(PROMPT, sampled(-2, n=4), "a")
@@ -53,11 +44,6 @@ def test_a_request_without_a_seed_has_different_completions_and_the_same_in_ever
     tokens = [[c.token_ids for c in run.outputs] for run in runs]
     assert tokens[0] == tokens[1]
     assert len({tuple(completion) for completion in tokens[0]}) == 3
-
-
-def test_greedy_completions_are_all_equal():
-    (output,) = paged_engine().generate(PROMPT, greedy(8, n=4))
-    assert [c.token_ids for c in output.outputs] == [hf_greedy("llama", PROMPT, 8)] * 4
 
 
 def test_the_prompt_is_computed_once_and_its_blocks_are_shared():
@@ -83,56 +69,6 @@ def test_outputs_are_numbered_and_the_first_is_the_requests_own():
             assert token in logprobs
 
 
-def test_each_completion_ends_for_its_own_reason():
-    first, second, third = (
-        completion.token_ids
-        for completion in paged_engine().generate(PROMPT, sampled(7, n=3))[0].outputs
-    )
-    stop = next(token for token in second[1:] if token not in first + third)
-    engine = paged_engine()
-    (output,) = engine.generate(PROMPT, sampled(7, n=3, stop_token_ids=[stop]))
-    assert [c.finish_reason for c in output.outputs] == ["length", "stop", "length"]
-    stopped = second[: second.index(stop) + 1]
-    assert [c.token_ids for c in output.outputs] == [first, stopped, third]
-    assert_empty(engine)
-
-
-@pytest.mark.parametrize("max_tokens", [1, 2])
-def test_completions_that_end_in_the_step_of_their_fork_or_right_after(max_tokens):
-    engine = paged_engine()
-    (output,) = engine.generate(PROMPT, greedy(max_tokens, n=4))
-    expected = hf_greedy("llama", PROMPT, max_tokens)
-    assert [c.token_ids for c in output.outputs] == [expected] * 4
-    assert engine.stats()["steps"] == max_tokens
-    assert_empty(engine)
-
-
-def test_the_first_completion_may_end_before_those_that_forked_from_it():
-    first = paged_engine().generate(PROMPT, sampled(7, n=3))[0].outputs[0].token_ids[0]
-    engine = paged_engine(trace="memory")
-    (output,) = engine.generate(PROMPT, sampled(7, n=3, stop_token_ids=[first]))
-    assert (output.token_ids, output.outputs[0].finish_reason) == ([first], "stop")
-    assert all(len(completion.token_ids) > 1 for completion in output.outputs[1:])
-    assert_empty(engine)
-
-
-def test_stream_gives_all_completions_in_one_output_that_grows():
-    engine = paged_engine(max_num_seqs=8)
-    lengths: dict[str, list[int]] = {}
-    final = {}
-    for output in engine.stream([PROMPT, PROMPT[:5]], [greedy(6, n=3), greedy(4, n=2)]):
-        now = [len(completion.token_ids) for completion in output.outputs]
-        before = lengths.get(output.request_id, [0] * len(now))
-        assert all(0 <= new - old <= 1 for new, old in zip(now, before, strict=True))
-        assert sum(now) > sum(before)
-        assert output.request_id not in final, "nothing comes after the last output"
-        lengths[output.request_id] = now
-        if output.finished:
-            final[output.request_id] = output
-    assert lengths == {"r0": [6, 6, 6], "r1": [4, 4]}
-    assert [final["r1"].finish_reason] == ["length"]
-
-
 def test_stream_says_finished_only_when_the_last_completion_is():
     """A pool for one request: the completions end one after another."""
     engine = paged_engine(max_model_len=30, kv_cache_tokens=32)
@@ -141,31 +77,6 @@ def test_stream_says_finished_only_when_the_last_completion_is():
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
     assert outputs[-1].token_ids == hf_greedy("llama", PROMPT, 12)
     assert any(o.outputs[0].finish_reason and o.finish_reason is None for o in outputs)
-
-
-def test_leaving_a_stream_early_gives_all_blocks_back():
-    engine = paged_engine()
-    stream = engine.stream([PROMPT, PROMPT], greedy(9, n=2))
-    next(stream)
-    stream.close()
-    assert_empty(engine)
-
-
-@pytest.mark.parametrize("num_steps", [0, 1, 2, 5])
-def test_abort_ends_every_completion(num_steps):
-    engine = paged_engine(max_model_len=30, kv_cache_tokens=32, preemption="swap")
-    engine.add_request(PROMPT, greedy(12, n=3), "a")
-    engine.add_request(PROMPT[:4], greedy(8), "b")
-    for _ in range(num_steps):
-        engine.step()
-    output = engine.abort("a")
-    assert [c.finish_reason for c in output.outputs] == ["abort"] * 3
-    expected = hf_greedy("llama", PROMPT, 12)
-    assert all(c.token_ids == expected[: len(c.token_ids)] for c in output.outputs)
-    assert set(engine.scheduler.preempter.host.block_tables) <= {"b"}
-    assert run_to_end(engine)["b"].token_ids == hf_greedy("llama", PROMPT[:4], 8)
-    assert_empty(engine)
-    assert engine.scheduler.preempter.host.pool.num_used == 0
 
 
 def test_an_id_of_a_completion_is_taken_as_long_as_its_request_runs():
@@ -177,15 +88,6 @@ def test_an_id_of_a_completion_is_taken_as_long_as_its_request_runs():
     run_to_end(engine)
     engine.add_request(PROMPT, greedy(4), "a/1")
     run_to_end(engine)
-
-
-def test_a_completion_does_not_take_the_id_of_another_request():
-    engine = paged_engine()
-    engine.add_request(PROMPT[:3], greedy(6), "a/1")
-    engine.add_request(PROMPT, greedy(6, n=3), "a")
-    final = run_to_end(engine)
-    assert final["a/1"].token_ids == hf_greedy("llama", PROMPT[:3], 6)
-    assert [c.token_ids for c in final["a"].outputs] == [hf_greedy("llama", PROMPT, 6)] * 3
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
@@ -212,16 +114,6 @@ def test_ids_are_looked_at_when_the_engine_is_changed_and_not_before(is_refused,
     )
     expected = hf_greedy("llama", PROMPT, 6)
     assert all(c.token_ids == expected for each in final.values() for c in each.outputs)
-    assert_empty(engine)
-
-
-def test_the_id_of_an_aborted_request_can_be_used_again_at_once():
-    engine = paged_engine()
-    engine.add_request(PROMPT, greedy(6, n=2), "a")
-    engine.step()
-    engine.abort("a")
-    engine.add_request(PROMPT, greedy(6, n=2), "a")
-    assert run_to_end(engine)["a"].token_ids == hf_greedy("llama", PROMPT, 6)
     assert_empty(engine)
 
 

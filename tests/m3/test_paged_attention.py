@@ -12,7 +12,7 @@ from m3_paged import attention
 from m3_paged.attention import AttentionMetadata, paged_attention
 from m3_paged.block_cache import BlockCache
 from milestone_llm.core.plan import ScheduledRequest
-from paged_helpers import make_requests
+from scheduler_helpers import of_length
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 16  # of tiny llama
 SCALING = 0.3
@@ -58,7 +58,7 @@ def test_rows_of_all_kinds_in_one_step(
     for number, (num_prompt_tokens, start, num_new) in enumerate(STEP):
         end = start + num_new
         blocks = [free.pop() for _ in range(-(-(end + 3) // block_size))]  # and some to spare
-        request = make_requests(f"r{number}", num_prompt_tokens, 99)
+        request = of_length(f"r{number}", num_prompt_tokens, 99)
         rows.append(ScheduledRequest(request, start, num_new, blocks=blocks))
         query = random_tensor(generator, num_new, NUM_HEADS, HEAD_DIM)
         key = random_tensor(generator, end, NUM_KV_HEADS, HEAD_DIM)
@@ -84,20 +84,13 @@ def test_rows_of_all_kinds_in_one_step(
     torch.testing.assert_close(output[0], torch.cat(expected))
 
 
-def test_new_tokens_are_written_where_the_table_says():
-    cache = BlockCache(tiny_model(), 8, 4)
-    row = ScheduledRequest(make_requests("a", 9, 1), 2, 7, blocks=[5, 1, 6])
-    metadata = AttentionMetadata.build([row], cache)
-    assert metadata.slot_mapping.tolist() == [22, 23, 4, 5, 6, 7, 24]
-
-
 def test_decode_rows_of_similar_length_are_gathered_together(monkeypatch):
     """At most 32 positions at a time, longest first; a row that has more goes alone."""
     monkeypatch.setitem(attention.MAX_GATHERED_TOKENS, "cpu", 32)
     cache = BlockCache(tiny_model(), 64, 4)
     lengths = [4, 40, 16, 13, 3]
     rows = [
-        ScheduledRequest(make_requests(f"r{i}", 1, 99), n - 1, 1, blocks=list(range(-(-n // 4))))
+        ScheduledRequest(of_length(f"r{i}", 1, 99), n - 1, 1, blocks=list(range(-(-n // 4))))
         for i, n in enumerate(lengths)
     ]
     groups = AttentionMetadata.build(rows, cache).decode_groups

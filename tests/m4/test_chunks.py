@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from milestone_llm.core.plan import StepPlan
-from milestone_llm.core.request import Request
-from prefix_helpers import Life, assert_tokens, prompt, request_of
+from scheduler_helpers import Life, assert_tokens, of_length, spans
 
 
 def uncached(*args: int, **fields: object) -> Life:
     """Chunks alone, so that no prompt is shortened by another."""
     return Life(*args, enable_prefix_caching=False, **fields)
-
-
-def spans(plan: StepPlan) -> str:
-    """Who computes which tokens: `a[0:4] b[7:8]`."""
-    return " ".join(f"{row.request.request_id}[{row.start}:{row.end}]" for row in plan.rows)
 
 
 def all_spans(life: Life) -> list[str]:
@@ -27,35 +20,7 @@ def all_spans(life: Life) -> list[str]:
     return lines
 
 
-def of_length(name: str, num_tokens: int, max_tokens: int = 1, **fields: int) -> Request:
-    return request_of(name, prompt("", num_tokens, own=name), max_tokens, **fields)
-
-
 # --- who gets how much --------------------------------------------------------------------------
-
-
-def test_a_prompt_longer_than_a_step_is_computed_in_chunks():
-    life = uncached(max_num_batched_tokens=4)
-    a = of_length("a", 10, 3)
-    life.add(a)
-    assert all_spans(life) == ["a[0:4]", "a[4:8]", "a[8:10]", "a[10:11]", "a[11:12]"]
-    assert_tokens([a])
-
-
-def test_decode_rows_come_first_then_chunks_under_way_then_newcomers():
-    life = uncached(12, max_num_batched_tokens=6)
-    a, b, c = of_length("a", 2, 6), of_length("b", 9, 3), of_length("c", 5, 1)
-    life.add(a)
-    life.plan()
-    life.add(b, c)
-    assert all_spans(life) == [
-        "a[2:3] b[0:5]",
-        "a[3:4] b[5:9] c[0:1]",
-        "a[4:5] b[9:10] c[1:5]",
-        "a[5:6] b[10:11]",
-        "a[6:7]",
-    ]
-    assert_tokens([a, b, c])
 
 
 def test_a_row_that_stops_short_of_the_last_known_token_samples_nothing():
@@ -120,20 +85,7 @@ def test_under_priority_the_budget_goes_to_the_most_urgent_first():
 def test_long_prefill_token_threshold_caps_a_row_and_leaves_the_rest_to_others(threshold, expected):
     life = uncached(16, max_num_batched_tokens=8, long_prefill_token_threshold=threshold)
     life.add(of_length("a", 10), of_length("b", 9), of_length("c", 3))
-    lines = all_spans(life)
-    assert lines == expected
-
-
-def test_several_prompts_are_under_way_at_once():
-    life = uncached(16, max_num_batched_tokens=9, long_prefill_token_threshold=3)
-    requests = [of_length(name, 7) for name in "abcd"]
-    life.add(*requests)
-    assert spans(life.plan()) == "a[0:3] b[0:3] c[0:3]"
-    assert spans(life.plan()) == "a[3:6] b[3:6] c[3:6]"
-    assert [r.num_computed_tokens for r in requests] == [6, 6, 6, 0]
-    assert spans(life.plan()) == "a[6:7] b[6:7] c[6:7] d[0:3]"
-    life.run()
-    assert_tokens(requests)
+    assert all_spans(life) == expected
 
 
 # --- memory -------------------------------------------------------------------------------------
@@ -160,81 +112,6 @@ def test_who_does_not_fit_whole_waits_and_nobody_passes_it():
     assert lines[-2:] == ["b[0:8]", "b[8:13] c[0:1]"]
 
 
-def test_a_reason_to_wait_is_told_when_the_step_is_used_up():
-    life = uncached(8)
-    reason = life.scheduler.reason_to_wait(of_length("a", 9), 0)
-    assert reason == "tokens needed: 9, left in this step: 0"
-    assert life.scheduler.reason_to_wait(of_length("a", 9), 1) is None
-
-
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_a_half_computed_prompt_is_preempted_and_comes_back(preemption):
-    """a needs blocks while b, its junior, has computed 10 of 16 tokens."""
-    life = uncached(6, max_num_batched_tokens=3, preemption=preemption)
-    a, b = of_length("a", 4, 10), of_length("b", 16, 3)
-    life.add(a, b)
-    while not (plan := life.plan()).preempted:
-        pass
-    assert [p.request for p in plan.preempted] == [b]
-    assert b.num_computed_tokens == (10 if preemption == "swap" else 0)
-    assert len(plan.swap_outs) == (3 if preemption == "swap" else 0)
-    while not (plan := life.plan()).resumed:
-        pass
-    (row,) = [row for row in plan.rows if row.request is b]
-    assert row.start == (10 if preemption == "swap" else 0)
-    assert len(plan.swap_ins) == (3 if preemption == "swap" else 0)
-    assert len(row.blocks) == 4, "blocks for the whole prompt again"
-    life.run()
-    assert_tokens([a, b])
-
-
-def test_nobody_is_admitted_in_a_step_that_preempted_but_chunks_under_way_go_on():
-    life = uncached(6, max_num_batched_tokens=4)
-    a, b = of_length("a", 12, 2), of_length("b", 11, 4)
-    life.add(a)
-    life.plan()
-    life.add(b, of_length("c", 1))
-    lines = []
-    while life.scheduler.has_unfinished_requests():
-        plan = life.plan()
-        lines.append(spans(plan))
-        assert not (plan.preempted and plan.admitted + plan.resumed)
-    assert_tokens([a, b])
-
-
-# --- prefill first ------------------------------------------------------------------------------
-
-
-def test_prefill_first_stalls_every_decode_until_the_arrival_is_computed():
-    life = uncached(16, max_num_batched_tokens=4, prefill_policy="prefill_first")
-    life.add(of_length("a", 2, 4), of_length("b", 2, 4))
-    life.plan()
-    life.plan()
-    life.add(of_length("long", 12, 2))
-    assert all_spans(life) == [
-        "long[0:4]",
-        "long[4:8]",
-        "long[8:12]",
-        "a[3:4] b[3:4] long[12:13]",
-        "a[4:5] b[4:5]",
-    ]
-
-
-def test_mixed_gives_every_decode_its_token_beside_the_same_arrival():
-    life = uncached(16, max_num_batched_tokens=4)
-    life.add(of_length("a", 2, 4), of_length("b", 2, 4))
-    life.plan()
-    life.plan()
-    life.add(of_length("long", 12, 2))
-    assert all_spans(life) == [
-        "a[3:4] b[3:4] long[0:2]",
-        "a[4:5] b[4:5] long[2:4]",
-        "long[4:8]",
-        "long[8:12]",
-        "long[12:13]",
-    ]
-
-
 def test_prefill_first_decodes_when_newcomers_do_not_fit():
     """A waiting prompt that has no memory stalls nobody: it would stall them for ever."""
     life = uncached(4, prefill_policy="prefill_first")
@@ -242,13 +119,3 @@ def test_prefill_first_decodes_when_newcomers_do_not_fit():
     life.add(a, b)
     assert all_spans(life) == ["a[0:10]", "a[10:11]", "a[11:12]", "b[0:9]"]
     assert_tokens([a, b])
-
-
-def test_an_aborted_half_computed_prompt_gives_all_blocks_back():
-    life = uncached(6, max_num_batched_tokens=3)
-    a = of_length("a", 16)
-    life.add(a)
-    life.plan()
-    life.abort(a)
-    assert life.kv.pool.num_used == 0
-    assert not life.scheduler.has_unfinished_requests()

@@ -15,7 +15,6 @@ from engine_helpers import (
     random_prompts,
     run_to_end,
 )
-from m1_single import SamplingParams
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.models.tiny_models import build_tiny_model
 
@@ -47,70 +46,6 @@ def test_a_hit_after_the_first_has_ended():
     check(engine, OTHER, 0)
 
 
-@pytest.mark.parametrize("num_tokens", [4, 12, 16])
-def test_a_wholly_cached_prompt_of_whole_blocks_computes_one_token(num_tokens):
-    engine = cached_engine()
-    check(engine, SYSTEM + TAIL, 0)
-    check(engine, SYSTEM[:num_tokens], num_tokens - 1)
-    row = engine.tracer.records[-4].batch[0]
-    assert (row.start, row.num_new_tokens, row.num_cached_tokens) == (
-        num_tokens - 1,
-        1,
-        num_tokens - 1,
-    )
-    assert engine.stats()["copied_blocks"] == 0
-
-
-def test_a_wholly_cached_prompt_whose_last_block_is_in_use_copies_it_and_both_are_right():
-    engine = cached_engine()
-    engine.add_request(SYSTEM, greedy(6), "a")
-    engine.step()
-    engine.add_request(SYSTEM, greedy(6), "b")
-    final = run_to_end(engine)
-    assert [final[name].token_ids for name in "ab"] == [hf_greedy("llama", SYSTEM, 6)] * 2
-    assert final["b"].metrics.num_cached_tokens == 15
-    assert engine.stats()["copied_blocks"] == 1
-
-
-def test_equal_prompts_of_one_step_share_and_all_are_right():
-    engine = cached_engine()
-    prompts = [SYSTEM, SYSTEM, SYSTEM + TAIL[:2], SYSTEM + TAIL[:2]]
-    outputs = engine.generate(prompts, greedy(4))
-    assert [output.token_ids for output in outputs] == [hf_greedy("llama", p, 4) for p in prompts]
-    assert [output.metrics.num_cached_tokens for output in outputs] == [0, 12, 16, 16]
-    assert len(engine.tracer.records[0].batch) == 4
-    assert engine.stats()["copied_blocks"] == 0
-
-
-def test_cached_tokens_depend_on_neither_sampling_nor_priority():
-    engine = cached_engine()
-    check(engine, SYSTEM + TAIL, 0)
-    params = SamplingParams(temperature=1.5, seed=3, repetition_penalty=1.3, max_tokens=2)
-    (output,) = engine.generate(SYSTEM + TAIL, params)
-    (reference,) = cached_engine(enable_prefix_caching=False).generate(SYSTEM + TAIL, params)
-    assert (output.metrics.num_cached_tokens, output.token_ids) == (24, reference.token_ids)
-
-
-def test_after_eviction_the_prefix_is_missed_and_computed_again():
-    engine = cached_engine(kv_cache_tokens=48, max_num_seqs=1)
-    check(engine, SYSTEM + TAIL, 0)
-    for prompt in random_prompts([40, 40], seed=3):
-        engine.generate(prompt, greedy(2))
-    evictions = engine.stats()["prefix_cache"]["evictions"]
-    assert evictions >= 6
-    check(engine, SYSTEM + TAIL, 0)
-    assert engine.stats()["prefix_cache"]["evictions"] > evictions
-
-
-def test_switched_off_nothing_is_saved():
-    engine = cached_engine(enable_prefix_caching=False)
-    for _ in range(2):
-        check(engine, SYSTEM + TAIL, 0)
-    stats = engine.stats()
-    assert set(stats["prefix_cache"].values()) == {0}
-    assert stats["kv"]["cached"] == 0
-
-
 # --- salts --------------------------------------------------------------------------------------
 
 
@@ -121,36 +56,7 @@ def test_another_cache_salt_never_hits():
         check(engine, SYSTEM + TAIL, num_cached, cache_salt=salt)
 
 
-@pytest.mark.parametrize("salt", [None, 7, b"x", ["x"]])
-def test_a_cache_salt_that_is_no_string_is_refused(salt):
-    with pytest.raises(ValueError, match="cache_salt must be a string, got"):
-        SamplingParams(cache_salt=salt)
-
-
 # --- reset --------------------------------------------------------------------------------------
-
-
-def test_reset_is_refused_while_blocks_are_in_use_and_works_after():
-    engine = cached_engine()
-    check(engine, SYSTEM + TAIL, 0)
-    engine.add_request(OTHER, greedy(2), "other")
-    engine.step()
-    assert engine.reset_prefix_cache() is False
-    check(engine, SYSTEM + TAIL, 24)
-    run_to_end(engine)
-    assert engine.reset_prefix_cache() is True
-    assert engine.stats()["kv"]["cached"] == 0
-    check(engine, SYSTEM + TAIL, 0)
-
-
-def test_reset_does_not_disturb_who_waits():
-    engine = cached_engine()
-    check(engine, SYSTEM + TAIL, 0)
-    engine.add_request(SYSTEM + TAIL, greedy(4), "a")
-    assert engine.reset_prefix_cache() is True
-    output = run_to_end(engine)["a"]
-    assert output.metrics.num_cached_tokens == 0
-    assert output.token_ids == hf_greedy("llama", SYSTEM + TAIL, 4)
 
 
 def test_reset_is_refused_while_kv_is_swapped_out():
@@ -223,33 +129,6 @@ def test_what_a_step_that_raised_has_written_is_never_found(number):
     assert engine.stats()["kv"]["cached"] == 0
     check(engine, SYSTEM + TAIL, 0)
     check(engine, SYSTEM + TAIL, 24)
-
-
-def test_who_waits_while_a_step_raises_computes_its_prompt_itself():
-    engine = cached_engine(max_num_seqs=2)
-    spoil_and_raise(engine, 1)
-    for name in "abc":
-        engine.add_request(SYSTEM + TAIL, greedy(4), name)
-    with pytest.raises(OutOfLuckError):
-        engine.step()
-    final = run_to_end(engine)
-    assert [final[name].finish_reason for name in "abc"] == ["error", "error", "length"]
-    assert final["c"].token_ids == hf_greedy("llama", SYSTEM + TAIL, 4)
-    assert final["c"].metrics.num_cached_tokens == 0
-    assert_empty(engine)
-
-
-def test_a_cached_block_that_a_step_was_rewriting_when_it_raised_is_not_found():
-    """The prompt is wholly cached: its last token is computed again in place, in the last block."""
-    engine = cached_engine()
-    check(engine, SYSTEM, 0)
-    spoil_and_raise(engine, 1)
-    engine.add_request(SYSTEM, greedy(4))
-    with pytest.raises(OutOfLuckError):
-        engine.step()
-    engine.step()
-    check(engine, SYSTEM, 0)
-    check(engine, SYSTEM, 15)
 
 
 # --- requests that go wrong ---------------------------------------------------------------------

@@ -6,10 +6,7 @@ import pytest
 
 from milestone_llm.core.kv import KVEvent
 from milestone_llm.core.request import RequestStatus
-from paged_helpers import completions
-from prefix_helpers import Life, assert_tokens, prompt, request_of
-
-both_modes = pytest.mark.parametrize("preemption", ["recompute", "swap"])
+from scheduler_helpers import Life, assert_tokens, completions, prompt, request_of
 
 
 def first_row(life: Life, *args: object, **fields: object) -> tuple[int, int, list[int]]:
@@ -27,12 +24,23 @@ def first_row(life: Life, *args: object, **fields: object) -> tuple[int, int, li
 # --- after the first has ended ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_own", [1, 3, 4, 9])
-def test_a_second_request_computes_only_what_the_first_had_not(num_own):
-    life = Life(16)
-    life.run(request_of("a", prompt("AB", 1)))
-    start, end, blocks = first_row(life, "b", prompt("AB", num_own, own="b"))
-    assert (start, end, blocks[:2]) == (8, 8 + num_own, [0, 1])
+@pytest.mark.parametrize(
+    ("blocks", "num_own", "num_cached"),
+    [
+        ("AB", 1, 8),
+        ("AB", 4, 8),
+        ("ABCDX", 1, 16),
+        ("AXCDE", 1, 4),
+        ("XBCDE", 1, 0),
+        ("ABCD", 1, 16),
+    ],
+)
+def test_a_second_request_computes_only_what_the_first_had_not(blocks, num_own, num_cached):
+    life = Life(32)
+    life.run(request_of("a", prompt("ABCDE", 1)))
+    start, end, table = first_row(life, "b", prompt(blocks, num_own, own="b"))
+    assert (start, end) == (num_cached, 4 * len(blocks) + num_own)
+    assert table[: num_cached // 4] == list(range(num_cached // 4))
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 3])
@@ -58,21 +66,6 @@ def test_a_wholly_cached_prompt_whose_last_block_is_in_use_gets_a_copy_of_it():
     life.run(c)
     assert_tokens([a, b, c])
     assert life.kv.num_copies == 2
-
-
-def test_equal_prompts_of_one_step_after_a_cached_one_write_in_place_and_into_a_copy():
-    """The first revives the last block and rewrites its token; the second copies it before."""
-    life = Life()
-    life.run(request_of("a", prompt("AB")))
-    lines = life.run(request_of("b", prompt("AB")), request_of("c", prompt("AB"), seed=1))
-    assert lines == ["b[7:8]@0,1 c[7:8]@0,2 | +b +c copy 1>2"]
-
-
-def test_a_hit_may_also_be_of_one_block_in_a_long_chain():
-    life = Life(32)
-    life.run(request_of("a", prompt("ABCDE", 1)))
-    for blocks, num_cached in [("ABCDX", 16), ("AXCDE", 4), ("XBCDE", 0), ("ABCDEF", 20)]:
-        assert first_row(life, blocks, prompt(blocks, 1))[0] == num_cached
 
 
 def test_blocks_of_one_token_are_cached_too():
@@ -103,38 +96,18 @@ def test_a_prompt_shares_what_a_chunk_of_the_same_step_completes():
     """a has 10 tokens, of which this step computes 9: two blocks are complete."""
     life = Life(16, max_num_batched_tokens=12, long_prefill_token_threshold=9)
     a, b = request_of("a", prompt("AB", 2)), request_of("b", prompt("ABC", 2))
-    lines = life.run(a, b)
-    assert lines[0] == "a[0:9]@0,1,2 b[8:11]@0,1,3,4 | +a +b"
-
-
-def test_a_prompt_shares_nothing_that_is_planned_for_a_later_step():
-    life = Life(16, max_num_batched_tokens=12, long_prefill_token_threshold=6)
-    a, b = request_of("a", prompt("AB", 2)), request_of("b", prompt("AB", 2, own="b"))
-    lines = life.run(a, b)
-    assert lines[0] == "a[0:6]@0,1,2 b[4:10]@0,3,4 | +a +b"
-
-
-def test_salts_keep_tenants_apart_also_in_one_step():
-    life = Life(16)
-    requests = [
-        request_of(name, prompt("AB", 1), 3, salt=salt)
-        for name, salt in [("a", "x"), ("b", "y"), ("c", "x")]
-    ]
-    lines = life.run(*requests)
-    assert lines[0] == "a[0:9]@0,1,2 b[0:9]@3,4,5 c[8:9]@0,1,6 | +a +b +c"
+    assert life.run(a, b)[0] == "a[0:9]@0,1,2 b[8:11]@0,1,3,4 | +a +b"
 
 
 # --- blocks filled while decoding ---------------------------------------------------------------
 
 
-def test_the_next_turn_of_a_conversation_finds_the_answer_too():
-    """Six tokens of prompt and nine of output: all have their KV but the last. 14 are 3 blocks."""
+@pytest.mark.parametrize(("num_own", "max_tokens", "num_cached"), [(2, 9, 12), (0, 5, 8)])
+def test_the_next_turn_of_a_conversation_finds_the_answer_too(num_own, max_tokens, num_cached):
     life = Life(16)
-    a = request_of("a", prompt("A", 2), 9)
+    a = request_of("a", prompt("A", num_own), max_tokens)
     life.run(a)
-    assert a.num_tokens == 15
-    start, end, blocks = first_row(life, "b", a.token_ids + prompt("X"), 2)
-    assert (start, end, blocks[:3]) == (12, 19, [0, 1, 2])
+    assert first_row(life, "b", a.token_ids + prompt("X"), 2)[0] == num_cached
 
 
 def test_the_last_token_of_an_output_has_no_kv_and_completes_no_block():
@@ -142,26 +115,6 @@ def test_the_last_token_of_an_output_has_no_kv_and_completes_no_block():
     a = request_of("a", prompt("A"), 4)  # the eighth token is sampled, and never computed
     life.run(a)
     assert first_row(life, "b", a.token_ids + prompt("X"))[0] == 4
-
-
-def test_a_block_that_two_chunks_fill_is_found():
-    life = Life(max_num_batched_tokens=3)
-    life.run(request_of("a", prompt("AB", 1)))
-    assert first_row(life, "b", prompt("AB", 1))[0] == 8
-
-
-def test_no_copies_are_merged_afterwards():
-    """Two requests come to the same tokens on different ways: each keeps its blocks."""
-    life = Life(16)
-    a, b = request_of("a", prompt("A", 2), 5), request_of("b", prompt("A", 2), 5)
-    life.add(a, b)
-    life.plan()
-    while life.scheduler.has_unfinished_requests():
-        plan = life.plan()
-        tables = [row.blocks for row in plan.rows]
-        assert tables[0][0] == tables[1][0] == 0
-        assert set(tables[0][1:]).isdisjoint(tables[1][1:])
-    assert a.token_ids == b.token_ids
 
 
 # --- eviction -----------------------------------------------------------------------------------
@@ -192,53 +145,19 @@ def test_the_least_recently_used_prefix_is_evicted_first():
     assert first_row(life, "b2", prompt("B", 1))[0] == 0
 
 
-def test_a_block_in_use_is_never_evicted():
-    """a's three blocks stay; the strangers beside it evict each other from the fourth."""
-    life = Life(4)
-    a = request_of("a", prompt("AB", 1), 4)
-    life.add(a)
-    life.plan()
-    for name in "xyz":
-        life.add(request_of(name, prompt(name.upper())))
-        life.plan()
-    evictions = [event.blocks for event in life.scheduler.drain_events() if event.type == "evict"]
-    assert evictions == [[3], [3]]
-    assert first_row(life, "b", prompt("AB", 1))[0] == 8
-    assert_tokens([a])
+# --- preemption, and steps that raise -----------------------------------------------------------
 
 
-# --- preemption ---------------------------------------------------------------------------------
-
-
-def test_a_resumed_request_finds_its_own_blocks():
-    """a took one of b's two blocks meanwhile, the last; b computes again from its second."""
-    life = Life(4)
-    a, b = request_of("a", prompt("A"), 6), request_of("b", prompt("BC"), 4)
+def test_blocks_that_came_back_from_a_swap_can_be_found():
+    """They are others than before; those are a's by then, and what they held is forgotten."""
+    life = Life(4, preemption="swap")
+    a, b = request_of("a", prompt("A"), 8), request_of("b", prompt("BC"), 3)
     life.add(a, b)
-    lines = []
-    while life.scheduler.has_unfinished_requests():
-        lines.append(life.line())
+    life.run_to_preemption()
+    life.run()
     assert_tokens([a, b])
-    resumed = [line for line in lines if "^b" in line]
-    assert len(resumed) == 1
-    assert "b[0:" not in resumed[0], resumed
-    assert b.num_cached_tokens == 0, "that counts what others saved it, on arrival"
-    assert life.counts["hits"] == 1
-
-
-@both_modes
-def test_preemption_storms_with_shared_prefixes_lose_no_token(preemption):
-    life = Life(8, block_size=2, max_num_seqs=12, preemption=preemption, max_num_batched_tokens=7)
-    requests = [
-        request_of(f"r{i:02}", prompt("AB", i % 4, block_size=2, own=str(i)), 8, seed=i)
-        for i in range(12)
-    ]
-    life.run(*requests)
-    assert life.scheduler.preempter.num_preemptions > 8
-    assert life.counts["hits"] > 8
-
-
-# --- steps that raise ---------------------------------------------------------------------------
+    assert life.counts["evictions"] >= 2
+    assert first_row(life, "c", prompt("BC", 1))[0] == 8
 
 
 def test_after_a_step_that_raised_nothing_is_found_not_even_of_earlier_steps():
@@ -248,25 +167,12 @@ def test_after_a_step_that_raised_nothing_is_found_not_even_of_earlier_steps():
     a = request_of("a", prompt("ABC", 2))
     life.add(a)
     life.plan()
-    plan = life.fail()
-    assert (plan.rows[0].start, plan.rows[0].end) == (8, 14)
+    life.fail()
     assert (a.finish_reason, life.kv.pool.num_used) == ("error", 0)
     assert life.kv.pool.block_of == life.cache.hashes == {}
     for num_cached in (0, 12):
         assert first_row(life, f"b{num_cached}", prompt("ABC", 2))[0] == num_cached
     assert first_row(life, "after", prompt("XY", 1))[0] == 0
-
-
-def test_sharers_of_a_step_that_raised_fail_together_and_waiting_ones_compute_anew():
-    life = Life(16, max_num_seqs=2)
-    requests = [request_of(name, prompt("AB", 1), 3) for name in "abc"]
-    life.add(*requests)
-    life.fail()
-    assert [request.finish_reason for request in requests] == ["error", "error", None]
-    assert life.kv.pool.block_of == {}
-    assert life.line().startswith("c[0:9]")
-    life.run()
-    assert_tokens(requests[2:])
 
 
 def test_a_running_request_without_a_row_survives_a_step_that_raised():
@@ -276,56 +182,10 @@ def test_a_running_request_without_a_row_survives_a_step_that_raised():
     life.add(a)
     life.plan()
     life.add(b)
-    plan = life.fail()
-    assert [row.request for row in plan.rows] == [b]
+    life.fail()
     assert (a.status, b.finish_reason) == (RequestStatus.WAITING, "error")
     assert (a.num_output_tokens, a.num_computed_tokens) == (1, 0)
     plan = life.plan()
     assert (plan.resumed, plan.rows[0].start) == ([a], 0)
     life.run()
     assert_tokens([a])
-
-
-def test_blocks_that_came_back_from_a_swap_can_be_found():
-    """They are others than before; those are a's by then, and what they held is forgotten."""
-    life = Life(4, preemption="swap")
-    a, b = request_of("a", prompt("A"), 8), request_of("b", prompt("BC"), 3)
-    life.add(a, b)
-    while b.status is not RequestStatus.SWAPPED:
-        life.plan()
-    life.run()
-    assert_tokens([a, b])
-    assert life.counts["evictions"] >= 2
-    assert first_row(life, "c", prompt("BC", 1))[0] == 8
-
-
-def test_a_swapped_request_survives_a_step_that_raised_and_gives_its_host_memory_back():
-    life = Life(4, preemption="swap")
-    a, b = request_of("a", prompt("A"), 6), request_of("b", prompt("BC"), 4)
-    life.add(a, b)
-    while b.status is not RequestStatus.SWAPPED:
-        life.plan()
-    host = life.scheduler.preempter.host
-    assert host.pool.num_used == 2
-    life.fail()
-    assert (a.finish_reason, b.status, host.pool.num_used) == ("error", RequestStatus.WAITING, 0)
-    assert life.line().startswith("b[0:9]")
-    life.run()
-    assert_tokens([b])
-
-
-# --- reset --------------------------------------------------------------------------------------
-
-
-def test_the_cache_is_reset_only_while_no_block_is_in_use():
-    life = Life()
-    life.run(request_of("a", prompt("AB", 1)))
-    b = request_of("b", prompt("CD"), 2)
-    life.add(b)
-    life.plan()
-    assert not life.scheduler.reset_prefix_cache()
-    assert len(life.kv.pool.block_of) == 4
-    life.run()
-    assert life.scheduler.reset_prefix_cache()
-    assert life.kv.pool.block_of == {}
-    assert first_row(life, "c", prompt("AB", 1))[0] == 0

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from m4_prefix_chunked.prefix_cache import hash_block
-from prefix_helpers import make_cache, prompt, request_of
+from scheduler_helpers import Life, prompt, request_of
 
 
 def test_a_hash_is_sha256_of_parent_and_tokens():
@@ -20,11 +20,10 @@ def test_a_hash_is_sha256_of_parent_and_tokens():
 
 @pytest.mark.parametrize("salt", ["\ud800", "日本", "\0", "a" * 10_000])
 def test_any_text_may_be_a_salt(salt):
-    cache = make_cache(4)
-    a = request_of("a", prompt("A", 1), salt=salt)
-    cache.allocate(a, cache.find(a))
-    cache.make_findable(a, 5)
-    assert cache.find(a).num_tokens == 4
+    life = Life()
+    life.run(request_of("a", prompt("A", 1), salt=salt))
+    assert life.cache.find(request_of("b", prompt("A", 1), salt=salt)).num_tokens == 4
+    assert life.cache.find(request_of("c", prompt("A", 1), salt="x")).num_tokens == 0
 
 
 def test_each_block_is_hashed_once(monkeypatch):
@@ -33,9 +32,6 @@ def test_each_block_is_hashed_once(monkeypatch):
         "m4_prefix_chunked.prefix_cache.hash_block",
         lambda parent, tokens: calls.append(tokens) or hash_block(parent, tokens),
     )
-    cache, request = make_cache(16), request_of("a", prompt("ABC", 3))
-    cache.allocate(request, cache.find(request))
-    cache.make_findable(request, request.num_tokens)
-    for _ in range(3):
-        cache.find(request)
+    life = Life(max_num_batched_tokens=5)
+    life.run(request_of("a", prompt("ABC", 3)))
     assert calls == [prompt("ABC")[i : i + 4] for i in (0, 4, 8)]

@@ -36,8 +36,7 @@ from milestone_llm.core.sampling import sample
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 from milestone_llm.trace.console import ConsoleSink
 from milestone_llm.trace.records import StepRecord
-from paged_helpers import expected_tokens
-from prefix_helpers import Life, request_of
+from scheduler_helpers import Life, request_of
 
 MAX_MODEL_LEN = 48
 
@@ -115,41 +114,19 @@ def spec_engine(model: Any = None, oracle: Oracle | None = None, **fields: Any) 
     return engine
 
 
-def run(
-    engine: Any, prompts: Any, params: Any, names: list[str] | None = None, abort_after: int = 0
-) -> dict[str, RequestOutput]:
-    """All requests through `step`; the first is aborted on the way, if that is asked for."""
-    names = names or [f"r{index}" for index in range(len(prompts))]
-    for arguments in zip(prompts, params, names, strict=True):
-        engine.add_request(*arguments)
-    final, num_steps = {}, 0
-    while engine.has_unfinished_requests():
-        final |= {output.request_id: output for output in engine.step()}
-        num_steps += 1
-        if num_steps == abort_after and (output := engine.abort(names[0])):
-            final[names[0]] = output
-    assert_empty(engine)
-    return final
-
-
-def by_id(outputs: dict[str, RequestOutput]) -> dict[str, list[int]]:
-    """Tokens of every completion, by its own id."""
-    return {
-        name + (f"/{each.index}" if each.index else ""): each.token_ids
-        for name, output in outputs.items()
-        for each in output.outputs
-    }
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_is_asked_for_every_request_gets_what_it_gets_without_guesses(seed):
     rng = random.Random(seed)
     prompts, params = work(rng)
     common = {"tokenizer": word_tokenizer(), "max_num_seqs": 6}
-    plain = spec_engine(speculation=None, **common)
-    wanted = run(plain, prompts, params)
+    wanted = spec_engine(speculation=None, **common).generate(prompts, params)
+    known = {
+        output.request_id + (f"/{each.index}" if each.index else ""): each.token_ids
+        for output in wanted
+        for each in output.outputs
+    }
     engine = spec_engine(
-        oracle=Oracle(by_id(wanted), error_rate=rng.choice([0, 0.1, 0.3])),
+        oracle=Oracle(known, error_rate=rng.choice([0, 0.1, 0.3])),
         num_speculative_tokens=rng.choice([1, 3, 7]),
         max_num_batched_tokens=rng.choice([5, 13, 64]),
         kv_cache_tokens=rng.choice([MAX_MODEL_LEN, 2 * MAX_MODEL_LEN, 1000]),
@@ -158,17 +135,8 @@ def test_whatever_is_asked_for_every_request_gets_what_it_gets_without_guesses(s
         prefill_policy=rng.choice(["mixed", "prefill_first"]),
         **common,
     )
-    final = run(engine, prompts, params)
-    assert {name: facts(output) for name, output in final.items()} == {
-        name: facts(output) for name, output in wanted.items()
-    }
-    # Once more, with what the cache holds now; somebody leaves.
-    names = list(wanted)
-    final = run(engine, prompts, params, names, abort_after=rng.randint(2, 9))
-    for name, output in final.items():
-        for one, other in zip(wanted[name].outputs, output.outputs, strict=True):
-            assert other.token_ids == one.token_ids[: other.num_tokens]
-            assert other.num_tokens == one.num_tokens or other.finish_reason == "abort"
+    assert list(map(facts, engine.generate(prompts, params))) == list(map(facts, wanted))
+    assert_empty(engine)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
@@ -179,24 +147,10 @@ def test_in_fp32_n_grams_give_the_tokens_of_generate(family):
     prompts = [[token % 12 for token in prompt] for prompt in random_prompts([3, 4, 6, 5])]
     wanted = [hf_generate(model, prompt, 24, eos_token_id=12) for prompt in prompts]
     engine = spec_engine(model)
-    engine.scheduler.speculation.proposer.propose = counted(engine)
     outputs = engine.generate(prompts, greedy(24))
     assert [output.token_ids for output in outputs] == wanted
-    assert engine.num_guesses > 20
+    assert engine.stats()["spec_decode_num_draft_tokens"] > 20
     assert_empty(engine)
-
-
-def counted(engine: Any) -> Any:
-    """The engine's proposer; what it guesses is counted in `engine.num_guesses`."""
-    propose = engine.scheduler.speculation.proposer.propose
-    engine.num_guesses = 0
-
-    def call(request: Request, num_tokens: int) -> list[int]:
-        guesses = propose(request, num_tokens)
-        engine.num_guesses += len(guesses)
-        return guesses
-
-    return call
 
 
 # --- each place has its own history --------------------------------------------------------------
@@ -236,17 +190,6 @@ def test_each_place_is_sampled_by_its_own_position_penalties_and_stop_tokens():
         guesses = [*wanted[:num_right], *([VOCAB_SIZE - 1] * 3)][:3]
         tokens = verified(logits, request(), guesses)
         assert [token.token_id for token in tokens] == wanted[: num_right + 1]
-
-
-def test_log_probabilities_are_those_of_the_place_that_was_verified():
-    logits = torch.randn(3, VOCAB_SIZE, generator=torch.Generator().manual_seed(4))
-    request = Request("r", [3], SamplingParams(temperature=0, logprobs=1))
-    best = logits.argmax(-1).tolist()
-    tokens = verified(logits, request, best[:2])
-    for row, each in zip(logits, tokens, strict=True):
-        wanted = row.log_softmax(-1)[each.token_id].item()
-        assert each.logprobs is not None
-        assert each.logprobs[each.token_id].logprob == pytest.approx(wanted)
 
 
 # --- where a request ends ------------------------------------------------------------------------
@@ -296,13 +239,6 @@ def test_guesses_end_where_the_request_does(fields):
     assert first.token_ids == hf_greedy("llama", PROMPT, 1)
     assert last.token_ids == hf_greedy("llama", PROMPT, 6)
     assert last.finish_reason == "length"
-
-
-def test_streams_bring_several_tokens_at_a_time():
-    known = hf_greedy("llama", PROMPT, 12)
-    engine = spec_engine(oracle=Oracle({"r0": known}), tokenizer=word_tokenizer())
-    lengths = [len(output.token_ids) for output in engine.stream(PROMPT, greedy(10))]
-    assert lengths == [1, 5, 9, 10]
 
 
 # --- budget, memory and luck ---------------------------------------------------------------------
@@ -377,41 +313,12 @@ def test_a_block_that_a_wrong_guess_filled_is_not_found():
     made.run()
 
 
-def test_accepted_guesses_are_found_as_any_other_tokens():
-    made = life(8, 4, proposer=None)
-    first = request_of("a", [1, 2], 7)
-    wanted = expected_tokens(first, 7)
-
-    class Right:
-        def propose(self, request: Request, num_tokens: int) -> list[int]:
-            return wanted[request.num_output_tokens :][:num_tokens]
-
-    made.scheduler.speculation.proposer = Right()
-    made.add(first)
-    assert [row_lengths(made) for _ in range(3)] == [[2], [4], [2]]
-    second = request_of("b", [*first.token_ids, 9], 1)
-    made.add(second)
-    assert made.scheduler.prefix_cache.find(second).num_tokens == 8
-    made.run()
-
-
 def test_whose_guesses_fail_rests_longer_each_time():
     made = life(200, proposer=Same(), max_model_len=600)
     made.add(request_of("a", [1], 200))
     lengths = [row_lengths(made)[0] for _ in range(150)]
     steps = [step for step, length in enumerate(lengths) if length > 1]
     assert steps == [1, 2, 3, 5, 9, 17, 33, 65, 97, 129]
-
-
-def test_wrong_guesses_count_as_computed_in_vain():
-    made = life(8, proposer=Same())
-    made.add(request_of("a", [1], 5))
-    row_lengths(made)
-    plan = made.scheduler.schedule()
-    assert (plan.num_tokens, plan.num_padding_tokens) == (4, 0)
-    made.scheduler.update(plan, made.device.run(plan))
-    assert (plan.num_tokens, plan.num_padding_tokens) == (1, 3)
-    assert plan.rows[0].phase == "decode"
 
 
 def test_a_place_without_a_token_ends_the_request_behind_what_was_accepted():
@@ -435,20 +342,6 @@ def test_as_many_rows_guess_as_leave_arithmetic_idle_unless_a_number_is_given():
     for record in engine.tracer.records:
         assert len(record.batch) <= 4 or not any(row.num_draft_tokens for row in record.batch)
     assert engine.stats()["spec_decode_num_drafts"] > 0
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"speculation": "eagle"},
-        {"speculation": 3},
-        {"num_speculative_tokens": 0},
-        {"speculation_max_num_seqs": 0},
-    ],
-)
-def test_bad_settings_are_refused(fields):
-    with pytest.raises(ValueError, match=next(iter(fields))):
-        m4_prefix_chunked.EngineConfig(**fields)
 
 
 # --- what is told of guesses ---------------------------------------------------------------------

@@ -21,9 +21,8 @@ from milestone_llm.core.outputs import EngineCoreOutput, SampledToken
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.core.request import Request, RequestStatus
 from milestone_llm.models.tiny_models import VOCAB_SIZE
-from paged_helpers import completions
-from prefix_helpers import make_scheduler, request_of
 from read_back import ReadBackRunner, right_output
+from scheduler_helpers import completions, make_scheduler, request_of
 
 NUM_SCRIPTS = 12
 
