@@ -46,7 +46,7 @@ def tokens_of(engine: Any, seed: int) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_padded_steps_give_the_tokens_of_m4(seed, nonsense_beside_attention):
+def test_padded_steps_give_the_tokens_of_m4(seed, poisoned):
     fields: dict[str, Any] = {"max_num_seqs": 5, "max_model_len": 80, "max_num_batched_tokens": 70}
     fields |= {"kv_cache_tokens": 320, "long_prefill_token_threshold": 24}
     engine = make_engine(m5_kernels, tiny_model(), **fields)

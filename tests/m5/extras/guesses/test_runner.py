@@ -31,7 +31,7 @@ def test_guesses_that_came_true_stand_before_the_last_token_of_their_request():
     assert (sampled["b"], sampled["c"]) == ([SampledToken(8)], [SampledToken(-1)])
 
 
-def test_padded_steps_with_guesses_give_the_tokens_of_m4(nonsense_beside_attention):
+def test_padded_steps_with_guesses_give_the_tokens_of_m4(poisoned):
     """Prompts that repeat, so that there are guesses; three rows of four places in a bucket."""
     prompts = [prompt * 3 for prompt in random_prompts([5, 7, 4])]
     fields: dict[str, Any] = {"max_num_seqs": 3, "max_model_len": 80}
