@@ -273,9 +273,9 @@ def scatter(machine: Machine) -> None:
     machine.synchronize()
 
 
-def kernel_on(source: Any, target: Any) -> None:
-    _copy_kernel[(1,)](source, target, number=8)
-    torch.cuda.synchronize()
+def copy_eight(machine: Machine, *sizes: int) -> None:
+    _copy_kernel[(1,)](*(torch.ones(size, device=CUDA) for size in sizes), number=8)
+    machine.synchronize()
 
 
 def drop_while_a_kernel_writes(machine: Machine) -> None:
@@ -290,8 +290,8 @@ def drop_while_a_kernel_writes(machine: Machine) -> None:
         (lambda machine: torch.empty(2).copy_(torch.ones(2, device=CUDA), True), "not pinned"),
         (lambda machine: captured(machine.synchronize), "captured"),
         (lambda machine: captured(lambda: torch.tensor([1], device=CUDA)), "captured"),
-        (lambda machine: kernel_on(torch.ones(8, device=CUDA), torch.ones(4, device=CUDA)), "outside"),
-        (lambda machine: kernel_on(torch.ones(4, device=CUDA), torch.ones(8, device=CUDA)), "outside"),
+        (lambda machine: copy_eight(machine, 8, 4), "outside"),
+        (lambda machine: copy_eight(machine, 4, 8), "outside"),
         (drop_while_a_kernel_writes, "given back while a kernel"),
         (scatter, "twice"),
     ],
