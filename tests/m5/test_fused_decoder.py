@@ -12,10 +12,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from eight_bits import rounded, with_biases
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from m5_helpers import rounded, with_biases
 from m5_kernels import LLMEngine, SamplingParams
 from m5_kernels import device_step as device_step_file
 from m5_kernels import engine as engine_file

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from eight_bits import rounded, with_biases
 from transformers import PreTrainedModel
 
 import m4_prefix_chunked
 import m5_kernels
 from engine_helpers import assert_empty, greedy, hf_generate, make_engine, random_prompts
+from m5_helpers import rounded, with_biases
 from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.decoder.one_gpu import OneGPU

@@ -176,20 +176,6 @@ def test_a_rank_that_dies_takes_the_others_down(tmp_path):
     assert not list(tmp_path.glob("result*"))
 
 
-@pytest.mark.slow
-def test_three_ranks_of_the_real_model(smollm2, tmp_path):
-    found = Started("smollm2", 3, tmp_path).results()
-    params = m5_kernels.SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
-    alone = m5_kernels.LLMEngine(
-        smollm2.model, tokenizer=smollm2.tokenizer, max_model_len=64, kv_cache_tokens=256
-    )
-    outputs = alone.generate(["The sea in winter is", "Name a fruit."], params)
-    for each in found:
-        assert each["tokens"] == [output.token_ids for output in outputs]
-        assert each["texts"] == [output.text for output in outputs]
-        assert each["heads"] == [3, 1]
-
-
 # --- without processes ----------------------------------------------------------------------------
 
 
