@@ -17,20 +17,9 @@ What it reports, by a `MisuseError`:
 
 Memory handed out holds NaN, or a large integer. That of a graph does so again at each replay.
 
-What it cannot show:
-
-- time, and whatever depends on it: it is always the last moment at which work may be done. Work of
-  one stream is never done in another order, and two kernels never run at once;
-- memory that is used again: what was given back stays as it was for work that is under way. Only a
-  graph is asked about its memory. So a tensor used on a stream other than its own is not seen to be
-  overwritten, nor one graph's memory by another graph of its pool. There is always enough memory;
-- early starts (programmatic dependent launch) and Gluon's kernels: it says that it is no Hopper.
-  Nor what a compiler does: kernels run under Triton's interpreter, and compiling is only noted;
-- rounding: products are the CPU's. And tiles, where a GPU of another size would have others;
-- gradients, changing a tensor's `.data`, and what M5 does not call: a name is then missing;
-- several GPUs: the symmetric memory of ranks, NCCL;
-- threads: all calls come from the thread that entered `cuda_on_cpu()`;
-- which part of pinned memory is in use: all of an allocation is, or nothing.
+It cannot show what depends on time (work is done at the last moment, in order, one kernel at once),
+memory that is used again, early starts and Gluon's kernels (it says that it is no Hopper), what a
+compiler does, a GPU's rounding, several GPUs, or threads. What M5 does not call is not there.
 
 Names of devices have a number: torch asks the driver what "cuda" alone is. `TRITON_INTERPRET=1`
 must be set before anything imports triton. How it is done: a tensor here is a wrapper with a
@@ -144,8 +133,6 @@ class Tensor(torch.Tensor):
         parts = index if isinstance(index, tuple) else (index,)
         choices = [torch.tensor(part) if isinstance(part, list) else part for part in parts]
         if any(isinstance(part, torch.Tensor) for part in choices):
-            if not isinstance(value, torch.Tensor):
-                value = self.new_full((), value)
             aten.index_put_(*self._view_and_choices(choices), value)
         elif isinstance(value, torch.Tensor):
             self[index].copy_(value)
@@ -184,16 +171,9 @@ class Tensor(torch.Tensor):
         """Its opposite."""
         return aten.bitwise_not(self)
 
-    def data_ptr(self) -> int:
-        """Where its numbers are."""
-        return self.cpu_tensor.data_ptr()
-
     def tolist(self) -> Any:
         """The numbers."""
         return (self.cpu() if self.is_cuda else host_part(self)).tolist()
-
-    def __repr__(self, **_: Any) -> str:
-        return f"<{self.dtype} {tuple(self.shape)} of the stand-in, {self.device}>"
 
 
 class Work(NamedTuple):
@@ -245,22 +225,10 @@ class Stream:
         self.run(self.num_put)
         self.machine.report()
 
-    def record_event(self, event: Event | None = None) -> Event:
-        """Mark this moment."""
-        event = event or Event(self.machine)
-        event.record(self)
-        return event
-
-    def wait_event(self, event: Event) -> None:
-        """Later work here comes after what was queued before the event."""
-        if self.graph is not None:
-            raise MisuseError("a stream that captures waits for another")
-        stream, number = event.mark or (self, 0)
-        self.put(Work("wait", lambda: stream.run(number), is_launch=False))
-
     def wait_stream(self, stream: Stream) -> None:
         """Later work here comes after what is queued there."""
-        self.wait_event(stream.record_event())
+        number = stream.num_put
+        self.put(Work("wait", lambda: stream.run(number), is_launch=False))
 
     def query(self) -> bool:
         """Whether all work is done."""
@@ -274,18 +242,9 @@ class Event:
         self.machine = machine
         self.mark: tuple[Stream, int] | None = None
 
-    def record(self, stream: Stream | None = None) -> None:
+    def record(self) -> None:
         """It is now."""
-        stream = stream or self.machine.stream
-        self.mark = stream, stream.num_put
-
-    def wait(self, stream: Stream | None = None) -> None:
-        """Later work of the stream comes after it."""
-        (stream or self.machine.stream).wait_event(self)
-
-    def query(self) -> bool:
-        """Whether it is over."""
-        return self.mark is None or self.mark[0].num_done >= self.mark[1]
+        self.mark = self.machine.stream, self.machine.stream.num_put
 
     def synchronize(self) -> None:
         """Wait for it."""
@@ -308,14 +267,10 @@ class Graph:
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         """From here on, work of the current stream is recorded."""
-        if any(stream.graph for stream in self.machine.streams):
-            raise MisuseError("two graphs are captured at once")
         self.machine.stream.graph = self
 
     def capture_end(self) -> None:
         """Up to here."""
-        if self.machine.stream.graph is not self:
-            raise MisuseError("the current stream does not capture this graph")
         self.machine.stream.graph = None
         self.used = {memory: None for memory in self.used if memory not in self.own}
 
@@ -452,18 +407,8 @@ class Machine:
         cpu_args, cpu_kwargs = on_cpu(args), on_cpu(kwargs)
         if "device" in kwargs:
             cpu_kwargs |= {"device": torch.device("cpu"), "pin_memory": False}
-        has_mask = is_index and any(x is not None and x.dtype == torch.bool for x in args[1])
-        is_sized_by_numbers = has_mask or (
-            torch.Tag.dynamic_output_shape in function.tags and not is_index
-        )
-        if is_sized_by_numbers or torch.Tag.data_dependent_output in function.tags:
-            self.stream.synchronize()
-        if is_sized_by_numbers and packet is not aten.index_put_:
-            made = function(*cpu_args, **cpu_kwargs)
-            target = self.hand_out(made)
-            target.cpu_tensor.copy_(made)
-            return target
         if torch.Tag.data_dependent_output in function.tags:
+            self.stream.synchronize()
             return function(*cpu_args, **cpu_kwargs)
 
         name = function._schema.name.replace("::", ".")
@@ -494,11 +439,8 @@ class Machine:
         """An argument as the device gets it: numbers of the host as they are now."""
         if not isinstance(given, torch.Tensor) or given.is_cuda:
             return given
-        if given.dim() and not is_index:
-            raise RuntimeError("Expected all tensors to be on the same device, not cuda:0 and cpu")
-        if given.dim():
-            return self.copy(MOVES[0], (given,), {"device": CUDA})
-        return host_part(given).clone()
+        assert is_index, "of the host, and not of the device"
+        return self.copy(MOVES[0], (given,), {"device": CUDA})
 
     def copy(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """`copy_` and `_to_copy`, on the device, on the host, or over the bus."""
@@ -545,9 +487,6 @@ class Machine:
         used = [x for x in tensors_in((args, kwargs)) if isinstance(x, Tensor)]
         if warmup:
             self.compiled[name] += 1
-            return
-        if not used:
-            interpret(kernel, *args, grid=grid, warmup=False, **kwargs)
             return
         cpu_args, cpu_kwargs = on_cpu(args), on_cpu(kwargs)
 
@@ -596,7 +535,7 @@ def cuda_on_cpu() -> Iterator[Machine]:
     assert os.environ.get("TRITON_INTERPRET") == "1"
     machine = Machine()
     properties = SimpleNamespace(
-        name="stand-in", major=8, minor=0, multi_processor_count=4, warp_size=32,
+        major=8, minor=0, multi_processor_count=4, warp_size=32,
         total_memory=8 * GIB, shared_memory_per_block=48 * 1024,
         shared_memory_per_block_optin=160 * 1024, shared_memory_per_multiprocessor=160 * 1024,
         regs_per_multiprocessor=65536,
@@ -611,7 +550,6 @@ def cuda_on_cpu() -> Iterator[Machine]:
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "get_device_name": lambda device=None: properties.name,
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: (properties.major, properties.minor),
         "mem_get_info": lambda device=None: (8 * GIB, 8 * GIB),
