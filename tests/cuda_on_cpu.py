@@ -3,7 +3,7 @@
 Inside `cuda_on_cpu()` there is one device, "cuda:0". Its tensors say that they are on it. Their
 numbers lie in tensors of the CPU, and nothing is computed until somebody waits:
 
-    engine  -- aten operation, Triton launch, copy -->  queue of a stream
+    engine  -- aten operation, Triton launch, copy -->  queue
     engine  -- event.synchronize(), .tolist(), ... -->  the queue is worked off, up to there
     capture -- the same calls                      -->  a list, replayed on the very same memory
 
@@ -186,72 +186,19 @@ class Work(NamedTuple):
     is_launch: bool = True
 
 
-class Stream:
-    """A queue of work, which is done when somebody waits for it."""
-
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
-        self.todo: deque[Work] = deque()
-        self.num_put = self.num_done = 0
-        self.graph: Graph | None = None
-        """That is being captured."""
-        machine.streams.add(self)
-
-    def put(self, work: Work, used: Iterable[Memory] = ()) -> None:
-        """Queue work, or record it."""
-        if self.graph is not None:
-            self.graph.works.append(work)
-            self.graph.used |= dict.fromkeys(map(weakref.ref, used))
-            return
-        self.todo.append(work)
-        self.num_put += 1
-        self.machine.launches[work.name] += work.is_launch
-        for under_way, kind in work.pinned:
-            under_way[kind] += 1
-
-    def run(self, number: int) -> None:
-        """Do all work up to this."""
-        while self.num_done < number:
-            self.num_done += 1
-            work = self.todo.popleft()
-            with torch.inference_mode():
-                work.do()
-            for under_way, kind in work.pinned:
-                under_way[kind] -= 1
-
-    def synchronize(self) -> None:
-        """Wait for all that was queued."""
-        self.machine.check_waiting()
-        self.run(self.num_put)
-        self.machine.report()
-
-    def wait_stream(self, stream: Stream) -> None:
-        """Later work here comes after what is queued there."""
-        number = stream.num_put
-        self.put(Work("wait", lambda: stream.run(number), is_launch=False))
-
-    def query(self) -> bool:
-        """Whether all work is done."""
-        return not self.todo
-
-
 class Event:
-    """A moment of a stream."""
+    """A moment: the end of what had been queued by then."""
 
     def __init__(self, machine: Machine) -> None:
-        self.machine = machine
-        self.mark: tuple[Stream, int] | None = None
+        self.machine, self.number = machine, 0
 
     def record(self) -> None:
         """It is now."""
-        self.mark = self.machine.stream, self.machine.stream.num_put
+        self.number = self.machine.num_put
 
     def synchronize(self) -> None:
         """Wait for it."""
-        self.machine.check_waiting()
-        if self.mark is not None:
-            self.mark[0].run(self.mark[1])
-        self.machine.report()
+        self.machine.run(self.number)
 
 
 class Graph:
@@ -266,12 +213,12 @@ class Graph:
         """Memory that was handed out during the capture."""
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
-        """From here on, work of the current stream is recorded."""
-        self.machine.stream.graph = self
+        """From here on, work is recorded."""
+        self.machine.graph = self
 
     def capture_end(self) -> None:
         """Up to here."""
-        self.machine.stream.graph = None
+        self.machine.graph = None
         self.used = {memory: None for memory in self.used if memory not in self.own}
 
     def pool(self) -> object:
@@ -284,10 +231,10 @@ class Graph:
             raise MisuseError(
                 "a graph is replayed whose memory was given back after it was captured"
             )
-        stream, own = self.machine.stream, list(self.own.values())
-        stream.put(Work("poison", lambda: [*map(poison, own)], is_launch=False))
+        own = list(self.own.values())
+        self.machine.put(Work("poison", lambda: [*map(poison, own)], is_launch=False))
         for work in self.works:
-            stream.put(work)
+            self.machine.put(work)
         self.machine.num_replays += 1
 
 
@@ -305,11 +252,13 @@ def check_places(indices: Any) -> None:
 
 
 class Machine:
-    """The device: its streams, and what was asked of it."""
+    """The device: a queue of work, which is done when somebody waits for it."""
 
     def __init__(self) -> None:
-        self.streams: weakref.WeakSet[Stream] = weakref.WeakSet()
-        self.stream = Stream(self)
+        self.todo: deque[Work] = deque()
+        self.num_put = self.num_done = 0
+        self.graph: Graph | None = None
+        """That is being captured."""
         self.launches: Counter[str] = Counter()
         """By name: kernels and copies, those of replayed graphs included."""
         self.compiled: Counter[str] = Counter()
@@ -318,38 +267,37 @@ class Machine:
         self.bounds: list[tuple[int, int]] | None = None
         """Addresses that the kernel which runs now may use."""
         self.mistakes: list[str] = []
+        """What was noted where nothing can be raised."""
 
-    # -- what torch.cuda does ------------------------------------------------------------------
+    def put(self, work: Work, used: Iterable[Memory] = ()) -> None:
+        """Queue work, or record it."""
+        if self.graph is not None:
+            self.graph.works.append(work)
+            self.graph.used |= dict.fromkeys(map(weakref.ref, used))
+            return
+        self.todo.append(work)
+        self.num_put += 1
+        self.launches[work.name] += work.is_launch
+        for under_way, kind in work.pinned:
+            under_way[kind] += 1
 
-    def own(self, kind: type[Any]) -> type[Any]:
-        """The class, made as torch's is."""
-        own = {"__init__": lambda made, *_, **__: kind.__init__(made, self)}
-        return type(kind.__name__, (kind,), own)
-
-    @contextlib.contextmanager
-    def on_stream(self, stream: Stream | None) -> Iterator[None]:
-        """Within, work goes to this stream."""
-        before, self.stream = self.stream, stream or self.stream
-        try:
-            yield
-        finally:
-            self.stream = before
-
-    def synchronize(self, device: Any = None) -> None:
-        """Wait for everything."""
-        self.check_waiting()
-        for stream in list(self.streams):
-            stream.synchronize()
-
-    def check_waiting(self) -> None:
-        """Nobody may wait while a graph is captured."""
-        if any(stream.graph for stream in self.streams):
+    def run(self, number: int) -> None:
+        """Somebody waits for all work up to this."""
+        if self.graph is not None:
             raise MisuseError("somebody waits while a graph is captured")
-
-    def report(self) -> None:
-        """Raise what was noted where nothing can be raised."""
+        while self.num_done < number:
+            self.num_done += 1
+            work = self.todo.popleft()
+            with torch.inference_mode():
+                work.do()
+            for under_way, kind in work.pinned:
+                under_way[kind] -= 1
         if self.mistakes:
             raise MisuseError(self.mistakes.pop())
+
+    def synchronize(self, device: Any = None) -> None:
+        """Somebody waits for everything."""
+        self.run(self.num_put)
 
     # -- memory --------------------------------------------------------------------------------
 
@@ -357,8 +305,8 @@ class Machine:
         """Memory for a tensor of this shape (which may be on "meta"), full of garbage."""
         cpu_tensor = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
         made = Tensor(poison(cpu_tensor), Memory(self, is_pinned=False))
-        if self.stream.graph is not None:
-            self.stream.graph.own[weakref.ref(made.memory)] = cpu_tensor
+        if self.graph is not None:
+            self.graph.own[weakref.ref(made.memory)] = cpu_tensor
         return made
 
     def tensor(self, data: Any, dtype: Any = None, device: Any = None, **options: Any) -> Any:
@@ -408,7 +356,7 @@ class Machine:
         if "device" in kwargs:
             cpu_kwargs |= {"device": torch.device("cpu"), "pin_memory": False}
         if torch.Tag.data_dependent_output in function.tags:
-            self.stream.synchronize()
+            self.synchronize()
             return function(*cpu_args, **cpu_kwargs)
 
         name = function._schema.name.replace("::", ".")
@@ -419,7 +367,7 @@ class Machine:
                     check_places(cpu_args[1])
                 function(*cpu_args, **cpu_kwargs)
 
-            self.stream.put(Work(name, write), used)
+            self.put(Work(name, write), used)
             return kwargs.get("out", args[0])
         shapes = function(*on_meta(cpu_args), **on_meta(cpu_kwargs))
         made = tree_map(self.hand_out, shapes)
@@ -432,7 +380,7 @@ class Machine:
             for target, result in zip(targets, results, strict=True):
                 target.copy_(result)
 
-        self.stream.put(Work(name, do), used)
+        self.put(Work(name, do), used)
         return made
 
     def argument(self, given: Any, is_index: bool) -> Any:
@@ -456,7 +404,7 @@ class Machine:
         used = [x.memory for x in (target, source) if isinstance(x, Tensor)]
 
         def put(name: str, of: torch.Tensor, *pinned: tuple[Counter[str], str]) -> None:
-            self.stream.put(Work(name, lambda: to.copy_(of), pinned), used)
+            self.put(Work(name, lambda: to.copy_(of), pinned), used)
 
         if source.is_cuda and target.is_cuda:
             put("aten.copy_", source_on_cpu)
@@ -467,14 +415,14 @@ class Machine:
         elif source.is_cuda:
             host_part(target, writes=True)
             put("copy to the host, waited for", source_on_cpu)
-            self.stream.synchronize()
+            self.synchronize()
         elif target.is_cuda and is_free and is_pinned(source):
             put("copy from the host", source_on_cpu, (source.memory.under_way, "read"))
         elif target.is_cuda and (is_free or not source.dim()):  # such a number is an argument
             put("copy from the host", host_part(source).clone())
         elif target.is_cuda:
             put("copy from the host, waited for", host_part(source))
-            self.stream.synchronize()
+            self.synchronize()
         else:
             host_part(target, writes=True).copy_(host_part(source))
         return target
@@ -499,7 +447,7 @@ class Machine:
 
         pinned = [x.memory.under_way for x in used if is_pinned(x)]
         kinds = tuple((under_way, kind) for under_way in pinned for kind in ("write", "kernel"))
-        self.stream.put(Work(name, do, kinds), [x.memory for x in used])
+        self.put(Work(name, do, kinds), [x.memory for x in used])
 
     def check_access(self, pointers: Any, mask: Any, kind: str) -> None:
         """A kernel is about to read or write there."""
@@ -540,12 +488,14 @@ def cuda_on_cpu() -> Iterator[Machine]:
         shared_memory_per_block_optin=160 * 1024, shared_memory_per_multiprocessor=160 * 1024,
         regs_per_multiprocessor=65536,
     )  # fmt: skip
+    # All streams are one: on another than the first nothing is done but capturing.
+    stream = SimpleNamespace(wait_stream=lambda other: None)
     of_torch = {
-        "Stream": machine.own(Stream),
-        "Event": machine.own(Event),
-        "CUDAGraph": machine.own(Graph),
-        "stream": machine.on_stream,
-        "current_stream": lambda device=None: machine.stream,
+        "Stream": lambda device=None: stream,
+        "Event": lambda: Event(machine),
+        "CUDAGraph": lambda: Graph(machine),
+        "stream": lambda stream: contextlib.nullcontext(),
+        "current_stream": lambda device=None: stream,
         "synchronize": machine.synchronize,
         "is_available": lambda: True,
         "device_count": lambda: 1,
@@ -553,12 +503,10 @@ def cuda_on_cpu() -> Iterator[Machine]:
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: (properties.major, properties.minor),
         "mem_get_info": lambda device=None: (8 * GIB, 8 * GIB),
-        **dict.fromkeys(("device", "device_of"), lambda device: contextlib.nullcontext()),
-        **dict.fromkeys(("_lazy_init", "empty_cache"), lambda: None),
-        **dict.fromkeys(("set_device", "reset_peak_memory_stats"), lambda device=None: None),
-        **dict.fromkeys(
-            ("memory_allocated", "max_memory_allocated", "memory_reserved"), lambda device=None: 0
-        ),
+        "device_of": lambda device: contextlib.nullcontext(),
+        "_lazy_init": lambda: None,
+        "set_device": lambda device: None,
+        **dict.fromkeys(("memory_allocated", "memory_reserved"), lambda device=None: 0),
     }
     builder = interpreter.InterpreterBuilder
     accesses = {

@@ -152,35 +152,33 @@ def sample_cases() -> Iterator[Case]:
             yield Case(name, sample, sample_torch, inputs, logits[0].nbytes)
 
 
-TABLES: dict[str, tuple[Callable[[], Iterator[Case]], str]] = {
-    "decode": (decode_cases, "flash_decode, block 16|us|GB/s|of reading|FA3's GB/s"),
-    "elementwise": (elementwise_cases, "others|us|GB/s|of copying"),
-    "sample": (sample_cases, "sample, bf16 logits|us|GB/s|of copying"),
-}
-"""By name: what is measured, and the headings."""
+TABLES = (
+    (decode_cases, "flash_decode, block 16|us|GB/s|of reading|FA3's GB/s"),
+    (elementwise_cases, "others|us|GB/s|of copying"),
+    (sample_cases, "sample, bf16 logits|us|GB/s|of copying"),
+)
+"""What is measured, and the headings."""
 
 
 def measure_kernels(args: argparse.Namespace) -> None:
-    """Print one table, or all."""
+    """Print all tables."""
     ceilings = Ceilings.measure()
     console.print(str(ceilings), soft_wrap=True)
-    for name, (cases, headings) in TABLES.items():
-        if args.kernel in (name, "all"):
-            ceiling = ceilings.read_gbps if cases is decode_cases else ceilings.copy_gbps
-            rows = []
-            for each in cases():
-                rows.append(each.row(ceiling))
-                rows[-1] += [FA3_GBPS[each.name]] if each.name in FA3_GBPS else []
-            console.print()
-            console.print(table("", headings.split("|"), rows))
-            torch.cuda.empty_cache()
+    for cases, headings in TABLES:
+        ceiling = ceilings.read_gbps if cases is decode_cases else ceilings.copy_gbps
+        rows = []
+        for each in cases():
+            rows.append(each.row(ceiling))
+            rows[-1] += [FA3_GBPS[each.name]] if each.name in FA3_GBPS else []
+        console.print()
+        console.print(table("", headings.split("|"), rows))
+        torch.cuda.empty_cache()
 
 
 def main() -> int:
     """The command line. Returns the exit status."""
     name = "python -m m5_kernels.tools.kernel_bench"
     parser = argparse.ArgumentParser(name, description=__doc__, formatter_class=Formatter)
-    parser.add_argument("--kernel", choices=[*TABLES, "all"], default="all")
     return gpu_command(parser, measure_kernels)
 
 

@@ -14,9 +14,7 @@ import m4_prefix_chunked
 import m5_kernels
 from engine_helpers import assert_empty, greedy, hf_generate, make_engine, random_prompts
 from m5_helpers import rounded, with_biases
-from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.decoder.decoder import FusedDecoder
-from m5_kernels.decoder.one_gpu import OneGPU
 from m5_kernels.decoder.products import Products
 from m5_kernels.extras.int8.hopper_int8_tiles import (
     COPY_REGISTERS,
@@ -26,7 +24,6 @@ from m5_kernels.extras.int8.hopper_int8_tiles import (
 )
 from m5_kernels.extras.int8.int8_weight import NUM_ARRIVALS, Int8Weight
 from m5_kernels.extras.int8.products import Int8Matrices, int8_products
-from m5_kernels.extras.tensor_parallel.parallel import Shard, TensorParallel
 from milestone_llm.models.tiny_models import build_tiny_model
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
@@ -42,18 +39,6 @@ def models(family: str, **overrides: Any) -> tuple[PreTrainedModel, PreTrainedMo
 def int8_engine(model: Any, **fields: Any) -> Any:
     fields = {"max_model_len": 64, "block_size": 4, "max_num_batched_tokens": 24, **fields}
     return make_engine(m5_kernels, model, quantization="int8", **fields)
-
-
-def in_eight_bits() -> dict[str, Any]:
-    """What makes a decoder's matrices such, and multiplies with them."""
-    return {"products": Products(int8_products(torch.device("cpu"))), "matrices": Int8Matrices()}
-
-
-def part_of(shard: Shard) -> TensorParallel:
-    """Without the processes of other ranks, which only a step needs."""
-    gpus: TensorParallel = object.__new__(TensorParallel)
-    gpus.shard = shard
-    return gpus
 
 
 def tokens(outputs: list[Any]) -> list[list[int]]:
@@ -92,32 +77,11 @@ def test_a_part_of_a_row_has_the_scale_of_the_whole() -> None:
 # --- the decoder ------------------------------------------------------------------------------
 
 
-def test_two_ranks_keep_parts_of_one_model() -> None:
-    model = with_biases("llama")
-    config = DecoderConfig.from_hf(model.config)
-    whole, *ranks = (
-        FusedDecoder(config, torch.zeros(4, 16), torch.float32, "cpu", gpus=gpus, **in_eight_bits())
-        for gpus in (OneGPU(), *map(part_of, (Shard(0, 2), Shard(1, 2))))
-    )
-    for decoder in (whole, *ranks):
-        decoder.load(model.named_parameters())
-    parts = [rank.layers[1] for rank in ranks]
-    for name in ("output", "down"):  # cut by row: each rank has a part of every scale's row
-        integers = torch.cat([getattr(part, name).integers for part in parts], dim=1)
-        assert torch.equal(integers, getattr(whole.layers[1], name).integers)
-        for part in parts:
-            assert torch.equal(getattr(part, name).scale, getattr(whole.layers[1], name).scale)
-    neurons = [part.gate_up.integers.chunk(2) for part in parts]
-    merged = torch.cat([torch.cat(halves) for halves in zip(*neurons, strict=True)])
-    assert torch.equal(merged, whole.layers[1].gate_up.integers)
-    head = torch.cat([rank.lm_head.integers for rank in ranks])
-    assert torch.equal(head[: config.vocab_size], whole.lm_head.integers)
-
-
 def test_matrices_take_a_byte_a_weight_and_a_tied_embedding_stays() -> None:
     model = build_tiny_model("qwen3", tie_word_embeddings=True).bfloat16()
     plain = FusedDecoder.from_hf(model)
-    decoder = FusedDecoder.from_hf(model, **in_eight_bits())
+    products = Products(int8_products(torch.device("cpu")))
+    decoder = FusedDecoder.from_hf(model, products=products, matrices=Int8Matrices())
     for name in ("qkv", "output", "gate_up", "down"):
         matrix, weight = getattr(plain.layers[0], name), getattr(decoder.layers[0], name)
         assert 2 * weight.words.nbytes == matrix.nbytes
