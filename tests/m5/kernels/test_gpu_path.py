@@ -16,10 +16,9 @@ from triton.runtime.interpreter import InterpreterError
 
 import m4_prefix_chunked
 import m5_kernels
-from cuda_on_cpu import CUDA, Event, Graph, Machine, MisuseError, cuda_on_cpu
+from cuda_on_cpu import CUDA, Event, Machine, MisuseError, cuda_on_cpu
 from m1_single import SamplingParams
 from m5_kernels.kernels.backend import tl, triton
-from milestone_llm.core.allowed_tokens import AllowedTokens
 from milestone_llm.models.tiny_models import build_tiny_model
 
 pytestmark = [
@@ -97,15 +96,6 @@ def test_steps_launched_kernel_by_kernel_give_the_tokens_of_m4(wanted, machine):
     assert machine.num_replays == 0
 
 
-def test_graphs_captured_at_the_start_are_those_that_steps_replay(machine, monkeypatch):
-    wanted = tokens(m4_prefix_chunked.LLMEngine(model(), **{**LIMITS, **FEW}), *TWO)
-    engine = on_device(**FEW)
-    engine.capture_graphs()
-    monkeypatch.setattr(Graph, "capture_begin", None)
-    assert tokens(engine, *TWO) == wanted
-    assert machine.num_replays > 0
-
-
 def test_interpreted_kernels_give_the_tokens_of_m4_on_a_cpu():
     """Without a device: as `TRITON_INTERPRET=1` makes a demo do."""
     packages = m4_prefix_chunked, m5_kernels
@@ -126,29 +116,6 @@ def test_guesses_of_the_device_give_the_tokens_of_m4(machine):
     assert tokens(engine, prompts, params) == wanted
     assert machine.num_replays > 2
     assert any("propose" in name for name in machine.launches)
-
-
-class Odd(AllowedTokens):
-    """Odd tokens alone, and after two of them even ones."""
-
-    num_allowed = 25
-
-    def bits(self, output_token_ids: Any) -> torch.Tensor:
-        words = 0x55555555 << (len(output_token_ids) < 2)
-        return torch.tensor([words, words], dtype=torch.int64).to(torch.uint32).view(torch.int32)
-
-
-def test_rules_which_tokens_are_allowed_give_the_tokens_of_m4(machine):
-    """Of one request; when it has gone, its row allows every token again."""
-    prompts = [[7, 40, 8, 21, 5, 9], [5], [9, 2]]
-    params = [SamplingParams(max_tokens=3, seed=number, ignore_eos=True) for number in range(3)]
-    engines = [m4_prefix_chunked.LLMEngine(model(), **{**LIMITS, **FEW}), on_device(**FEW)]
-    for engine in engines:
-        engine.input_processor.grammars.rule_of = lambda each: None if each.seed else Odd()
-    wanted, got = (tokens(engine, prompts, params) for engine in engines)
-    assert got == wanted
-    assert [token % 2 for token in got[0]] == [1, 1, 0]
-    assert machine.num_replays > 0
 
 
 @pytest.mark.slow
