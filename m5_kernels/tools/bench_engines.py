@@ -6,12 +6,10 @@ Engines are built, measured and thrown away again: two may not fit beside each o
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +24,7 @@ from milestone_llm.lab.bench.workloads import WorkItem
 
 from .bench_all_reduce import print_all_reduces
 from .bench_limits import RunLimit, limit_text
-from .bench_parts import FIELDS, OBJECTS, check_against_m4, with_others
+from .bench_parts import FIELDS, OBJECTS, check_against_m4
 from .bench_profile import profile_steps
 from .measure import Ceilings
 
@@ -42,8 +40,8 @@ class Variant:
     milestone: str = "m5"
     fields: dict[str, Any] = field(default_factory=dict)
     """Of its configuration, beside those of the command line."""
-    around: Callable[[Any], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
-    """Makes, of the engine, the context in which it is warmed up and measured."""
+    without: Sequence[str] = ()
+    """Parts of `OBJECTS` that are switched off."""
 
 
 def compare_engines(bench: Bench) -> None:
@@ -84,7 +82,7 @@ def compare_engines(bench: Bench) -> None:
     contestants = {main.name: engine, **bench.baselines(engine, items)}
     data = bench.compare(args.workload, items, contestants, earlier=earlier, has_bar=not on_gpu)
     data["without"] = args.without
-    if bench.num_ranks > 1:
+    if on_gpu and bench.num_ranks > 1:
         data["all_reduces"] = print_all_reduces(engine)
     elif on_gpu:
         data["limit"] = report_limit(engine, items, data)
@@ -119,8 +117,7 @@ def planned_variants(args: argparse.Namespace) -> list[Variant]:
             else:
                 names = ", ".join((*FIELDS, *OBJECTS))
                 raise InputError(f"--without {part}: there is {names}")
-        around = partial(with_others, replaced)
-        variants.append(Variant(f"- {combination}", fields=fields, around=around))
+        variants.append(Variant(f"- {combination}", fields=fields, without=replaced))
     return [*variants, main]
 
 
@@ -155,7 +152,10 @@ def build(bench: Bench, variant: Variant, items: Sequence[WorkItem]) -> Any:
         limits, width = bench.limits(items), max(len(item.prompt) for item in items)
         num_tokens = max(limits["max_num_batched_tokens"], width * limits["max_num_seqs"])
         fields["max_num_batched_tokens"] = num_tokens
-    return bench.engine(items, PACKAGES[variant.milestone], **fields)
+    engine = bench.engine(items, PACKAGES[variant.milestone], **fields)
+    for part in variant.without:
+        OBJECTS[part](engine)
+    return engine
 
 
 def measure_alone(
@@ -163,10 +163,9 @@ def measure_alone(
 ) -> Results:
     """One result a round of an engine that is gone afterwards."""
     engine = build(bench, variant, items)
-    with variant.around(engine):
-        if on_gpu:
-            warm_up(engine, items)
-        return measure({variant.name: engine}, items, bench.args.rounds, has_bar=not on_gpu)
+    if on_gpu:
+        warm_up(engine, items)
+    return measure({variant.name: engine}, items, bench.args.rounds, has_bar=not on_gpu)
 
 
 def warm_up(engine: Any, items: Sequence[WorkItem]) -> None:
