@@ -92,13 +92,13 @@ def main() -> None:
     spans: dict[str, list[float]] = {arm: [] for arm in arms}
     options = ["--max-num-seqs", "40", "--max-model-len", "512"]
     door = door_of("m4_prefix_chunked", 20.0)
-    with running_server([*door, *options]) as server, ProcessPoolExecutor(1) as other:
-        other.submit(ask_all, server.url, range(1)).result()  # llguidance reads the vocabulary once
+    with running_server([*door, *options]) as url, ProcessPoolExecutor(1) as other:
+        other.submit(ask_all, url, range(1)).result()  # llguidance reads the vocabulary once
         for number in range(args.rounds):
             first = 1 + NUM_SCHEMAS * number
             for arm in arms:
                 schemas = range(first, first if arm == "none" else first + NUM_SCHEMAS)
-                times, seconds = asyncio.run(run(server.url, schemas, other))
+                times, seconds = asyncio.run(run(url, schemas, other))
                 gaps[arm] += times
                 spans[arm].append(seconds)
     console.print(

@@ -178,13 +178,13 @@ def over_http(args, options):
 
     words = [*door_of(MILESTONE, args.step_ms), "--model", MODEL, "--threads", "1"]
     words += ["--max-num-seqs", "16", "--max-model-len", "256", *options]
-    with running_server(words) as server:
+    with running_server(words) as url:
 
         def ask(num_requests, num_tokens, seed):
             draw = random.Random(seed)
             params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
             items = [WorkItem(draw.choices(VOCABULARY, k=16), params) for _ in range(num_requests)]
-            return asyncio.run(send_all(server.url, items))
+            return asyncio.run(send_all(url, items))
 
         ask(4, 4, seed=0)  # for connections and caches to be there
         firsts = [1e3 * ask(1, 1, seed)[0].end for seed in range(1, 41)]

@@ -27,9 +27,9 @@ from .api.app import build_app
 from .api.async_engine import AsyncEngine
 from .api.metrics import Metrics, StatsLog
 from .api.service import Service
-from .connections.admission import AdmissionMiddleware, AllowedHosts, ApiKeys, BodyLimits
+from .config import ServerConfig
+from .connections.admission import AdmissionMiddleware
 from .connections.connection import HttpConnection
-from .connections.limits import Limits
 from .engine.client import EngineClient, EngineDeadError
 
 log = logging.getLogger(__name__)
@@ -58,29 +58,28 @@ class Server:
     def __init__(
         self,
         client: EngineClient,
-        limits: Limits,
+        config: ServerConfig,
         signals: Sequence[signal.Signals] = (),
         stats_log: StatsLog | None = None,
     ) -> None:
         self._client = client
-        self._limits = limits
+        self._config = config
         self._signals = signals
         self._stats_log = stats_log
-        if limits.model_name:
-            client.info = dataclasses.replace(client.info, model_name=limits.model_name)
-        logging.getLogger("milestone_llm").setLevel(limits.log_level.upper())
-        has_access_log = limits.log_level in ("info", "debug")
+        if name := config.served_model_name:
+            client.info = dataclasses.replace(client.info, model_name=name)
+        logging.getLogger("milestone_llm").setLevel(config.log_level.upper())
+        has_access_log = config.log_level in ("info", "debug")
         info = client.info
-        max_choices = info.max_num_seqs + limits.max_queued
-        self._engine = AsyncEngine(client, Metrics(info.model_name, info.engine), max_choices)
-        app = build_app(Service(self._engine, limits.has_page))
-        keys = ApiKeys(limits.api_keys)
-        hosts = AllowedHosts(limits.allowed_hosts, limits.takes_any_host)
-        bodies = BodyLimits(limits.max_body_bytes, limits.max_bodies_bytes)
-        http: ASGIApp = AdmissionMiddleware(app, self._engine, keys, hosts, bodies)
-        if origins := limits.allowed_origins:  # outermost: a browser asks for leave without a key
+        self._engine = AsyncEngine(
+            client, Metrics(info.model_name, info.engine), info.max_num_seqs + config.max_queued
+        )
+        app = build_app(Service(self._engine, config.has_page))
+        http: ASGIApp = AdmissionMiddleware(app, self._engine, config)
+        if config.allowed_origins:  # outermost: a browser asks for leave without a key
+            origins = [origin.lower() for origin in config.allowed_origins]
             http = CORSMiddleware(http, origins, ("GET", "POST"), ("*",), expose_headers=("*",))
-        connection: Any = functools.partial(HttpConnection, limits=limits.connections)
+        connection: Any = functools.partial(HttpConnection, config=config)
         self._http = uvicorn.Server(
             uvicorn.Config(
                 http,
@@ -88,7 +87,7 @@ class Server:
                 ws="none",
                 backlog=ACCEPTED_AT_ONCE,
                 # What clients do wrong, they are told.
-                log_level=limits.log_level if has_access_log else "error",
+                log_level=config.log_level if has_access_log else "error",
                 access_log=has_access_log,
                 lifespan="off",
                 timeout_graceful_shutdown=CLOSING_SECONDS,
@@ -163,14 +162,14 @@ class Server:
                 "%s: requests under way (%d) may finish within %g s%s",
                 signal.Signals(number).name,
                 num_open,
-                self._limits.drain_seconds,
+                self._config.drain_seconds,
                 again,
             )
         if number == signal.SIGINT:
             signal.signal(
                 signal.SIGINT, signal.default_int_handler
             )  # a second Ctrl-C is in earnest
-        self.end("the server is draining", self._limits.drain_seconds)
+        self.end("the server is draining", self._config.drain_seconds)
 
     def end(self, reason: str, drain_seconds: float, linger_seconds: float = 0.0) -> None:
         """Let no more requests in, let those inside finish for a while, then end HTTP."""

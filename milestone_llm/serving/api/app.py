@@ -63,7 +63,7 @@ def build_app(service: Service) -> FastAPI:
         except BaseException:
             request.close()
             raise
-        return service.answer(request, request_id, False, echoed, body)
+        return service.answer(request, request_id, body, echoed)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, http: Request) -> Response:
@@ -89,8 +89,7 @@ def build_app(service: Service) -> FastAPI:
         except BaseException:
             request.close()
             raise
-        prompts = [""] * request.num_choices
-        return service.answer(request, request_id, True, prompts, body)
+        return service.answer(request, request_id, body, [""] * request.num_choices)
 
     @app.get("/v1/models")
     async def models() -> Json:

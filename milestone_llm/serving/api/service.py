@@ -25,7 +25,7 @@ from ..engine.client import EngineReport, EngineRequest
 from .async_engine import ApiRequest, AsyncEngine
 from .errors import ApiError
 from .live_page import LivePage
-from .protocol import ChatRequest, Message, Sampling, num_characters
+from .protocol import Message, Sampling, num_characters
 from .request_json import JsonLimits
 from .response_bodies import Json, ResponseBodies, token_decoder, token_speller
 from .responses import ApiResponse
@@ -254,17 +254,13 @@ class Service:
         request.start(requests, is_stream, body.deadline)
 
     def answer(
-        self,
-        request: ApiRequest,
-        request_id: str,
-        is_chat: bool,
-        prompts: Sequence[str],
-        body: Sampling,
+        self, request: ApiRequest, request_id: str, body: Sampling, prompts: Sequence[str]
     ) -> ApiResponse:
-        """The answer to an API request."""
+        """The answer to an API request.
+
+        Args:
+            prompts: as of `ResponseBodies`.
+        """
         tokens = self.decode_token, self.spell_token
-        bodies = ResponseBodies(request, request_id, self.model, is_chat, prompts, *tokens)
-        bodies.wants_usage = body.wants_usage_event
-        bodies.calls_tool = isinstance(body, ChatRequest) and body.calls_tool
-        bodies.drops_output = not is_chat and body.max_tokens == 0
+        bodies = ResponseBodies(request, request_id, self.model, body, prompts, *tokens)
         return ApiResponse(request, bodies, bool(body.stream), self._tokenizing)

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api.async_engine import AsyncEngine
 from ..api.errors import ApiError
+from ..config import ServerConfig
 
 OPEN_PATHS = ("/health", "/")
 """Paths that need no key. The page itself tells nothing; what it shows, it asks for with a key."""
@@ -104,19 +105,13 @@ def named(scope: Scope, send: Send) -> Send:
 class AdmissionMiddleware:
     """In front of the application. What it lets in carries its salt in the request's state."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        engine: AsyncEngine,
-        keys: ApiKeys,
-        hosts: AllowedHosts,
-        bodies: BodyLimits,
-    ) -> None:
+    def __init__(self, app: ASGIApp, engine: AsyncEngine, config: ServerConfig) -> None:
         self._app = app
         self._engine = engine
-        self._keys = keys
-        self._hosts = hosts
-        self._bodies = bodies
+        self._keys = ApiKeys(config.api_key)
+        takes_any = bool(config.api_key) or not is_loopback(config.host)
+        self._hosts = AllowedHosts(config.allowed_hosts, takes_any)
+        self._bodies = BodyLimits(config.max_body_bytes, config.max_bodies_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request or pass it on."""
