@@ -79,7 +79,7 @@ class Server:
         if config.allowed_origins:  # outermost: a browser asks for leave without a key
             origins = [origin.lower() for origin in config.allowed_origins]
             http = CORSMiddleware(http, origins, ("GET", "POST"), ("*",), expose_headers=("*",))
-        connection: Any = functools.partial(HttpConnection, config=config)
+        connection: Any = functools.partial(HttpConnection, limits=config)
         self._http = uvicorn.Server(
             uvicorn.Config(
                 http,

@@ -38,10 +38,10 @@ class HttpConnection(HttpToolsProtocol):
     connection ends with that answer.
     """
 
-    def __init__(self, *args: Any, config: ServerConfig, **options: Any) -> None:
+    def __init__(self, *args: Any, limits: ServerConfig, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._head_seconds, self._body_seconds = config.request_seconds
-        self._max_connections = config.max_connections or MAX_CONNECTIONS
+        self._head_seconds, self._body_seconds = limits.request_seconds
+        self._max_connections = limits.max_connections or MAX_CONNECTIONS
         self._part = Part.NOTHING
         self._num_pending_bytes = 0
         """Received since the parser last passed something on."""

@@ -298,7 +298,8 @@ def _run_loop(loop: EngineLoop, pipe: Connection) -> None:
         try:
             with contextlib.suppress(EOFError, OSError):
                 while True:
-                    _pass_on(loop, *pipe.recv(), send)
+                    order, content = pipe.recv()
+                    _pass_on(loop, order, content, send)
         finally:
             loop.stop()
 
