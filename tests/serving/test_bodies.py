@@ -186,7 +186,9 @@ def test_special_tokens_are_added_unless_the_client_does_not_want_them(model_fol
     tokenizer = byte_tokenizer()
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing("<s> $0", None, [("<s>", 1)])
     tokenizer.save_pretrained(folder)
-    with serve("m1_single", folder, tmp_path / "log", "--max-model-len", "64") as server:
+    options = ("--max-model-len", "64", "--no-page")
+    with serve("m1_single", folder, tmp_path / "log", *options) as server:
+        assert server.fetch("GET", "/")[0] == server.fetch("GET", "/trace")[0] == 404
         for fields, count in (({}, 2), ({"add_special_tokens": False}, 1)):
             status, answer = server.fetch("POST", TOKENIZE, {"prompt": "a", **fields})
             assert (status, answer["count"]) == (200, count)
@@ -221,6 +223,7 @@ def test_keys(model_folder, tmp_path):
             assert server.fetch("GET", path)[0] == status
         assert server.fetch("GET", "/metrics", Authorization="Bearer ours")[0] == 200
         assert server.fetch("GET", "/metrics", Authorization="Basic ours")[0] == 401
+        assert server.fetch("GET", "/health", Host="any.example")[0] == 200, "there is a key"
         for key in ("our", "ours2"):
             with pytest.raises(openai.AuthenticationError):
                 server.client(key).models.list()

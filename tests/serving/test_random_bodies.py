@@ -6,7 +6,6 @@
 import json
 import os
 import random
-import runpy
 
 import pytest
 
@@ -128,12 +127,3 @@ def test_random_bodies_get_an_answer_and_harm_nobody(m4, seed):
     assert {200, 400} <= statuses
     m4.wait_until_idle()
     assert "Traceback" not in m4.log.read_text()
-
-
-def test_processes_that_share_a_storm_have_the_same_seeds_and_other_storms_have_others(monkeypatch):
-    def seeds(run):
-        monkeypatch.setenv("PYTEST_XDIST_TESTRUNUID", run)
-        return runpy.run_path(__file__)["SEEDS"]
-
-    monkeypatch.setenv("STORM", "1")
-    assert seeds("a") == seeds("a") != seeds("b")
