@@ -109,7 +109,8 @@ def _add_fields(group: argparse._ActionsContainer, config: type[Any], *earlier: 
     kinds, about = get_type_hints(config), _field_docstrings(*earlier, config)
     for field in dataclasses.fields(config):
         kind: Any = kinds[field.name]
-        options: dict[str, Any] = {"default": field.default, "help": about[field.name].replace("%", "%%")}
+        text = about[field.name].replace("%", "%%")
+        options: dict[str, Any] = {"default": field.default, "help": text}
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
         elif get_origin(kind) is Literal:

@@ -33,7 +33,7 @@ def build_app(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, answer_http_error)
     app.add_exception_handler(RequestValidationError, answer_bad_fields)
     app.add_exception_handler(Exception, answer_bug)
-    app.router.route_class = counting_route(service.json_limits)
+    app.router.route_class = counting_route(*service.json_limits)
     engine = service.engine
 
     @app.post("/v1/completions")

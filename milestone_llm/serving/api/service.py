@@ -26,7 +26,6 @@ from .async_engine import ApiRequest, AsyncEngine
 from .errors import ApiError
 from .live_page import LivePage
 from .protocol import Message, Sampling, num_characters
-from .request_json import JsonLimits
 from .response_bodies import Json, ResponseBodies, token_decoder, token_speller
 from .responses import ApiResponse
 
@@ -61,7 +60,7 @@ class Service:
         num_parts = min(16 * self.max_model_len + engine.max_choices, MAX_ITEMS)
         num_tokens = min(self.max_model_len * engine.max_choices, MAX_ITEMS)
         num_values = num_parts + max(num_tokens, self.max_model_len)
-        self.json_limits = JsonLimits(num_parts, num_values)
+        self.json_limits = num_parts, num_values
         self.decode_token = token_decoder(self._tokenizer)
         self.spell_token = token_speller(self._tokenizer)
         # Compiled in a thread of their own: whoever tokenizes need not wait.
