@@ -95,10 +95,3 @@ def test_between_two_choices_others_have_their_turn(tokenizing):
     assert len(jobs) > NUM_CHOICES
     choices = json.loads(answer)["choices"]
     assert [choice["logprobs"]["token_logprobs"] for choice in choices] == [[None, -0.5, -0.5]] * 3
-
-
-def test_an_answer_without_them_is_made_at_once():
-    answer, threads = answered(SamplingParams(n=NUM_CHOICES), False, None)
-    assert not threads
-    assert "é".encode() in answer
-    assert [choice["text"] for choice in json.loads(answer)["choices"]] == ["ABé"] * NUM_CHOICES

@@ -31,19 +31,6 @@ def test_other_models_other_paths_other_methods(m4):
         assert (status, body) == (200, "")
 
 
-def test_half_a_request(m4):
-    whole = http_request("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 1})
-    for end in (10, 60, len(whole) - 3):
-        with m4.connect() as connection:
-            connection.sendall(whole[:end])
-    with m4.connect() as slow_writer:
-        slow_writer.sendall(whole[:-3])
-        assert m4.fetch("POST", COMPLETIONS, {"prompt": "a"})[0] == 200, "others do not wait"
-        slow_writer.sendall(whole[-3:])
-        assert read_answer(slow_writer)[0] == 200
-    m4.wait_until_idle()
-
-
 def test_a_client_that_does_not_read_gets_it_all_in_the_end(m4):
     body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "temperature": 0}
     expected = m4.fetch("POST", COMPLETIONS, body)[1]["choices"][0]["text"]

@@ -150,9 +150,10 @@ def log():
 
 
 def test_rates_are_those_since_the_line_before_of_all_engines(log):
-    engines = stats(1, running=1, used=10), stats(1, running=1, waiting=1, used=30)
+    engines = [stats(1, running=1, used=10), stats(1, 1, waiting=1, used=30, hits=(100, 25))]
     assert log(10, 100, 40, *engines) == (
-        "prompt 10.0 tok/s, generation 4.0 tok/s, running 2, waiting 1, KV memory 50.0%"
+        "prompt 10.0 tok/s, generation 4.0 tok/s, running 2, waiting 1, KV memory 50.0%, "
+        "prefix hits 25.0%"
     )
     assert log(20, 100, 80, stats(2), stats(3)) == (
         "prompt 0.0 tok/s, generation 2.0 tok/s, running 0, waiting 0, KV memory 0.0%"
@@ -165,12 +166,6 @@ def test_nothing_is_said_while_nothing_runs_and_a_silence_counts_in_no_rate(log)
     assert log(10, 9, 9, stats(3)) is None
     assert "prompt 3.0 tok/s" in log(1, 12, 9, stats(4))
     assert log(10, 2, 2, stats(1)) is None, "an engine that began anew has no negative rate"
-
-
-def test_hits_of_the_prefix_cache_are_shown_where_there_is_one(log):
-    assert log(10, 8, 1, stats(1, hits=(100, 0))).endswith("prefix hits 0.0%")
-    assert log(10, 9, 2, stats(2, hits=(300, 100))).endswith("prefix hits 50.0%")
-    assert "prefix" not in log(10, 9, 3, stats(3, hits=(300, 100)))
 
 
 def test_it_asks_again_and_again_until_it_is_cancelled():
