@@ -6,13 +6,11 @@ import argparse
 import ast
 import contextlib
 import dataclasses
-import functools
 import importlib
 import importlib.util
 import inspect
 import itertools
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -158,7 +156,6 @@ def _serve(spec: EngineSpec, config: ServerConfig) -> int:
             process = engine = stack.enter_context(EngineProcess(spec))
             importlib.import_module(".server", __package__)  # while the engine loads its model
             process.wait_until_ready()
-        from .api.metrics import StatsLog
         from .server import Server
 
         freeze_garbage()
@@ -173,10 +170,7 @@ def _serve(spec: EngineSpec, config: ServerConfig) -> int:
                 console.print(f"Watch its steps at {url}/", soft_wrap=True)
             sys.stdout.flush()
 
-        write = functools.partial(log_console.print, style="dim", soft_wrap=True)
-        stats_log = None if config.disable_log_stats else StatsLog(write)
-        signals = [signal.SIGTERM, *([] if config.debug else [signal.SIGINT])]
-        is_alive = Server(engine, config, signals, stats_log).run(listener, on_ready)
+        is_alive = Server(engine, config).run(listener, on_ready)
     return 0 if is_alive else 1
 
 

@@ -15,13 +15,15 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
+
+from milestone_llm.command.cli import log_console
 
 from .api.app import build_app
 from .api.async_engine import AsyncEngine
@@ -48,24 +50,11 @@ SWITCH_SECONDS = 0.0005
 
 
 class Server:
-    """Serves an engine over HTTP until a signal ends it.
+    """Serves an engine over HTTP until SIGTERM or Ctrl-C ends it."""
 
-    Args:
-        signals: those that end the server; for the others Python's own way is left.
-        stats_log: what tells of the engine's figures every ten seconds, if there is to be any.
-    """
-
-    def __init__(
-        self,
-        client: EngineClient,
-        config: ServerConfig,
-        signals: Sequence[signal.Signals] = (),
-        stats_log: StatsLog | None = None,
-    ) -> None:
+    def __init__(self, client: EngineClient, config: ServerConfig) -> None:
         self._client = client
         self._config = config
-        self._signals = signals
-        self._stats_log = stats_log
         if name := config.served_model_name:
             client.info = dataclasses.replace(client.info, model_name=name)
         logging.getLogger("milestone_llm").setLevel(config.log_level.upper())
@@ -139,16 +128,18 @@ class Server:
         if self._http.started:
             listener.listen(BACKLOG)  # asyncio's own number is that of connections taken at once
         self._has_started.set()
-        logging_stats = self._stats_log and asyncio.ensure_future(
-            self._stats_log.follow(self._client, self._engine.metrics)
-        )
+        if self._config.disable_log_stats:
+            await serving
+            return
+        stats_log = StatsLog(functools.partial(log_console.print, style="dim", soft_wrap=True))
+        following = asyncio.ensure_future(stats_log.follow(self._client, self._engine.metrics))
         await serving
-        if logging_stats:
-            logging_stats.cancel()
+        following.cancel()
 
     @contextlib.contextmanager
     def _signals_handled(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._on_signal) for number in self._signals}
+        numbers = [signal.SIGTERM, *([] if self._config.debug else [signal.SIGINT])]
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             yield
         finally:
