@@ -17,7 +17,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -109,10 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse at once what could not be measured or drawn.
+    """Refuse at once what could not be measured.
 
     Raises:
-        InputError: options that do not go together, or a picture with another ending.
+        InputError: options that do not go together.
     """
     if args.url and args.server:
         raise InputError(f"{args.url} runs already: it can't be given {shlex.join(args.server)}")
@@ -133,7 +133,9 @@ def measure(args: argparse.Namespace, record: dict[str, str]) -> None:
     print_rows(console, about.items(), gap=2)
     try:
         for name in [args.url] if args.url else args.milestones:
-            with _running(args, name) as url:
+            words = [*door_of(name, args.step_ms, args.token_ms), *args.server]
+            there = args.url and nullcontext(args.url.rstrip("/").removesuffix("/v1"))
+            with there or running_server(words) as url:
                 for point in _points(args, url):
                     data["points"].append({"server": name, **point})
     finally:  # what was measured before an error is kept
@@ -155,16 +157,6 @@ def _setting(args: argparse.Namespace) -> dict[str, Any]:
     }
     limits = {"ttft_limit": args.ttft_limit, "itl_limit": args.itl_limit}
     return {"about": about, **limits, "seed": args.seed}
-
-
-@contextmanager
-def _running(args: argparse.Namespace, name: str) -> Iterator[str]:
-    """A server that is there while the block runs; its URL."""
-    if args.url:
-        yield args.url.rstrip("/").removesuffix("/v1")
-        return
-    with running_server([*door_of(name, args.step_ms, args.token_ms), *args.server]) as url:
-        yield url
 
 
 def _points(args: argparse.Namespace, url: str) -> Iterator[dict[str, Any]]:
