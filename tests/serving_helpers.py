@@ -29,7 +29,6 @@ from transformers import PreTrainedTokenizerFast
 
 import forked
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.load import server as bench_server
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 from milestone_llm.serving import command
 from milestone_llm.serving.api import service
@@ -334,21 +333,16 @@ def _run_command(
 
 
 @contextlib.contextmanager
-def forked_server(words: Sequence[str]) -> Iterator[bench_server.RunningServer]:
-    """`bench_server.running_server`, without the seconds in which a fresh Python imports.
-
-    It ends with exit code 0.
-    """
+def forked_server(words: Sequence[str]) -> Iterator[str]:
+    """`milestone_llm.load.server.running_server`, without the seconds of a fresh Python."""
     with tempfile.NamedTemporaryFile("r") as log:
         process = forked.process(_run_module, words, log.name)
         process.start()
         try:
-            url = wait_for(lambda: re.search(r" at (http://\S+)\n", Path(log.name).read_text()))
-            yield bench_server.RunningServer(url[1], process.pid)
+            yield wait_for(lambda: re.search(r" at (http://\S+)\n", Path(log.name).read_text()))[1]
         finally:
             process.terminate()
             process.join()
-        assert process.exitcode == 0
 
 
 def _run_module(words: Sequence[str], log: str) -> None:

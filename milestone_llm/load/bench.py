@@ -1,4 +1,4 @@
-"""What do clients get at which rate, and what does HTTP cost?
+"""What do clients get at which rate?
 
 Requests come over HTTP at random times (Poisson), at a given average rate. Each milestone's
 server is started, measured, and ended; what follows -- goes to its command line, such as
@@ -6,8 +6,7 @@ server is started, measured, and ended; what follows -- goes to its command line
     python -m milestone_llm.serving.bench --rate 1 2 4 -- --max-num-seqs 4 --max-queued 64
 
 Times count from when a request was to be sent, so that a busy client hides nothing; how late it was
-at worst is told. A request is good if both limits are kept. With --overhead the same requests come
-all at one time, by `generate`, over HTTP, and as streams.
+at worst is told. A request is good if both limits are kept.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -32,7 +31,6 @@ from milestone_llm.command.cli import (
     at_least_0,
     console,
     log_console,
-    positive,
     run_command,
     whole_number,
 )
@@ -58,17 +56,13 @@ TABLES = {
         "good": "{good_share:.0%}",
         "good\na second": "{goodput:.2f}",
     },
-    "latency of the completed ones, in ms": {
-        f"{metric.upper()}\n{what}": f"{{{metric}_{what}:,.0f}}"
-        for metric in ("ttft", "itl")
-        for what in ("p50", "p95", "p99", "max")
-    },
-    "means and tails in ms; ITL is between events, TPOT between tokens": {
+    "latency of the completed ones, in ms; ITL is between events, TPOT between tokens": {
         **{
-            f"{metric.upper()}\n{what}": f"{{{metric}_{what}:,.2f}}"
-            for metric in ("ttft", "itl", "tpot")
-            for what in ("mean", "p99")
+            f"{metric.upper()}\n{what}": f"{{{metric}_{what}:,.0f}}"
+            for metric in ("ttft", "itl")
+            for what in ("p50", "p95", "p99", "max")
         },
+        "TPOT\nmean": "{tpot_mean:,.1f}",
         "tokens\nan event": "{tokens_per_event:.2f}",
     },
 }
@@ -86,9 +80,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = "whose servers, one after the other"
     add("--milestones", nargs="+", choices=MILESTONES, default=SHOWN, metavar="NAME", help=about)
     add("--url", help="measure this server instead, which runs already")
-    about = "instead, what HTTP costs: so many requests at one time, or those of mixed or nano"
-    add("--overhead", metavar="N", help=about)
-    add("--rounds", type=positive, default=3, metavar="N", help="of --overhead")
     about = "requests a second, one run for each"
     add("--rate", nargs="+", type=above_0, default=[1.0], metavar="R", help=about)
     about = f"go on, {GROWTH:g} times the rate each time, until fewer than half are good"
@@ -108,26 +99,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("server", nargs="*", metavar="-- OPTION", help="options of the servers' command line")
     args = parser.parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
-    body = measure if args.overhead is None else compare
 
     def recorded(args: argparse.Namespace) -> None:
         from milestone_llm.lab.bench.record import made_by
 
-        body(args, made_by(["python", "-m", "milestone_llm.serving.bench", *words]))
+        measure(args, made_by(["python", "-m", "milestone_llm.serving.bench", *words]))
 
     return run_command(recorded, args, check)
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse at once what could not be measured or drawn.
+    """Refuse at once what could not be measured.
 
     Raises:
-        InputError: options that do not go together, or a picture with another ending.
+        InputError: options that do not go together.
     """
     if args.url and args.server:
         raise InputError(f"{args.url} runs already: it can't be given {shlex.join(args.server)}")
-    if args.url and args.overhead:
-        raise InputError(f"--overhead needs a server of its own, and {args.url} runs already")
     if args.token_ms and args.step_ms is None:
         raise InputError("--token-ms goes with --step-ms")
 
@@ -145,24 +133,14 @@ def measure(args: argparse.Namespace, record: dict[str, str]) -> None:
     print_rows(console, about.items(), gap=2)
     try:
         for name in [args.url] if args.url else args.milestones:
-            with _running(args, name) as url:
+            words = [*door_of(name, args.step_ms, args.token_ms), *args.server]
+            there = args.url and nullcontext(args.url.rstrip("/").removesuffix("/v1"))
+            with there or running_server(words) as url:
                 for point in _points(args, url):
                     data["points"].append({"server": name, **point})
     finally:  # what was measured before an error is kept
         if data["points"]:
             report(data, args.json, args.markdown)
-
-
-def compare(args: argparse.Namespace, record: dict[str, str]) -> None:
-    """What HTTP costs, for each milestone; printed, and written where --json says."""
-    from .overhead import overhead_of, workload
-
-    items, reports = workload(args), []
-    for name in args.milestones:
-        reports.append({**record, "server": name, **overhead_of(name, args, items)})
-        console.print_json(json.dumps(reports[-1]))
-    if args.json:
-        args.json.write_text(json.dumps(reports, indent=2) + "\n", encoding="utf-8")
 
 
 def _setting(args: argparse.Namespace) -> dict[str, Any]:
@@ -179,16 +157,6 @@ def _setting(args: argparse.Namespace) -> dict[str, Any]:
     }
     limits = {"ttft_limit": args.ttft_limit, "itl_limit": args.itl_limit}
     return {"about": about, **limits, "seed": args.seed}
-
-
-@contextmanager
-def _running(args: argparse.Namespace, name: str) -> Iterator[str]:
-    """A server that is there while the block runs; its URL."""
-    if args.url:
-        yield args.url.rstrip("/").removesuffix("/v1")
-        return
-    with running_server([*door_of(name, args.step_ms, args.token_ms), *args.server]) as server:
-        yield server.url
 
 
 def _points(args: argparse.Namespace, url: str) -> Iterator[dict[str, Any]]:

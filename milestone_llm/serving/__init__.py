@@ -7,5 +7,6 @@ A request's way is through four rooms, from the socket to the step:
     engine        the engine's process, the pipe to it, and the loop in it
     replicas      or, in the place of that process, several engines on Ray behind a router
 
-`command.py` and `server.py` put them together. `timed.py` serves an engine whose steps only wait.
+`config.py` has the options; `command.py` and `server.py` put all together. `timed.py` serves an
+engine whose steps only wait.
 """

@@ -1,4 +1,4 @@
-"""`python -m milestone_llm.serving.bench`: what clients get at which rate, and what HTTP costs."""
+"""`python -m milestone_llm.serving.bench`: what clients get at which rate."""
 
 import sys
 

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -23,13 +23,15 @@ import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from milestone_llm.command.cli import log_console
+
 from .api.app import build_app
 from .api.async_engine import AsyncEngine
 from .api.metrics import Metrics, StatsLog
 from .api.service import Service
-from .connections.admission import AdmissionMiddleware, AllowedHosts, ApiKeys, BodyLimits
+from .config import ServerConfig
+from .connections.admission import AdmissionMiddleware
 from .connections.connection import HttpConnection
-from .connections.limits import Limits
 from .engine.client import EngineClient, EngineDeadError
 
 log = logging.getLogger(__name__)
@@ -48,39 +50,25 @@ SWITCH_SECONDS = 0.0005
 
 
 class Server:
-    """Serves an engine over HTTP until a signal ends it.
+    """Serves an engine over HTTP until SIGTERM or Ctrl-C ends it."""
 
-    Args:
-        signals: those that end the server; for the others Python's own way is left.
-        stats_log: what tells of the engine's figures every ten seconds, if there is to be any.
-    """
-
-    def __init__(
-        self,
-        client: EngineClient,
-        limits: Limits,
-        signals: Sequence[signal.Signals] = (),
-        stats_log: StatsLog | None = None,
-    ) -> None:
+    def __init__(self, client: EngineClient, config: ServerConfig) -> None:
         self._client = client
-        self._limits = limits
-        self._signals = signals
-        self._stats_log = stats_log
-        if limits.model_name:
-            client.info = dataclasses.replace(client.info, model_name=limits.model_name)
-        logging.getLogger("milestone_llm").setLevel(limits.log_level.upper())
-        has_access_log = limits.log_level in ("info", "debug")
+        self._config = config
+        if name := config.served_model_name:
+            client.info = dataclasses.replace(client.info, model_name=name)
+        logging.getLogger("milestone_llm").setLevel(config.log_level.upper())
+        has_access_log = config.log_level in ("info", "debug")
         info = client.info
-        max_choices = info.max_num_seqs + limits.max_queued
-        self._engine = AsyncEngine(client, Metrics(info.model_name, info.engine), max_choices)
-        app = build_app(Service(self._engine, limits.has_page))
-        keys = ApiKeys(limits.api_keys)
-        hosts = AllowedHosts(limits.allowed_hosts, limits.takes_any_host)
-        bodies = BodyLimits(limits.max_body_bytes, limits.max_bodies_bytes)
-        http: ASGIApp = AdmissionMiddleware(app, self._engine, keys, hosts, bodies)
-        if origins := limits.allowed_origins:  # outermost: a browser asks for leave without a key
+        self._engine = AsyncEngine(
+            client, Metrics(info.model_name, info.engine), info.max_num_seqs + config.max_queued
+        )
+        app = build_app(Service(self._engine, config.has_page))
+        http: ASGIApp = AdmissionMiddleware(app, self._engine, config)
+        if config.allowed_origins:  # outermost: a browser asks for leave without a key
+            origins = [origin.lower() for origin in config.allowed_origins]
             http = CORSMiddleware(http, origins, ("GET", "POST"), ("*",), expose_headers=("*",))
-        connection: Any = functools.partial(HttpConnection, limits=limits.connections)
+        connection: Any = functools.partial(HttpConnection, limits=config)
         self._http = uvicorn.Server(
             uvicorn.Config(
                 http,
@@ -88,7 +76,7 @@ class Server:
                 ws="none",
                 backlog=ACCEPTED_AT_ONCE,
                 # What clients do wrong, they are told.
-                log_level=limits.log_level if has_access_log else "error",
+                log_level=config.log_level if has_access_log else "error",
                 access_log=has_access_log,
                 lifespan="off",
                 timeout_graceful_shutdown=CLOSING_SECONDS,
@@ -140,16 +128,18 @@ class Server:
         if self._http.started:
             listener.listen(BACKLOG)  # asyncio's own number is that of connections taken at once
         self._has_started.set()
-        logging_stats = self._stats_log and asyncio.ensure_future(
-            self._stats_log.follow(self._client, self._engine.metrics)
-        )
+        if self._config.disable_log_stats:
+            await serving
+            return
+        stats_log = StatsLog(functools.partial(log_console.print, style="dim", soft_wrap=True))
+        following = asyncio.ensure_future(stats_log.follow(self._client, self._engine.metrics))
         await serving
-        if logging_stats:
-            logging_stats.cancel()
+        following.cancel()
 
     @contextlib.contextmanager
     def _signals_handled(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._on_signal) for number in self._signals}
+        numbers = [signal.SIGTERM, *([] if self._config.debug else [signal.SIGINT])]
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             yield
         finally:
@@ -163,14 +153,14 @@ class Server:
                 "%s: requests under way (%d) may finish within %g s%s",
                 signal.Signals(number).name,
                 num_open,
-                self._limits.drain_seconds,
+                self._config.drain_seconds,
                 again,
             )
         if number == signal.SIGINT:
             signal.signal(
                 signal.SIGINT, signal.default_int_handler
             )  # a second Ctrl-C is in earnest
-        self.end("the server is draining", self._limits.drain_seconds)
+        self.end("the server is draining", self._config.drain_seconds)
 
     def end(self, reason: str, drain_seconds: float, linger_seconds: float = 0.0) -> None:
         """Let no more requests in, let those inside finish for a while, then end HTTP."""

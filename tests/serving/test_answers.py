@@ -13,6 +13,7 @@ from m3_paged import SamplingParams
 from milestone_llm.core.outputs import EngineCoreOutput, Logprob, RequestFacts
 from milestone_llm.serving.api.async_engine import AsyncEngine
 from milestone_llm.serving.api.metrics import Metrics
+from milestone_llm.serving.api.protocol import CompletionRequest
 from milestone_llm.serving.api.response_bodies import ResponseBodies
 from milestone_llm.serving.api.responses import ApiResponse
 from milestone_llm.serving.engine.client import EngineCoreOutputs, EngineRequest
@@ -53,7 +54,9 @@ def answered(params, is_stream, tokenizing):
 
     async def run():
         client = SimpleNamespace(
-            info=SimpleNamespace(tokenizer=Tokenizer()), add_requests=lambda requests: None
+            info=SimpleNamespace(tokenizer=Tokenizer()),
+            problem=None,
+            add_requests=lambda requests: None,
         )
         engine = AsyncEngine(client, Metrics("m"), NUM_CHOICES)
         engine.event_loop = asyncio.get_running_loop()
@@ -66,7 +69,8 @@ def answered(params, is_stream, tokenizing):
         for name, facts in (("r", of_prompt), ("r/1", None), ("r/2", None)):
             message.add(EngineCoreOutput(name, [67], logprobs, "length", facts))
         engine.deliver(message)
-        bodies = ResponseBodies(request, "r", "m", False, ["AB"] * 3, decode, str.encode)
+        body = CompletionRequest(prompt=[65, 66])
+        bodies = ResponseBodies(request, "r", "m", body, ["AB"] * 3, decode, str.encode)
         await ApiResponse(request, bodies, is_stream, tokenizing)({"type": "http"}, receive, send)
 
     asyncio.run(run())
@@ -91,10 +95,3 @@ def test_between_two_choices_others_have_their_turn(tokenizing):
     assert len(jobs) > NUM_CHOICES
     choices = json.loads(answer)["choices"]
     assert [choice["logprobs"]["token_logprobs"] for choice in choices] == [[None, -0.5, -0.5]] * 3
-
-
-def test_an_answer_without_them_is_made_at_once():
-    answer, threads = answered(SamplingParams(n=NUM_CHOICES), False, None)
-    assert not threads
-    assert "é".encode() in answer
-    assert [choice["text"] for choice in json.loads(answer)["choices"]] == ["ABé"] * NUM_CHOICES

@@ -161,14 +161,6 @@ def test_who_could_not_be_added_is_told():
     assert "RuntimeError" in message.refusals["b"].text
 
 
-def test_figures_that_cannot_be_had_are_not_the_end():
-    engine = FakeEngine()
-    engine.stats = lambda: 1 / 0  # type: ignore[assignment,return-value]
-    answers = []
-    play(engine, lambda loop: answers.append(loop.report()), lambda loop: None)
-    assert not answers[0].done()
-
-
 def test_a_step_is_one_message_of_token_ids():
     engine = FakeEngine()
 

@@ -11,12 +11,14 @@ from types import SimpleNamespace
 import pytest
 
 from m3_paged import SamplingParams
-from milestone_llm.core.errors import InputError
 from milestone_llm.serving.engine import process
 from milestone_llm.serving.engine.client import EngineRequest
 from milestone_llm.serving.engine.loop import EngineLoop
-from milestone_llm.serving.engine.orders import Orders
-from serving_helpers import PATIENCE, byte_tokenizer, messages_of
+from serving_helpers import PATIENCE, byte_tokenizer, messages_of, wait_for
+
+
+def request(name="r", **params):
+    return EngineRequest(name, [3, 4, 5], SamplingParams(**params))
 
 
 def test_https_process_loads_no_torch(tmp_path):
@@ -34,28 +36,18 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["handled", "ignored"])
-def ctrl_c(request):
-    """What Ctrl-C does here: a shell lets its background jobs ignore it from the beginning."""
-    before = signal.signal(signal.SIGINT, request.param)
-    yield request.param
-    signal.signal(signal.SIGINT, before)
-
-
-def test_ctrl_c_leaves_a_process_alone_that_is_only_starting(ctrl_c):
+def test_ctrl_c_leaves_a_process_alone_that_is_only_starting():
     program = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
-
-    def child_ignores():
-        run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-        return run.stdout == b"True\n"
-
     with process.ctrl_c_ignored():
-        assert child_ignores()
-    assert child_ignores() == (ctrl_c is signal.SIG_IGN), "as it is in this process"
+        run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    assert run.stdout == b"True\n"
+    assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
 class FakeProcess:
     """An engine's process that stands still."""
+
+    exitcode = None
 
     def __init__(self, **options):
         self.is_killed = False
@@ -71,33 +63,62 @@ class FakeProcess:
 
 
 @pytest.fixture
-def spawning(monkeypatch):
-    """`CONTEXT` without processes."""
-    fake = SimpleNamespace(
+def standing(monkeypatch):
+    """An engine's process that neither reads nor ends."""
+    context = SimpleNamespace(
         Pipe=multiprocessing.Pipe, Process=FakeProcess, RawValue=multiprocessing.RawValue
     )
-    monkeypatch.setattr(process, "CONTEXT", fake)
+    monkeypatch.setattr(process, "CONTEXT", context)
     monkeypatch.setattr(process, "STOP_SECONDS", 0.01)
-    return fake
+    return process.EngineProcess(None)
 
 
-def fail(*args):
-    raise BlockingIOError("Resource temporarily unavailable")
-
-
-def test_an_engine_that_stands_still_is_killed_at_the_end(spawning):
-    with process.EngineProcess(None) as engine:
+def test_an_engine_that_stands_still_is_killed_at_the_end(standing):
+    with standing as engine:
         engine.stop()
         engine.run(None)  # returns, for the connection has ended
     assert engine._process.is_killed
 
 
-def test_no_process_for_the_engine_is_one_line(spawning, monkeypatch):
-    monkeypatch.setattr(
-        spawning, "Process", lambda **options: SimpleNamespace(start=fail, kill=None)
-    )
-    with pytest.raises(InputError, match=r"no process .*: Resource .*ulimit -u"):
-        process.EngineProcess(None)
+class FullPipe:
+    """One whose other end does not read."""
+
+    def __init__(self):
+        self.is_read, self.is_full = threading.Event(), threading.Event()
+        self.sent = []
+
+    def fileno(self):
+        return -1  # there is nothing to hang up
+
+    def send(self, order):
+        self.is_full.set()
+        assert self.is_read.wait(PATIENCE)
+        self.sent.append(order)
+
+
+def test_nobody_waits_for_an_engine_that_does_not_read(standing):
+    """Were orders sent where they are made, this test would not come past the second one."""
+    with standing as engine:
+        pipe, full = engine._pipe, FullPipe()
+        engine._pipe = full
+        engine.add_requests([request("first")])
+        assert full.is_full.wait(PATIENCE)
+        engine.abort("first")
+        for number in range(100):
+            engine.add_requests([request(f"r{number}")])
+        full.is_read.set()
+        wait_for(lambda: len(full.sent) == 102)
+        assert full.sent[1] == ("abort", "first")
+        engine._pipe = pipe
+
+
+def test_everybody_who_asked_for_figures_is_answered(standing):
+    with standing as engine:
+        first, gone, last = engine.report(), engine.report(), engine.report()
+        gone.cancel()
+        engine._take_report(["figures"])
+        assert first.result(0) == last.result(0) == ["figures"]
+        engine._take_report([])  # of the second order: nobody waits any more
 
 
 def test_prompt_logprobs_travel_once(oracle):
@@ -129,22 +150,20 @@ def test_all_that_the_engine_says_is_said_in_its_own_thread(oracle):
     kinds = {"info", "tokens", "report", "step"}
 
     def ask():
-        params = SamplingParams(max_tokens=30, ignore_eos=True)
-        request = EngineRequest("r", [3, 4, 5], params)
-        outer.send(Orders(requests={"r": request}, watching=True))
+        outer.send(("watch", True))
+        outer.send(("add", [request(max_tokens=30, ignore_eos=True)]))
         for _ in range(20):
-            outer.send(Orders(wants_report=True))
+            outer.send(("report", None))
         missing = set(kinds)
         while missing and outer.poll(PATIENCE):
             missing.discard(outer.recv()[0])
-        outer.send(Orders(watching=False, is_last=True))
-        while outer.poll(PATIENCE) and outer.recv() is not None:
-            pass
+        outer.send(("watch", False))
+        outer.send(("abort", "r"))
+        outer.close()
 
     asker = threading.Thread(target=ask)
     asker.start()
     process._run_loop(EngineLoop(oracle), Pipe(inner))
-    inner.send(None)
     asker.join()
     assert {kind for kind, _ in speakers} == kinds
     assert {thread for _, thread in speakers} == {threading.current_thread()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from serving_helpers import http_request, read_answer, serve, wait_for
+from serving_helpers import http_request, read_answer, wait_for
 
 PROMPT = "hello"
 
@@ -29,13 +29,6 @@ def records_of(connection, until) -> list[dict]:
             return records
 
 
-def test_the_page_is_there_and_needs_no_key(m4) -> None:
-    status, page = m4.fetch("GET", "/")
-    assert status == 200
-    assert "<html" in page
-    assert '"/trace"' in page
-
-
 def test_steps_come_as_they_happen_with_the_text_of_tokens(server) -> None:
     server.wait_until_idle()  # others' requests have no part in it
     with watch(server) as connection:
@@ -54,22 +47,6 @@ def test_steps_come_as_they_happen_with_the_text_of_tokens(server) -> None:
     assert {row["request_id"] for row in rows} == {reply.id}
     assert [each["beginnings"] for each in records if "beginnings" in each] == [{reply.id: PROMPT}]
     assert set(map(str, sampled)) == {name for each in records for name in each.get("texts", {})}
-
-
-def test_whoever_has_no_key_sees_the_page_and_no_steps(model_folder, tmp_path) -> None:
-    options = ("--max-num-seqs", "2", "--max-model-len", "64", "--api-key", "secret")
-    with serve("m2_batching", model_folder, tmp_path / "log", *options) as server:
-        assert server.fetch("GET", "/")[0] == 200
-        assert server.fetch("GET", "/trace")[0] == 401
-        with watch(server, Authorization="Bearer secret") as connection:
-            assert b"200 OK" in connection.recv(15)
-
-
-def test_a_server_without_the_page_has_neither(model_folder, tmp_path) -> None:
-    options = ("--max-num-seqs", "2", "--max-model-len", "64", "--no-page")
-    with serve("m2_batching", model_folder, tmp_path / "log", *options) as server:
-        assert server.fetch("GET", "/")[0] == 404
-        assert server.fetch("GET", "/trace")[0] == 404
 
 
 def test_too_many_readers_are_turned_away_and_their_places_come_free(m4) -> None:
@@ -96,6 +73,7 @@ def test_the_page_and_its_steps_come_with_the_policy_of_the_page(m4) -> None:
     policy = headers["content-security-policy"]
     within, _, framing = policy.rpartition("; ")
     assert f'content="{within}"' in page
+    assert '"/trace"' in page
     assert framing == "frame-ancestors 'none'"
     with watch(m4) as connection:
         head = b""

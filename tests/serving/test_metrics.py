@@ -1,14 +1,15 @@
-"""Metrics are exact, named as vLLM's, and at rest the gauges are at 0."""
+"""Metrics are exact and named as vLLM's; the line of figures tells what ran since the last."""
 
+import asyncio
 import re
 import time
+from concurrent.futures import Future
 
 import pytest
 
 from milestone_llm.core.outputs import RequestFacts
-from milestone_llm.serving.api.metrics import OURS_ALONE, PREFIX, Metrics
+from milestone_llm.serving.api.metrics import OURS_ALONE, PREFIX, Metrics, StatsLog
 from milestone_llm.serving.engine.client import EngineCoreOutputs, EngineReport, StepFigures
-from serving_helpers import wait_for
 
 VLLM_NAMES = {
     "num_requests_running",
@@ -72,22 +73,6 @@ def test_a_known_load_is_counted_exactly(server):
         assert counted["prefix_cache_queries_total"] == 0
 
 
-def test_gauges_show_who_is_there_and_return_to_zero(slow):
-    slow.wait_until_idle()
-    body = {"prompt": "a", "max_tokens": 900, "ignore_eos": True}
-    with (
-        slow.send("/v1/completions", body),
-        slow.send("/v1/completions", body),
-        slow.send("/v1/completions", body),
-    ):
-        wait_for(lambda: slow.metrics()["num_requests_running"] == 2)
-        metrics = wait_for(lambda: (now := slow.metrics())["num_requests_waiting"] == 1 and now)
-        assert metrics["num_requests_running"] == 2
-        assert metrics['num_requests_waiting_by_reason{reason="capacity"}'] == 1
-        assert 0 < metrics["kv_cache_usage_perc"] < 1
-    slow.wait_until_idle()
-
-
 def test_with_several_engines_a_label_says_which():
     metrics = Metrics("tiny", "all")
     reports = [EngineReport({"running": place}, name) for place, name in enumerate(("a", "b"))]
@@ -139,18 +124,67 @@ def test_every_metric_is_vllms_in_name_and_labels_or_is_said_to_be_ours_alone():
     assert not theirs & OURS_ALONE
 
 
-def test_guesses_have_the_names_of_vllm():
-    stats = {
-        "spec_decode_num_drafts": 3,
-        "spec_decode_num_draft_tokens": 9,
-        "spec_decode_num_accepted_tokens": 5,
-        "spec_decode_num_accepted_tokens_per_pos": [3, 1, 1],
-    }
-    page = Metrics("m").page([EngineReport(stats)])
-    page = page if isinstance(page, str) else page.decode()
-    labels = 'engine="0",model_name="m"'
-    for name, number in (("drafts", 3), ("draft_tokens", 9), ("accepted_tokens", 5)):
-        assert f"{PREFIX}spec_decode_num_{name}_total{{{labels}}} {number}.0" in page
-    for position, number in enumerate((3, 1, 1)):
-        name = f"{PREFIX}spec_decode_num_accepted_tokens_per_pos_total"
-        assert f'{name}{{{labels},position="{position}"}} {number}.0' in page
+# --- the line every ten seconds -------------------------------------------------------------------
+
+
+def stats(steps, running=0, waiting=0, used=0, hits=None):
+    found = {"steps": steps, "running": running, "waiting": waiting}
+    found["kv"] = {"used": used, "total": 40}
+    if hits is not None:
+        found["prefix_cache"] = {"queried_tokens": hits[0], "saved_tokens": hits[1]}
+    return found
+
+
+@pytest.fixture
+def log():
+    lines, now = [], [0.0]
+    stats_log = StatsLog(lines.append, clock=lambda: now[0])
+
+    def after(seconds, prompt, generation, *engines):
+        now[0] += seconds
+        stats_log.note(engines, {"prompt": prompt, "generation": generation})
+        line, lines[:] = lines[-1:], []
+        return line[0] if line else None
+
+    return after
+
+
+def test_rates_are_those_since_the_line_before_of_all_engines(log):
+    engines = [stats(1, running=1, used=10), stats(1, 1, waiting=1, used=30, hits=(100, 25))]
+    assert log(10, 100, 40, *engines) == (
+        "prompt 10.0 tok/s, generation 4.0 tok/s, running 2, waiting 1, KV memory 50.0%, "
+        "prefix hits 25.0%"
+    )
+    assert log(20, 100, 80, stats(2), stats(3)) == (
+        "prompt 0.0 tok/s, generation 2.0 tok/s, running 0, waiting 0, KV memory 0.0%"
+    )
+
+
+def test_nothing_is_said_while_nothing_runs_and_a_silence_counts_in_no_rate(log):
+    assert log(10, 0, 0, stats(0)) is None
+    assert log(10, 9, 9, stats(3))
+    assert log(10, 9, 9, stats(3)) is None
+    assert "prompt 3.0 tok/s" in log(1, 12, 9, stats(4))
+    assert log(10, 2, 2, stats(1)) is None, "an engine that began anew has no negative rate"
+
+
+def test_it_asks_again_and_again_until_it_is_cancelled():
+    class Client:
+        num_steps = 0
+
+        def report(self):
+            self.num_steps += 1
+            answer = Future()
+            answer.set_result([EngineReport(stats(self.num_steps))])
+            return answer
+
+    lines = asyncio.Queue()
+
+    async def three_lines():
+        following = StatsLog(lines.put_nowait).follow(Client(), Metrics("tiny"), 0.001)
+        task = asyncio.ensure_future(following)
+        for _ in range(3):
+            assert "generation" in await asyncio.wait_for(lines.get(), 60)
+        task.cancel()
+
+    asyncio.run(three_lines())

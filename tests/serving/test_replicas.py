@@ -140,19 +140,6 @@ def test_sigterm_ends_the_server_and_all_that_it_started(server):
     wait_for(lambda: not any(map(is_running, processes)))
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (["--replicas", "2", "--debug"], "--debug is for one engine"),
-        (["--replicas", "2", "--trace", "console"], "--trace is for one engine"),
-        (["--autoscaling", "max_replicas=3"], "need --replicas"),
-    ],
-)
-def test_options_that_do_not_go_together(options, complaint, capsys):
-    assert serve_command(M4, None, ["--model", "tiny-llama", "--port", "0", *options]) == 2
-    assert complaint in capsys.readouterr().err
-
-
 def test_without_ray_it_is_said_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert serve_command(M4, None, ["--port", "0", "--replicas", "2"]) == 2

@@ -59,24 +59,12 @@ def test_vllms_field_takes_all_kinds(m4):
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "exactly one"),
         ({"structured_outputs": {"colour": "red"}}, "colour"),
         ({"response_format": {"type": "json_schema"}}, "json_schema.schema"),
-        ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": FORMAT, "structured_outputs": {"regex": "a"}}, "either"),
-        (
-            {"structured_outputs": {"json": {"unevaluatedProperties": False}}},
-            "unevaluatedProperties",
-        ),
     ],
 )
 def test_what_cannot_be_compiled_is_named(m4, fields, told):
     with pytest.raises(openai.BadRequestError, match=told):
         m4.client().chat.completions.create(model=m4.model, messages=MESSAGES, extra_body=fields)
-
-
-def test_text_asks_for_nothing(m4):
-    client = m4.client().chat.completions
-    asked = {"model": m4.model, "messages": MESSAGES, "max_tokens": 8, "temperature": 0}
-    plain, text = client.create(**asked), client.create(**asked, response_format={"type": "text"})
-    assert plain.choices[0].message.content == text.choices[0].message.content
 
 
 # --- calls of functions ---------------------------------------------------------------------------
@@ -87,6 +75,7 @@ CLOCK, WEATHER = (
     {"type": "function", "function": {"name": "clock", "description": "The time."}},
     {"type": "function", "function": {"name": "weather", "parameters": PLACE}},
 )
+STRANGE = {"name": "a", "parameters": {"type": "strange"}}
 NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
@@ -149,24 +138,10 @@ def test_a_conversation_goes_on_after_a_call(m4):
     ("fields", "param"),
     [
         ({"tool_choice": "auto"}, "tool_choice"),
-        ({"tool_choice": None}, "tool_choice"),
-        ({"tool_choice": "some"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
         ({"tools": []}, "tool_choice"),
-        ({"tools": [{"type": "function", "function": {}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": 'a"'}}]}, "tools"),
-        ({"tools": [{"type": "code", "function": {"name": "a"}}]}, "tools"),
-        (
-            {
-                "tools": [
-                    {
-                        "type": "function",
-                        "function": {"name": "a", "parameters": {"type": "strange"}},
-                    }
-                ]
-            },
-            "tools",
-        ),
+        ({"tools": [{"type": "function", "function": STRANGE}]}, "tools"),
         ({"response_format": FORMAT}, "tools"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a"}}]}]},

@@ -33,7 +33,7 @@ def build_app(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, answer_http_error)
     app.add_exception_handler(RequestValidationError, answer_bad_fields)
     app.add_exception_handler(Exception, answer_bug)
-    app.router.route_class = counting_route(service.json_limits)
+    app.router.route_class = counting_route(*service.json_limits)
     engine = service.engine
 
     @app.post("/v1/completions")
@@ -46,9 +46,7 @@ def build_app(service: Service) -> FastAPI:
         try:
             await service.check_rule(params)
             adds_special = body.add_special_tokens is not False
-            token_ids = [
-                await service.encode_prompt(prompt, "prompt", adds_special) for prompt in prompts
-            ]
+            token_ids = [await service.encode(prompt, "prompt", adds_special) for prompt in prompts]
             request_id = f"cmpl-{uuid.uuid4().hex}"
             echoed = [""] * request.num_choices
             if body.echo:
@@ -63,7 +61,7 @@ def build_app(service: Service) -> FastAPI:
         except BaseException:
             request.close()
             raise
-        return service.answer(request, request_id, False, echoed, body)
+        return service.answer(request, request_id, body, echoed)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, http: Request) -> Response:
@@ -72,7 +70,7 @@ def build_app(service: Service) -> FastAPI:
         num_logprobs = body.num_logprobs
         request = engine.open_request(body.n or 1)
         try:
-            token_ids = await service.encode_prompt(
+            token_ids = await service.encode(
                 body.messages,
                 "messages",
                 template_kwargs=body.chat_template_kwargs,
@@ -89,8 +87,7 @@ def build_app(service: Service) -> FastAPI:
         except BaseException:
             request.close()
             raise
-        prompts = [""] * request.num_choices
-        return service.answer(request, request_id, True, prompts, body)
+        return service.answer(request, request_id, body, [""] * request.num_choices)
 
     @app.get("/v1/models")
     async def models() -> Json:
@@ -118,7 +115,9 @@ def build_app(service: Service) -> FastAPI:
         service.check_model(body.model)
         adds_special = body.add_special_tokens is not False
         prompt, param = body.only_prompt()
-        tokens = await service.encode(prompt, param, adds_special, body.chat_template_kwargs)
+        tokens = await service.encode(
+            prompt, param, adds_special, body.chat_template_kwargs, is_computed=False
+        )
         return {"tokens": tokens, "count": len(tokens), "max_model_len": service.max_model_len}
 
     @app.post("/detokenize")

@@ -163,11 +163,12 @@ class AsyncEngine:
         """Refuse what there is no room for, before its body is read or its text tokenized.
 
         Raises:
-            ApiError: 503 when no request is let in, 429 when too many are inside.
+            ApiError: 503 when no request is let in or the engine stands still, 429 when too many
+                are inside.
         """
-        if self.closed_because is not None:
+        if problem := self.closed_because or self.client.problem:
             headers = {"Retry-After": "1"}
-            raise ApiError(503, f"not serving: {self.closed_because}", headers=headers)
+            raise ApiError(503, f"not serving: {problem}", headers=headers)
         if num_choices > self.max_choices:
             text = f"{num_choices} completions are asked for, and the server takes at most "
             raise ApiError(400, f"{text}{self.max_choices} at a time")

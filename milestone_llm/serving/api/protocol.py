@@ -16,8 +16,15 @@ from milestone_llm.core.sampling_params import MAX_LOGIT_BIASES, SamplingParams
 from milestone_llm.structured import StructuredOutputsParams
 
 from .errors import ApiError
-from .structured_fields import ResponseFormat, StructuredOutputs, structured_params
-from .tool_calls import Tool, ToolChoice, call_params, with_read_arguments
+from .structured import (
+    ResponseFormat,
+    StructuredOutputs,
+    Tool,
+    ToolChoice,
+    call_params,
+    structured_params,
+    with_read_arguments,
+)
 from .unsupported import refuse_unsupported, unsupported
 
 MAX_LOGPROBS = 20

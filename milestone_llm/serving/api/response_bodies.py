@@ -16,7 +16,8 @@ from milestone_llm.frontend.detokenizer import known_tokens
 from milestone_llm.frontend.outputs import CompletionOutput, RequestOutput
 
 from .async_engine import ApiRequest
-from .tool_calls import is_json, read_call
+from .protocol import ChatRequest, Sampling
+from .structured import is_json, read_call
 
 Json = dict[str, Any]
 MIN_LOGPROB = -9999.0
@@ -43,7 +44,7 @@ class ResponseBodies:
     """Writes the answer to one API request. With log-probabilities, it decodes tokens one by one.
 
     Args:
-        is_chat: whether in the format of chats.
+        body: what the client has asked for.
         prompts: what each choice's text begins with (`echo`); empty texts for none.
         decode: text of one token.
         spell: its bytes.
@@ -54,29 +55,27 @@ class ResponseBodies:
         request: ApiRequest,
         request_id: str,
         model: str,
-        is_chat: bool,
+        body: Sampling,
         prompts: Sequence[str],
         decode: Callable[[int], str],
         spell: Callable[[int], bytes],
     ) -> None:
+        self.wants_usage = body.wants_usage_event
+        """Whether a stream tells the numbers of tokens in its last event, and null before."""
         self._request = request
-        self._is_chat = is_chat
+        self._is_chat = isinstance(body, ChatRequest)
+        self._calls_tool = isinstance(body, ChatRequest) and body.calls_tool
+        self._drops_output = not self._is_chat and body.max_tokens == 0  # the prompt alone is asked
         self._prompts = prompts
         self._decode, self._spell = decode, spell
-        kind = "chat.completion" if is_chat else "text_completion"
+        kind = "chat.completion" if self._is_chat else "text_completion"
         created = int(time.time())
         self._head = {"id": request_id, "object": kind, "created": created, "model": model}
-        self._event_head = {**self._head, "object": kind + ".chunk" * is_chat}
+        self._event_head = {**self._head, "object": kind + ".chunk" * self._is_chat}
         self._event_start = b"data: " + _ascii(self._event_head)[:-1] + b',"choices":['
         self._places = {state.request_id: at for at, state in enumerate(request.states)}
         self._shown = [_Shown() for _ in range(request.num_choices)]
         self._num_completion_tokens = 0
-        self.calls_tool = False
-        """Whether the text is the call of a function."""
-        self.drops_output = False
-        """Whether only the prompt was asked for (`max_tokens` 0)."""
-        self.wants_usage = False
-        """Whether a stream tells the numbers of tokens in its last event, and null before."""
 
     @property
     def has_logprobs(self) -> bool:
@@ -112,7 +111,7 @@ class ResponseBodies:
                 if shown.is_ended or completion.finish_reason == "error":
                     continue
                 text, name, finish_reason = completion.text, None, completion.finish_reason
-                if self.calls_tool:
+                if self._calls_tool:
                     name, text = read_call(text, finish_reason is not None)
                     if finish_reason == "stop" and name and is_json(text):  # no stop string cut it
                         finish_reason = "tool_calls"
@@ -120,9 +119,9 @@ class ResponseBodies:
                 shown.has_name = name is not None
                 text = text[shown.num_characters :]
                 shown.num_characters += len(text)
-                if not self.drops_output:
+                if not self._drops_output:
                     self._num_completion_tokens += completion.num_tokens - shown.num_tokens
-                is_role = self._is_chat and shown.is_new and not self.calls_tool
+                is_role = self._is_chat and shown.is_new and not self._calls_tool
                 is_news = text or finish_reason or new_name or is_role
                 if is_news or (completion.logprobs and completion.num_tokens > shown.num_tokens):
                     choice = self._choice(index, text, new_name, output, completion, is_event)
@@ -145,9 +144,9 @@ class ResponseBodies:
             logprobs = self._logprobs(shown, output, completion)
         choice: Json = {"index": index, "logprobs": logprobs}
         if not self._is_chat:
-            text = "" if self.drops_output else text
+            text = "" if self._drops_output else text
             return {**choice, "text": self._prompts[index] * shown.is_new + text}
-        message = self._call(text, new_name) if self.calls_tool else {"content": text}
+        message = self._call(text, new_name) if self._calls_tool else {"content": text}
         if shown.is_new:
             message = {"role": "assistant", **message}
         return {**choice, "delta" if is_event else "message": message}
@@ -179,7 +178,7 @@ class ResponseBodies:
         tokens: list[tuple[int, dict[int, Logprob] | None]] = []
         if shown.is_new and output.prompt_logprobs is not None:
             tokens += zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
-        if not self.drops_output:
+        if not self._drops_output:
             new = slice(shown.num_tokens, None)
             logprobs = completion.logprobs or []
             tokens += zip(completion.token_ids[new], logprobs[new], strict=True)

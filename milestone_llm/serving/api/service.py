@@ -25,8 +25,7 @@ from ..engine.client import EngineReport, EngineRequest
 from .async_engine import ApiRequest, AsyncEngine
 from .errors import ApiError
 from .live_page import LivePage
-from .protocol import ChatRequest, Message, Sampling, num_characters
-from .request_json import JsonLimits
+from .protocol import Message, Sampling, num_characters
 from .response_bodies import Json, ResponseBodies, token_decoder, token_speller
 from .responses import ApiResponse
 
@@ -61,7 +60,7 @@ class Service:
         num_parts = min(16 * self.max_model_len + engine.max_choices, MAX_ITEMS)
         num_tokens = min(self.max_model_len * engine.max_choices, MAX_ITEMS)
         num_values = num_parts + max(num_tokens, self.max_model_len)
-        self.json_limits = JsonLimits(num_parts, num_values)
+        self.json_limits = num_parts, num_values
         self.decode_token = token_decoder(self._tokenizer)
         self.spell_token = token_speller(self._tokenizer)
         # Compiled in a thread of their own: whoever tokenizes need not wait.
@@ -94,6 +93,7 @@ class Service:
         adds_special: bool = True,
         template_kwargs: Json | None = None,
         tools: list[Json] | None = None,
+        is_computed: bool = True,
     ) -> list[int]:
         """Token ids of a text, of messages, or of token ids.
 
@@ -102,22 +102,30 @@ class Service:
             adds_special: whether to add special tokens to a text.
             template_kwargs: variables of the chat template, for messages.
             tools: functions that it tells of.
+            is_computed: whether it is a prompt, and no text of which tokens are only counted.
 
         Raises:
-            ApiError: it is no prompt for this model.
+            ApiError: it is no prompt for this model, or as long as no request may be.
         """
         if isinstance(prompt, list) and not isinstance(next(iter(prompt), None), Message):
-            return cast(list[int], prompt)
-        text = cast(str | list[Message], prompt)
-        run = asyncio.get_running_loop().run_in_executor
+            token_ids = cast(list[int], prompt)
+        else:
+            text = cast(str | list[Message], prompt)
+            options = param, adds_special, template_kwargs, tools
+            run = asyncio.get_running_loop().run_in_executor
+            try:
+                token_ids = await run(self._tokenizing, self._encode, text, *options)
+            except InputError as error:
+                named = str(error).split()[0]
+                param = named if named == "chat_template_kwargs" else param
+                raise ApiError(400, str(error), param=param) from None
         try:
-            return await run(
-                self._tokenizing, self._encode, text, param, adds_special, template_kwargs, tools
-            )
+            if is_computed:
+                check_length(token_ids, self.max_model_len)
         except InputError as error:
-            named = str(error).split()[0]
-            param = named if named == "chat_template_kwargs" else param
-            raise ApiError(400, str(error), param=param) from None
+            code = "context_length_exceeded" if token_ids else None
+            raise ApiError(400, str(error), param=param, code=code) from None
+        return token_ids
 
     def _encode(
         self,
@@ -132,27 +140,6 @@ class Service:
             return encode_prompt(self._tokenizer, prompt, False, adds_special)
         messages = [each.as_text(index) for index, each in enumerate(prompt)]
         return encode_prompt(self._tokenizer, messages, False, True, template_kwargs, tools)
-
-    async def encode_prompt(
-        self,
-        prompt: Prompt,
-        param: str,
-        adds_special: bool = True,
-        template_kwargs: Json | None = None,
-        tools: list[Json] | None = None,
-    ) -> list[int]:
-        """As `encode`, for a prompt that is to be computed.
-
-        Raises:
-            ApiError: it is no prompt for this model, or as long as no request may be.
-        """
-        token_ids = await self.encode(prompt, param, adds_special, template_kwargs, tools)
-        try:
-            check_length(token_ids, self.max_model_len)
-        except InputError as error:
-            code = "context_length_exceeded" if token_ids else None
-            raise ApiError(400, str(error), param=param, code=code) from None
-        return token_ids
 
     def _check_length(self, prompt: str | list[Message], param: str, variables: Json) -> None:
         """Refuse what no tokenizing makes short enough; others would wait for that."""
@@ -254,17 +241,13 @@ class Service:
         request.start(requests, is_stream, body.deadline)
 
     def answer(
-        self,
-        request: ApiRequest,
-        request_id: str,
-        is_chat: bool,
-        prompts: Sequence[str],
-        body: Sampling,
+        self, request: ApiRequest, request_id: str, body: Sampling, prompts: Sequence[str]
     ) -> ApiResponse:
-        """The answer to an API request."""
+        """The answer to an API request.
+
+        Args:
+            prompts: as of `ResponseBodies`.
+        """
         tokens = self.decode_token, self.spell_token
-        bodies = ResponseBodies(request, request_id, self.model, is_chat, prompts, *tokens)
-        bodies.wants_usage = body.wants_usage_event
-        bodies.calls_tool = isinstance(body, ChatRequest) and body.calls_tool
-        bodies.drops_output = not is_chat and body.max_tokens == 0
+        bodies = ResponseBodies(request, request_id, self.model, body, prompts, *tokens)
         return ApiResponse(request, bodies, bool(body.stream), self._tokenizing)

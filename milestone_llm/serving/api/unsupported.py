@@ -1,4 +1,4 @@
-"""Fields that OpenAI or vLLM has and this server has not.
+"""Fields that clients send, and that OpenAI or vLLM has and this server has not.
 
 They are refused by name, unless their value asks for nothing: an answer that silently lacks its
 tools would be worse than none.
@@ -22,49 +22,32 @@ _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({},),  # of prompts that are no chats
     "continue_final_message": (False,),
     "documents": ([],),
-    "ec_transfer_params": ({},),
     "echo": (False,),  # of chats
     "function_call": ("none",),
     "functions": ([],),
     "guided_choice": (),
-    "guided_decoding_backend": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
-    "guided_whitespace_pattern": (),
-    "include_reasoning": (True,),
     "include_stop_str_in_output": (False,),
-    "kv_transfer_params": ({},),
     "length_penalty": (1,),
     "logits_processors": ([],),
-    "logprob_token_ids": ([],),
-    "media_io_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
-    "moderation": (),
     "prediction": (),
-    "prompt_embeds": ([],),
     "prompt_logprobs": (),
     "reasoning_effort": ("none",),
-    "repetition_detection": (),
-    "request_id": (),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
-    "return_token_strs": (False,),
     "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
     "store": (False,),
     "structured_outputs": ({},),
     "suffix": ("",),
-    "thinking_token_budget": (-1,),
     "tool_choice": ("none", "auto"),  # of prompts that are no chats
     "tools": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
-    "vllm_xargs": ({},),
-    "watermarking": (False,),
     "web_search_options": (),
 }
 """Known fields that are not supported, and the values besides null with which they do nothing. A

@@ -8,7 +8,6 @@ import hashlib
 import hmac
 import ipaddress
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -17,113 +16,34 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api.async_engine import AsyncEngine
 from ..api.errors import ApiError
+from ..config import ServerConfig
 
 OPEN_PATHS = ("/health", "/")
 """Paths that need no key. The page itself tells nothing; what it shows, it asks for with a key."""
 
 
-class ApiKeys:
-    """The keys that open the server. None: it is open to all."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._digests = [_digest(key) for key in keys]
-
-    def salt_of(self, authorization: str | None) -> str | None:
-        """What sets the prefixes apart that are cached for a key; None for a key that is wrong.
-
-        All keys are compared, each in constant time: how long it takes tells nothing.
-        """
-        if not self._digests:
-            return ""
-        scheme, _, key = (authorization or "").partition(" ")
-        given = _digest(key.strip())
-        found = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return given.hex() if any(found) and scheme.lower() == "bearer" else None
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
-
-
-class AllowedHosts:
-    """The names by which clients may ask for the server.
+class AdmissionMiddleware:
+    """In front of the application. What it lets in carries its salt in the request's state.
 
     The page of a stranger in a browser on this machine may have its own name lead here (DNS
     rebinding), and would then read what it is answered. Its requests carry that name as their Host.
-
-    Args:
-        names: beside those of this machine's loopback.
-        takes_all: if there are no names.
     """
 
-    def __init__(self, names: Sequence[str], takes_all: bool) -> None:
-        self._names = {name.lower() for name in names}
-        self._takes_all = takes_all and not names
-
-    def check(self, host: str) -> None:
-        """Refuse a request for another server than this one.
-
-        Args:
-            host: the header, a name with or without a port.
-
-        Raises:
-            ApiError: it is no name of this server's.
-        """
-        try:
-            name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
-        except ValueError:
-            name = ""
-        if not (self._takes_all or name in self._names or is_loopback(name)):
-            text = f"this server is not called {host[:100]!r}: name it with --allowed-hosts"
-            raise ApiError(421, text, code="host_not_allowed")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or an address leads to the machine itself, wherever it is used."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
-
-
-def named(scope: Scope, send: Send) -> Send:
-    """`send` whose answer says the request's id: the client's own, if it is one, or a new one."""
-    own = Headers(scope=scope).get("x-request-id", "")
-    is_good = 0 < len(own) <= 128 and own.isascii() and own.isprintable()
-    header = b"x-request-id", (own if is_good else uuid.uuid4().hex).encode()
-
-    async def send_with_id(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), header]}
-        await send(message)
-
-    return send_with_id
-
-
-class AdmissionMiddleware:
-    """In front of the application. What it lets in carries its salt in the request's state."""
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        engine: AsyncEngine,
-        keys: ApiKeys,
-        hosts: AllowedHosts,
-        bodies: BodyLimits,
-    ) -> None:
+    def __init__(self, app: ASGIApp, engine: AsyncEngine, config: ServerConfig) -> None:
         self._app = app
         self._engine = engine
-        self._keys = keys
-        self._hosts = hosts
-        self._bodies = bodies
+        self._key_digests = [_digest(key) for key in config.api_key]
+        self._hosts = {name.lower() for name in config.allowed_hosts}
+        is_for_others = bool(config.api_key) or not _is_loopback(config.host)
+        self._takes_any_host = is_for_others and not self._hosts
+        self._bodies = BodyLimits(config.max_body_bytes, config.max_bodies_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request or pass it on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        with RequestBody(self._bodies, scope, receive, named(scope, send)) as body:
+        with RequestBody(self._bodies, scope, receive, _named(scope, send)) as body:
             try:
                 self._check(scope)
             except ApiError as error:
@@ -136,8 +56,8 @@ class AdmissionMiddleware:
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        self._hosts.check(headers.get("host", ""))
-        salt = self._keys.salt_of(headers.get("authorization"))
+        self._check_host(headers.get("host", ""))
+        salt = self._salt_of(headers.get("authorization", ""))
         if salt is None and scope["path"] not in OPEN_PATHS:
             text = "the API key is missing or wrong: send it as `Authorization: Bearer KEY`"
             raise ApiError(401, text, code="invalid_api_key")
@@ -147,6 +67,54 @@ class AdmissionMiddleware:
             self._bodies.check(int(length))
         if scope["method"] == "POST" and scope["path"].startswith("/v1/"):
             self._engine.check_room()
+
+    def _check_host(self, host: str) -> None:
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+        except ValueError:
+            name = ""
+        if not (self._takes_any_host or name in self._hosts or _is_loopback(name)):
+            text = f"this server is not called {host[:100]!r}: name it with --allowed-hosts"
+            raise ApiError(421, text, code="host_not_allowed")
+
+    def _salt_of(self, authorization: str) -> str | None:
+        """What sets the prefixes apart that are cached for a key; None for a key that is wrong.
+
+        All keys are compared, each in constant time: how long it takes tells nothing.
+        """
+        if not self._key_digests:
+            return ""
+        scheme, _, key = authorization.partition(" ")
+        given = _digest(key.strip())
+        found = [hmac.compare_digest(given, digest) for digest in self._key_digests]
+        return given.hex() if any(found) and scheme.lower() == "bearer" else None
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a name or an address leads to the machine itself, wherever it is used."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def _named(scope: Scope, send: Send) -> Send:
+    """`send` whose answer says the request's id: the client's own, if it is one, or a new one."""
+    own = Headers(scope=scope).get("x-request-id", "")
+    is_good = 0 < len(own) <= 128 and own.isascii() and own.isprintable()
+    header = b"x-request-id", (own if is_good else uuid.uuid4().hex).encode()
+
+    async def send_with_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), header]}
+        await send(message)
+
+    return send_with_id
 
 
 # --- bodies --------------------------------------------------------------------------------------

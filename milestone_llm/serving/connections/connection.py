@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ..api.errors import ApiError
+from ..config import MAX_CONNECTIONS, ServerConfig
 
 WRITE_SECONDS = 60.0
 """For how long a client may leave unread what it was sent; then its connection is closed."""
@@ -18,18 +18,6 @@ MAX_HEAD_BYTES = 2**16
 """Of a request's first line and headers; also of what stands between and after parts of a body."""
 MAX_WITHOUT_PLACE = 16
 """Connections beyond the limit whose request is still read, in case it asks for `/health`."""
-
-
-@dataclass(frozen=True)
-class ConnectionLimits:
-    """What each client has to keep to, before anybody asks it for a key."""
-
-    max_connections: int
-    """Of all clients together."""
-    head_seconds: float
-    """From the beginning of a connection, or the end of an answer, to the end of the headers."""
-    body_seconds: float
-    """From there to the end of the body."""
 
 
 class Part(Enum):
@@ -50,9 +38,10 @@ class HttpConnection(HttpToolsProtocol):
     connection ends with that answer.
     """
 
-    def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
+    def __init__(self, *args: Any, limits: ServerConfig, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._limits = limits
+        self._head_seconds, self._body_seconds = limits.request_seconds
+        self._max_connections = limits.max_connections or MAX_CONNECTIONS
         self._part = Part.NOTHING
         self._num_pending_bytes = 0
         """Received since the parser last passed something on."""
@@ -70,7 +59,7 @@ class HttpConnection(HttpToolsProtocol):
             others = self._others_asking(have_place=False)
             if len(others) >= MAX_WITHOUT_PLACE:
                 others[0]._refuse(self._all_in_use())
-        self._ask_within(self._limits.head_seconds)
+        self._ask_within(self._head_seconds)
 
     def _takes_place(self) -> bool:
         """Take one of `max_connections`. Where all are taken, the client that should have asked
@@ -78,7 +67,7 @@ class HttpConnection(HttpToolsProtocol):
         """
         num_places = sum(cast(HttpConnection, each)._has_place for each in self.connections)
         self._has_place = True
-        if num_places >= self._limits.max_connections:
+        if num_places >= self._max_connections:
             if others := self._others_asking(have_place=True):
                 others[0]._give_up(self._all_in_use())
             else:
@@ -93,7 +82,7 @@ class HttpConnection(HttpToolsProtocol):
         return sorted(some, key=asking.__getitem__)
 
     def _all_in_use(self) -> ApiError:
-        text = f"all {self._limits.max_connections} connections are in use"
+        text = f"all {self._max_connections} connections are in use"
         return ApiError(503, text, headers={"Retry-After": "1"})
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -133,7 +122,7 @@ class HttpConnection(HttpToolsProtocol):
         if not self._has_place:
             self.cycle.keep_alive = False
         self._part, self._num_pending_bytes = Part.BODY, 0
-        self._ask_within(self._limits.body_seconds)
+        self._ask_within(self._body_seconds)
 
     def _asks_for_health(self) -> bool:
         """Whether it is a probe of whoever watches the server: a full one is healthy."""
@@ -151,13 +140,13 @@ class HttpConnection(HttpToolsProtocol):
         self._part, self._num_pending_bytes = Part.NOTHING, 0
         self._stop_asking()
         if self.cycle.response_complete:
-            self._ask_within(self._limits.head_seconds)
+            self._ask_within(self._head_seconds)
 
     def on_response_complete(self) -> None:
         """Another request may come, when this one has been received."""
         super().on_response_complete()
         if self._part is Part.NOTHING:
-            self._ask_within(self._limits.head_seconds)
+            self._ask_within(self._head_seconds)
 
     def send_400_response(self, msg: str) -> None:
         """For uvicorn, when the parser cannot go on."""

@@ -4,10 +4,10 @@
     add_requests, abort, report  -- orders --->    between two steps
     deliver(EngineCoreOutputs)   <-- tokens ---    once a step, for all requests together
 
-Only the engine's thread changes the engine, so that no thread waits for a lock while it steps. And
-only that thread speaks: whatever leaves the loop leaves it there. The driver is `generate`'s, and
-its outputs go to a `Sender`. Text and stop strings are made where the tokens go
-(`async_engine.py`).
+Only the engine's thread changes the engine, so that no thread waits for a lock while it steps: an
+order is a call that it makes later. And only that thread speaks: whatever leaves the loop leaves it
+there. The driver is `generate`'s, and its outputs go to a `Sender`. Text and stop strings are made
+where the tokens go (`async_engine.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
 from typing import ParamSpec
 
 import torch
@@ -37,7 +40,6 @@ from .client import (
     StepFigures,
     StepSink,
 )
-from .orders import OrderingClient, Orders
 from .sender import Sender
 
 Arguments = ParamSpec("Arguments")
@@ -47,11 +49,10 @@ MAX_FAILURES = 3
 """Steps that fail one after the other before the engine is given up."""
 
 
-class EngineLoop(OrderingClient):
+class EngineLoop:
     """Runs an engine for others: an `EngineClient` whose methods may be called from any thread."""
 
     def __init__(self, engine: BaseEngine) -> None:
-        super().__init__()
         self.info = EngineInfo(
             engine.model_name,
             engine.max_model_len,
@@ -63,78 +64,90 @@ class EngineLoop(OrderingClient):
             engine.tokenizer,
         )
         self.problem: str | None = None
+        self._orders = SimpleQueue[Callable[[], None]]()
+        self._is_stopping = False
         self._engine, self._log = engine, engine.step_log
         self._sending = Sender()
         self._driver = EngineDriver(
             engine.core, engine.step_log, self._sending, engine.driver.peers
         )
         self._compiling = compiling_thread()
-        self._on_report: Callable[[list[EngineReport]], None]
-        self._on_step: StepSink
         self._num_failures = 0
         self._page_tracer: Tracer | None = None
         self._threads = ThreadWatch(engine.model.device.type, log.warning)
 
-    def prepare(self, orders: Orders) -> None:
+    # -- in any thread -----------------------------------------------------------------------
+
+    def prepare(self, requests: list[EngineRequest]) -> None:
         """Compile grammars of requests to come, while steps go on. The caller waits for it."""
         rule_of = self._engine.input_processor.grammars.rule_of
-        for request in orders.requests.values():
+        for request in requests:
             if request.params.structured_outputs is not None:
                 with contextlib.suppress(InputError):  # which the request will be told
                     self._compiling.submit(rule_of, request.params).result()
 
-    def run(
-        self,
-        deliver: Deliver,
-        on_report: Callable[[list[EngineReport]], None] | None = None,
-        on_step: StepSink | None = None,
-    ) -> None:
-        """Serve until `stop`.
+    def add_requests(self, requests: list[EngineRequest]) -> None:
+        """Queue requests. If the engine refuses one, it says so."""
+        for request in requests:
+            self._order(self._add, request)
 
-        Args:
-            on_report, on_step: called in this thread, instead of those who asked or watch here.
+    def abort(self, request_id: str) -> None:
+        """End a request, wherever it is; before the next step it has no memory any more."""
+        self._order(self._abort, request_id)
 
-        Raises:
-            EngineDeadError: the device failed, or `MAX_FAILURES` steps in a row did.
-        """
-        self._sending.deliver = deliver
-        self._on_report = on_report or self.take_report
-        self._on_step = on_step or self.take_step
-        is_last = False
-        while not is_last:
-            orders = self.orders.take(waits=not self._driver.requests)
-            self._carry_out(orders)
-            is_last = orders.is_last
-            if not is_last and self._driver.requests:
-                self._try(self._step)
-        for request_id in self._sending.request_ids():
-            self._try(self._abort, request_id)
+    def end_completion(self, completion_id: str) -> None:
+        """A stop string has ended a completion; others of its request go on."""
+        self._order(self._finish, [completion_id], "stop")
 
-    def _carry_out(self, orders: Orders) -> None:
-        for request_id in orders.aborts:
-            self._try(self._abort, request_id)
-        for completion_id in orders.stops:
-            self._try(self._finish, [completion_id], "stop")
-        for request in orders.requests.values():
-            self._try(self._add, request)
-        if orders.watching is not None:
-            self._watch(orders.watching)
-        if orders.wants_report:
-            self._try(self._report)
+    def report(self) -> Future[list[EngineReport]]:
+        """The figures as they are between two steps."""
+        answer = Future[list[EngineReport]]()
+        self._order(self._report, answer)
+        return answer
 
-    def _try(
+    def watch(self, sink: StepSink | None) -> None:
+        """Give each step's record to `sink`, in the thread of `run`; None: no more."""
+        self._order(self._watch, sink)
+
+    def stop(self) -> None:
+        """Let `run` return after the step under way."""
+        self._order(self._stop)
+
+    def _order(
         self,
         work: Callable[Arguments, None],
         *args: Arguments.args,
         **fields: Arguments.kwargs,
     ) -> None:
+        self._orders.put(partial(self._try, partial(work, *args, **fields)))
+
+    # -- in the engine's thread --------------------------------------------------------------
+
+    def run(self, deliver: Deliver) -> None:
+        """Serve until `stop`.
+
+        Raises:
+            EngineDeadError: the device failed, or `MAX_FAILURES` steps in a row did.
+        """
+        self._sending.deliver = deliver
+        while not self._is_stopping:
+            if not self._driver.requests:
+                self._orders.get()()  # waits for one
+            while not self._orders.empty():
+                self._orders.get()()
+            if self._driver.requests and not self._is_stopping:
+                self._try(self._step)
+        for request_id in self._sending.request_ids():
+            self._try(partial(self._abort, request_id))
+
+    def _try(self, work: Callable[[], None]) -> None:
         """Let the engine do something. Whatever it is, three failures in a row are the end.
 
         Raises:
             EngineDeadError: they were.
         """
         try:
-            work(*args, **fields)
+            work()
         except Exception as error:
             self._num_failures += 1
             log.exception("The engine failed; the requests of the step have ended")
@@ -142,20 +155,23 @@ class EngineLoop(OrderingClient):
             if isinstance(error, torch.AcceleratorError) or self._num_failures >= MAX_FAILURES:
                 raise EngineDeadError(f"the engine is dead: {error!r}") from error
 
-    def _report(self) -> None:
+    def _stop(self) -> None:
+        self._is_stopping = True
+
+    def _report(self, answer: Future[list[EngineReport]]) -> None:
         preempted = sum(bool(each.num_preemptions) for each in self._engine.scheduler.waiting)
         stats = {**self._engine.stats(), "waiting_preempted": preempted}
         self._sending.flush()
-        self._on_report([EngineReport(stats)])
+        if answer.set_running_or_notify_cancel():  # else nobody waits for it any more
+            answer.set_result([EngineReport(stats)])
 
-    def _watch(self, is_watching: bool) -> None:
-        watchers = self._log.watchers
-        if self._page_tracer is not None and not is_watching:
-            watchers.remove(self._page_tracer)
+    def _watch(self, sink: StepSink | None) -> None:
+        if self._page_tracer is not None:
+            self._log.watchers.remove(self._page_tracer)
             self._page_tracer = None
-        elif self._page_tracer is None and is_watching:
-            self._page_tracer = Tracer([self._on_step], keeps_records=False)
-            watchers.append(self._page_tracer)
+        if sink is not None:
+            self._page_tracer = Tracer([sink], keeps_records=False)
+            self._log.watchers.append(self._page_tracer)
 
     def _add(self, new: EngineRequest) -> None:
         try:
@@ -172,7 +188,7 @@ class EngineLoop(OrderingClient):
             new.prompt_token_ids, new.params, new.request_id, new.priority
         )
         self._driver.add(completions)
-        self._sending.add(new, completions)
+        self._sending.add(new)
 
     def _abort(self, request_id: str) -> None:
         # Forks come before what they fork from.

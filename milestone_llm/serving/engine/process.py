@@ -2,7 +2,7 @@
 
     HTTP's process                                           the engine's process
     EngineProcess     add_requests, abort, ...
-                     -> orders -> a thread   -- pipe -->     a thread: EngineLoop.put
+                     -> orders -> a thread   -- pipe -->     a thread: the same call of EngineLoop
                    run: deliver              <-- pipe --     EngineLoop.run, in the main thread
                    problem                   <- a number --  a thread: when it last lived
 
@@ -22,10 +22,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -34,22 +35,21 @@ from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.garbage import freeze_garbage, nothing_collected
 from milestone_llm.trace.tracer import Tracer
 
-from .client import Deliver, EngineDeadError, EngineInfo
-from .orders import OrderingClient, Orders
+from .client import Deliver, EngineDeadError, EngineInfo, EngineReport, EngineRequest, StepSink
 
 if TYPE_CHECKING:
-    from multiprocessing.context import BaseContext
+    from multiprocessing.context import SpawnContext
 
     from milestone_llm.frontend.engine import BaseEngine
 
     from .loop import EngineLoop
 
-CONTEXT: BaseContext = multiprocessing.get_context("spawn")
+CONTEXT: SpawnContext = multiprocessing.get_context("spawn")
 """A fresh interpreter: CUDA does not survive a fork."""
 STOP_SECONDS = 10.0
-"""For how long a process may go on when it has to end; then it is cut off."""
+"""For how long the engine's process may go on when it has to end; then it is cut off."""
 BEAT_SECONDS = 1.0
-"""How often a process looks whether the first one is still there."""
+"""How often it looks whether HTTP's is still there."""
 SILENCE_SECONDS = 10.0
 """After so long without a sign of life, `/health` says that the engine stands still."""
 
@@ -87,22 +87,28 @@ class EngineSpec:
         return engine
 
 
-class EngineProcess(OrderingClient):
+class EngineProcess:
     """The engine's process, for HTTP: an `EngineClient`. To be left with `with`."""
 
     info: EngineInfo
     """There once `wait_until_ready` has returned."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        super().__init__()
-        self._pipe, inner = CONTEXT.Pipe()
+        self._orders = SimpleQueue[tuple[str, Any] | None]()
+        """What `EngineLoop` is to do, and with what. None: nothing more."""
+        self._sink: StepSink | None = None
+        self._askers: list[Future[list[EngineReport]]] = []
+        self._asking = threading.Lock()
+        self._is_stopping = threading.Event()
         self._last_beat = CONTEXT.RawValue("d", time.monotonic())
         """When the process has last said that it lives."""
+        self._pipe, inner = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=run_engine, args=(spec, inner, self._last_beat))
+        with ctrl_c_ignored():  # the child inherits it; the one to end it is this process
+            self._process.start()
+        inner.close()
         self._writer = threading.Thread(target=self._send_orders, name="orders", daemon=True)
         self._writer.start()
-        self._is_stopping = threading.Event()
-        self._process = started_process("engine", run_engine, spec, inner, self._last_beat)
-        inner.close()
 
     def wait_until_ready(self) -> None:
         """Wait for the model.
@@ -121,10 +127,6 @@ class EngineProcess(OrderingClient):
             raise InputError(content)
         self.info = content
 
-    def _death(self) -> EngineDeadError:
-        ending = ending_of(self._process)
-        return EngineDeadError(f"the engine is dead: its process {ending}")
-
     # -- for HTTP ----------------------------------------------------------------------------
 
     @property
@@ -135,22 +137,45 @@ class EngineProcess(OrderingClient):
             return None
         return f"the engine has given no sign of life for {silence:.0f} s"
 
+    def add_requests(self, requests: list[EngineRequest]) -> None:
+        """Queue requests. If the engine refuses one, it says so."""
+        self._orders.put(("add", requests))
+
+    def abort(self, request_id: str) -> None:
+        """End a request, wherever it is; before the next step it has no memory any more."""
+        self._orders.put(("abort", request_id))
+
+    def end_completion(self, completion_id: str) -> None:
+        """A stop string has ended a completion; others of its request go on."""
+        self._orders.put(("end", completion_id))
+
+    def report(self) -> Future[list[EngineReport]]:
+        """The figures as they are between two steps."""
+        answer = Future[list[EngineReport]]()
+        with self._asking:  # whoever has given up is forgotten
+            self._askers = [each for each in self._askers if not each.done()] + [answer]
+        self._orders.put(("report", None))
+        return answer
+
+    def watch(self, sink: StepSink | None) -> None:
+        """Give each step's record to `sink`, in the thread of `run`; None: no more."""
+        self._sink = sink
+        self._orders.put(("watch", sink is not None))
+
     def stop(self) -> None:
         """Hang up: `run` returns, and the engine's process ends after the step under way."""
         self._is_stopping.set()
-        super().stop()
+        self._orders.put(None)
         self._hang_up()
 
     # -- in a thread of its own --------------------------------------------------------------
 
     def _send_orders(self) -> None:
         """Send what is ordered, until the last order. Waits where the engine does not read."""
-        try:
-            with contextlib.suppress(OSError):  # the process has ended: `run` will say so
-                while not (orders := self.orders.take()).is_last:
-                    self._pipe.send(orders)
-        finally:
-            self._hang_up()  # else nobody would be served any more, and nobody told
+        with contextlib.suppress(OSError):  # the process has ended: `run` will say so
+            while (order := self._orders.get()) is not None:
+                self._pipe.send(order)
+        self._hang_up()
 
     def _hang_up(self) -> None:
         """End the connection for those that read and write at both of its ends."""
@@ -173,13 +198,35 @@ class EngineProcess(OrderingClient):
             if kind == "tokens":
                 deliver(content)
             elif kind == "report":
-                self.take_report(content)
+                self._take_report(content)
             elif kind == "step":
-                self.take_step(content)
+                if (sink := self._sink) is not None:
+                    sink(content)
             else:
                 raise EngineDeadError(content)
         if not self._is_stopping.is_set():
             raise self._death()
+
+    def _take_report(self, reports: list[EngineReport]) -> None:
+        with self._asking:
+            askers, self._askers = self._askers, []
+        for answer in askers:
+            if answer.set_running_or_notify_cancel():  # else it was given up
+                answer.set_result(reports)
+
+    def _death(self) -> EngineDeadError:
+        self._end(STOP_SECONDS)
+        code = self._process.exitcode or 0
+        ending = f"has ended with exit code {code}"
+        if code < 0:
+            ending = f"was ended by {signal.Signals(-code).name}"
+        return EngineDeadError(f"the engine is dead: its process {ending}")
+
+    def _end(self, seconds: float) -> None:
+        """Wait so long for the process to end, and then no longer."""
+        self._process.join(seconds)
+        self._process.kill()  # if it is there still
+        self._process.join()
 
     def __enter__(self) -> EngineProcess:
         return self
@@ -191,83 +238,9 @@ class EngineProcess(OrderingClient):
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
-        end_process(self._process, None if error is None else 0.0)
+        self._end(STOP_SECONDS if error is None else 0.0)
         self._writer.join(STOP_SECONDS)
         self._pipe.close()
-
-
-# --- in the engine's process ----------------------------------------------------------------------
-
-
-def run_engine(spec: EngineSpec, pipe: Connection, last_beat: Any) -> None:
-    """What the engine's process does, from its beginning to its end.
-
-    Args:
-        last_beat: where it says that it lives.
-    """
-
-    def beat() -> None:
-        last_beat.value = time.monotonic()
-
-    follow_first_process(beat)
-    with model_libraries(spec.num_threads):
-        from .loop import EngineLoop
-
-        try:
-            loop = EngineLoop(spec.build())
-        except InputError as error:
-            with contextlib.suppress(OSError):  # HTTP's process has ended
-                pipe.send(("refusal", str(error)))
-        else:
-            _run_loop(loop, pipe)
-
-
-def _run_loop(loop: EngineLoop, pipe: Connection) -> None:
-    def send(kind: str, content: Any) -> None:
-        """Tell HTTP's process something. Called in the engine's thread alone."""
-        with contextlib.suppress(OSError):  # it has ended
-            pipe.send((kind, content))
-
-    send("info", loop.info)
-    threading.Thread(target=_receive_orders, args=(loop, pipe), daemon=True).start()
-    try:
-        loop.run(partial(send, "tokens"), partial(send, "report"), partial(send, "step"))
-    except EngineDeadError as error:
-        send("death", str(error))
-        raise SystemExit(1) from None
-
-
-def _receive_orders(loop: EngineLoop, pipe: Connection) -> None:
-    """Pass orders on, for as long as they come; then the engine ends. Nothing is said here: the
-    engine's thread does.
-    """
-    try:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                orders = pipe.recv()
-                loop.prepare(orders)
-                loop.orders.put(orders)
-    finally:
-        loop.orders.put(Orders(is_last=True))
-
-
-# --- how a process begins and ends ---------------------------------------------------------------
-
-
-def started_process(name: str, work: Callable[..., object], *args: Any) -> BaseProcess:
-    """A process of its own for some work.
-
-    Raises:
-        InputError: the system gives none.
-    """
-    process: BaseProcess = CONTEXT.Process(target=work, args=args, name=name)  # type: ignore[attr-defined]
-    try:
-        with ctrl_c_ignored():  # the child inherits it; the one to end it is this process
-            process.start()
-    except OSError as error:
-        text = f"the system gives no process for the {name}: {error}. Raise `ulimit -u` or -v"
-        raise InputError(text) from None
-    return process
 
 
 @contextlib.contextmanager
@@ -280,38 +253,75 @@ def ctrl_c_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def end_process(process: BaseProcess, seconds: float | None = None) -> None:
-    """Wait `seconds` for a process to end (None: `STOP_SECONDS`), and then no longer."""
-    process.join(STOP_SECONDS if seconds is None else seconds)
-    process.kill()  # if it is there still
-    process.join()
+# --- in the engine's process ----------------------------------------------------------------------
 
 
-def ending_of(process: BaseProcess) -> str:
-    """How a process has ended, or is ended now."""
-    end_process(process)
-    assert process.exitcode is not None
-    if process.exitcode < 0:
-        return f"was ended by {signal.Signals(-process.exitcode).name}"
-    return f"has ended with exit code {process.exitcode}"
-
-
-def follow_first_process(beat: Callable[[], object] = lambda: None) -> None:
-    """What such a process does before all else: the first one says when to end, and how. When that
-    has ended without a word, so does this one, at once.
+def run_engine(spec: EngineSpec, pipe: Connection, last_beat: Any) -> None:
+    """What the engine's process does, from its beginning to its end.
 
     Args:
-        beat: called every `BEAT_SECONDS`. All that it needs is the interpreter.
+        last_beat: where it says that it lives.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM):  # HTTP's process says when to end, and how
         signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_live, args=(last_beat,), daemon=True).start()
+    with model_libraries(spec.num_threads):
+        from .loop import EngineLoop
 
-    def live() -> None:
-        parent = multiprocessing.parent_process()
-        assert parent is not None
-        while parent.is_alive():
-            beat()
-            parent.join(BEAT_SECONDS)
-        os._exit(1)
+        try:
+            loop = EngineLoop(spec.build())
+        except InputError as error:
+            with contextlib.suppress(OSError):  # HTTP's process has ended
+                pipe.send(("refusal", str(error)))
+        else:
+            _run_loop(loop, pipe)
 
-    threading.Thread(target=live, daemon=True).start()
+
+def _live(last_beat: Any) -> None:
+    """Say that this process lives. When HTTP's has ended without a word, so does this, at once."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    while parent.is_alive():
+        last_beat.value = time.monotonic()
+        parent.join(BEAT_SECONDS)
+    os._exit(1)
+
+
+def _run_loop(loop: EngineLoop, pipe: Connection) -> None:
+    def send(kind: str, content: Any) -> None:
+        """Tell HTTP's process something. Called in the engine's thread alone."""
+        with contextlib.suppress(OSError):  # it has ended
+            pipe.send((kind, content))
+
+    def obey() -> None:
+        """Pass orders on, for as long as they come; then the engine ends."""
+        try:
+            with contextlib.suppress(EOFError, OSError):
+                while True:
+                    order, content = pipe.recv()
+                    _pass_on(loop, order, content, send)
+        finally:
+            loop.stop()
+
+    send("info", loop.info)
+    threading.Thread(target=obey, daemon=True).start()
+    try:
+        loop.run(partial(send, "tokens"))
+    except EngineDeadError as error:
+        send("death", str(error))
+        raise SystemExit(1) from None
+
+
+def _pass_on(loop: EngineLoop, order: str, content: Any, send: Callable[[str, Any], None]) -> None:
+    """Call what `EngineProcess` was called. What the loop says, its own thread sends."""
+    if order == "add":
+        loop.prepare(content)
+        loop.add_requests(content)
+    elif order == "abort":
+        loop.abort(content)
+    elif order == "end":
+        loop.end_completion(content)
+    elif order == "report":
+        loop.report().add_done_callback(lambda answer: send("report", answer.result()))
+    else:
+        loop.watch(partial(send, "step") if content else None)

@@ -8,39 +8,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from milestone_llm.core.outputs import EngineCoreOutput
-from milestone_llm.core.request import Request
 
 from .client import Deliver, EngineCoreOutputs, EngineRequest, Refusal, StepFigures
 
 
-class SentRequest:
-    """A request whose completions have not all ended.
-
-    Args:
-        new: what was asked for.
-        completions: the core's.
-    """
-
-    def __init__(self, new: EngineRequest, completions: Sequence[Request]) -> None:
-        self.request_id = new.request_id
-        self.completions = completions
-        self.num_going_on = len(completions)
-
-
+@dataclass(slots=True)
 class SentTokens:
     """How far a completion has been sent."""
 
-    def __init__(self, of: SentRequest) -> None:
-        self.of = of
-        self.num_tokens = 0
-        self.is_muted = False
-        """Whether who asked for it has ended it, and is told no more."""
+    request_id: str
+    """Of its request."""
+    num_tokens: int = 0
+    is_muted: bool = False
+    """Whether who asked for it has ended it, and is told no more."""
 
 
 class Sender:
-    """The requests that HTTP has asked for, and the way of their tokens there."""
+    """The completions that HTTP has asked for, and the way of their tokens there."""
 
     def __init__(self) -> None:
         self.deliver: Deliver = lambda message: None
@@ -50,14 +37,11 @@ class Sender:
         """Of how many completions."""
         self._steps: list[StepFigures] = []
         """That the next message tells of."""
-        self._requests: dict[str, SentRequest] = {}
         self._completions: dict[str, SentTokens] = {}
 
-    def add(self, new: EngineRequest, completions: Sequence[Request]) -> None:
+    def add(self, new: EngineRequest) -> None:
         """Follow the completions of a prompt."""
-        request = SentRequest(new, completions)
-        self._requests[new.request_id] = request
-        self._completions.update({each.request_id: SentTokens(request) for each in completions})
+        self._completions |= {name: SentTokens(new.request_id) for name in new.completion_ids}
 
     def refuse(self, new: EngineRequest, refusal: Refusal) -> None:
         """Say why nothing will come of a request."""
@@ -65,12 +49,11 @@ class Sender:
 
     def request_ids(self) -> list[str]:
         """Of all unfinished requests."""
-        return list(self._requests)
+        return list(dict.fromkeys(each.request_id for each in self._completions.values()))
 
     def completion_ids(self, request_id: str) -> list[str]:
-        """Of a request, if it is unfinished."""
-        request = self._requests.get(request_id)
-        return [] if request is None else [each.request_id for each in request.completions]
+        """Of those of a request that are unfinished."""
+        return [name for name, each in self._completions.items() if each.request_id == request_id]
 
     def mute(self, completion_ids: Iterable[str]) -> None:
         """Send no more of completions."""
@@ -110,7 +93,7 @@ class Sender:
             completion.num_tokens += num_new
             if output.finish_reason is not None:
                 ended[output.request_id] = output.finish_reason
-                self._note_end(output.request_id)
+                del self._completions[output.request_id]
         if message.is_of_steps:
             self._send(message)
         self.took_at, self.num_taken = now, len(outputs)
@@ -118,13 +101,6 @@ class Sender:
 
     def repair(self) -> dict[str, int]:
         """After an exception anywhere: how many tokens of each completion have been sent, by id."""
-        for completion_id in [name for name, each in self._completions.items() if each.is_muted]:
-            self._note_end(completion_id)  # it was being ended
-        return {name: each.num_tokens for name, each in self._completions.items()}
-
-    def _note_end(self, completion_id: str) -> None:
-        """A completion has ended; with the last one, so has its request."""
-        request = self._completions.pop(completion_id).of
-        request.num_going_on -= 1
-        if not request.num_going_on:
-            del self._requests[request.request_id]
+        going_on = {name: each for name, each in self._completions.items() if not each.is_muted}
+        self._completions = going_on  # the others were being ended
+        return {name: each.num_tokens for name, each in going_on.items()}

@@ -1,7 +1,8 @@
-"""`tools` and `tool_choice`: an answer that calls a function, by a grammar.
+"""Fields that say what an answer has to look like, a call of a function among them.
 
-The model writes `{"name": "the_function", "arguments": {...}}`, whatever its chat template says of
-calls. So the text has one form for all models, and the client gets it as `tool_calls`.
+A call comes by a grammar: the model writes `{"name": "the_function", "arguments": {...}}`, whatever
+its chat template says of calls. So the text has one form for all models, and the client gets it as
+`tool_calls`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,35 @@ from .errors import ApiError
 
 _BEGIN = re.compile(r'\{"name": "([^"]*)", "arguments": ')
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class JsonSchema(BaseModel):
+    """OpenAI's: a schema with a name."""
+
+    name: str | None = Field(None, max_length=1024)
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+
+
+class ResponseFormat(BaseModel):
+    """OpenAI's field."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's field: one of these."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_: dict[str, Any] | str | bool | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+# --- calls of functions ---------------------------------------------------------------------------
 
 
 class Named(BaseModel):
@@ -57,6 +87,32 @@ class NamedChoice(BaseModel):
 ToolChoice = Literal["none", "auto", "required"] | NamedChoice
 
 
+def structured_params(
+    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
+) -> StructuredOutputsParams | None:
+    """What the engine is asked for; None: nothing.
+
+    Raises:
+        ApiError: both fields ask for something, or one of them is not whole.
+    """
+    given: dict[str, Any] = {}
+    param = "response_format"
+    if response_format is not None and response_format.type == "json_object":
+        given["json_object"] = True
+    elif response_format is not None and response_format.type == "json_schema":
+        if response_format.json_schema is None:
+            text = "response_format of type json_schema needs json_schema.schema"
+            raise ApiError(400, text, param=param)
+        given["json"] = response_format.json_schema.schema_
+    if structured_outputs is not None and structured_outputs.model_fields_set:
+        if given:
+            text = "give either response_format or structured_outputs"
+            raise ApiError(400, text, param="structured_outputs")
+        param = "structured_outputs"
+        given = structured_outputs.model_dump(by_alias=True)
+    return _params(param, **given) if given else None
+
+
 def call_params(
     tools: Sequence[Tool] | None, choice: ToolChoice | None
 ) -> StructuredOutputsParams | None:
@@ -80,10 +136,14 @@ def call_params(
         if not functions:
             text = f"tool_choice names {choice.function.name!r}; tools has {names}"
             raise ApiError(400, text, param="tool_choice")
+    return _params("tools", grammar=f"start: {' | '.join(map(_grammar, functions))}")
+
+
+def _params(param: str, **given: Any) -> StructuredOutputsParams:
     try:
-        return StructuredOutputsParams(grammar=f"start: {' | '.join(map(_grammar, functions))}")
+        return StructuredOutputsParams(**given)
     except InputError as error:
-        raise ApiError(400, f"tools: {error}", param="tools") from None
+        raise ApiError(400, f"{param}: {error}", param=param) from None
 
 
 def _grammar(function: Function) -> str:
