@@ -68,7 +68,7 @@ def progress() -> int:
             elif not is_begun or problem_in_time(course, step) is not None:
                 mark, is_done = "next", False
                 command = f"\n     python -m exercises.build {name} {number}"
-            line = f"  {number}  {step.title:<44}{step.file:<19}{mark}"
+            line = f"  {number:<4}{step.title:<44}{step.file:<19}{mark}"
             console.print(f"{line.rstrip()}{command}")
     return 0 if is_done else 1
 

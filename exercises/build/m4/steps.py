@@ -509,6 +509,18 @@ def decode(parts: Parts) -> None:
         """,
     )
     play(
+        scheduler(parts, 4, policy="priority", max_num_batched_tokens=16),
+        """
+        comes high(4, 4) low(9, 2, priority=5)
+        high[0:4] low[0:9] +high +low  # all 4 blocks are taken.
+        comes mid(1, 1, priority=2)
+        high[4:5] -low                 # mid would fit, but nobody is admitted in a step that
+                                       # preempts.
+        high[5:6] mid[0:1] +mid
+        ...
+        """,
+    )
+    play(
         scheduler(parts, 8),
         """
         comes a(9, 2, n=2)
