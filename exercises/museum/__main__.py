@@ -6,7 +6,6 @@ python -m exercises.museum 3 --explore      a page with this run and a correct o
 python -m exercises.museum 3 --walkthrough  the debugger at the line in question
 python -m exercises.museum 3 --card         what it was
 python -m exercises.museum --all            what is wrong with every trace
-python -m exercises.museum --switches       which switch makes each engine right
 """
 
 from __future__ import annotations
@@ -17,14 +16,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from rich.table import Table
-
 from milestone_llm.command.cli import console, new_file, run_command
 from milestone_llm.lab.trace.explore import Run as PageRun
 from milestone_llm.lab.trace.explore import write_page
 from milestone_llm.lab.walkthrough.guide import parse_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
-from milestone_llm.trace.text import print_lines
 
 from . import show
 from .exhibit import Exhibit, Run
@@ -41,7 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("number", nargs="?", type=int, help="of an exhibit; the rooms, if left out")
     add("--all", action="store_true", help="run all; print what is wrong with each trace")
-    add("--switches", action="store_true", help="run all; say which switch makes each right")
     add("--card", action="store_true", help="show the card alone")
     meaning = "write the page of both runs there (runs/museum.html if not given)"
     path = Path("runs/museum.html")
@@ -53,8 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"the exhibits are 1 to {len(NAMES)}, got {args.number}")
     if args.all:
         return run_command(lambda args: by_symptom(), args)
-    if args.switches:
-        return run_command(lambda args: switches(), args)
     if args.number is None:
         show.rooms()
         return 0
@@ -121,20 +114,6 @@ def by_symptom() -> None:
             show.say(f"    {show.finding(own, run)}")
             show.say(f"    check_invariants: {run.check or 'nothing'}")
         show.say("")
-
-
-def switches() -> None:
-    """Which switch makes each broken engine right."""
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("", justify="right")
-    table.add_column("right with")
-    for number, name in enumerate(NAMES, 1):
-        own = exhibit(name)
-        if not own.is_false_alarm:
-            tried = own.switches(own.run(is_changed=False).tokens)
-            names = [text for text, is_right in tried.items() if is_right]
-            table.add_row(str(number), ", ".join(names) or "none of these")
-    print_lines(console, table)
 
 
 if __name__ == "__main__":
