@@ -26,6 +26,7 @@ BROKEN = {
     "a row twice": ("plan.rows.append(plan.rows[0])", "x is in this step twice"),
     "too soon": ("plan.rows[1].start -= 1", "y's row starts at 5"),
     "too many": ("plan.rows[0].num_new_tokens += 1", "x's row has 2 tokens"),
+    "too few": ("plan.rows[0].num_new_tokens = -1", "x's row has -1 tokens"),
     "another's token": (
         "plan.rows[0].sampling_requests, plan.rows[1].sampling_requests = "
         "plan.rows[1].sampling_requests, plan.rows[0].sampling_requests",

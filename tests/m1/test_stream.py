@@ -23,6 +23,7 @@ from engine_helpers import (
     random_prompts,
     run_to_end,
 )
+from milestone_llm.frontend.garbage import nothing_collected
 
 PROMPTS = random_prompts([6, 3, 9, 4], seed=4)
 EXPECTED = [hf_greedy("llama", prompt, 8) for prompt in PROMPTS]
@@ -154,3 +155,9 @@ def test_what_is_new_before_a_generate_is_still_new_behind_it():
     finally:
         gc.enable()
         gc.freeze()
+
+
+def test_the_collector_works_again_after_what_is_built_without_it():
+    with nothing_collected(), nothing_collected():
+        assert not gc.isenabled()
+    assert gc.isenabled()
