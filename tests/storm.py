@@ -135,7 +135,7 @@ class Storm:
                 is_reset = self.engine.reset_prefix_cache()
                 assert is_reset in (True, False)
                 self.counts["resets"] += is_reset
-            elif action < 0.13:
+            elif action < 0.16:
                 self._break_something()
             self._step()
         for _ in range(100 * (1 + len(self.expected))):  # as if one after the other

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from milestone_llm.core.request import RequestStatus
-from scheduler_helpers import M3, Life, of_length
+from scheduler_helpers import M3, M4, Life, completions, of_length
 
 both_modes = pytest.mark.parametrize("preemption", ["recompute", "swap"])
 
@@ -51,3 +51,16 @@ def test_a_pool_that_is_exactly_full_preempts_nobody(preemption):
         figures.append((life.scheduler.preempter.num_preemptions, life.scheduler.watermark))
     # Of eight blocks no step had more than six: a third request's go where one grows.
     assert figures == [(0, 9), (1, 6)]
+
+
+@pytest.mark.parametrize("milestone", [M3, M4])
+def test_a_completion_that_is_aborted_before_it_starts_never_does(milestone):
+    life = Life(milestone=milestone)
+    own = completions(of_length("a", 6, 3, n=3))
+    life.add(own[0])
+    life.scheduler.finish(own[1], "abort")
+    while life.scheduler.has_unfinished_requests():
+        life.plan()
+    assert [each.finish_reason for each in own] == ["length", "abort", "length"]
+    assert life.scheduler.completions.forks == {}
+    assert life.kv.pool.num_used == 0

@@ -354,6 +354,16 @@ M4_PLANS: dict[str, Case] = {
             "b[8:9]@0,1,3 c[8:9]@0,2,4",
         ],
     ),
+    "b would have to copy its last block, and there is no room for that": (
+        {"num_blocks": 3},
+        [(0, "a", "AB", 3), (1, "b", "AB", 1)],
+        [
+            "a[0:8]@0,1 | +a",
+            "a[8:9]@0,1,2",
+            "a[9:10]@0,1,2",
+            "b[7:8]@0,1 | +b share 0,1",
+        ],
+    ),
     "equal prompts in one step: the block that is only just being written is not copied": (
         {"num_blocks": 8},
         [(0, "a", "AB", 2), (0, "b", "AB", 2)],
