@@ -1,10 +1,10 @@
-"""Tile choices: what `python -m m5_kernels.tools.tune` found fastest, cut down to what a GPU has.
+"""Tile choices: the fastest of all that were timed on one GPU, cut down to what another has.
 
 A tile trades bytes in flight (large tiles, many stages) against shared memory and registers
 (small tiles, several programs on a multiprocessor). The table is of an H200, which gets its rows as
-they are. A GPU with less shared memory gets the nearest that fits by its own figures; how fast that
-is has not been tried. Nothing else depends on these numbers: any tile gives the same results up to
-rounding.
+they are: the best on average for many short contexts and few long ones. A GPU with less shared
+memory gets the nearest that fits by its own figures; how fast that is has not been tried. Nothing
+else depends on these numbers: any tile gives the same results up to rounding.
 """
 
 from __future__ import annotations

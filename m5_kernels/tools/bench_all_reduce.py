@@ -19,7 +19,7 @@ ROWS = (1, 16, 64, 256)
 
 @torch.inference_mode()
 def print_all_reduces(engine: Any) -> list[dict[str, float]]:
-    """Time an all-reduce with the norm after it, as the engine does it and by NCCL or gloo.
+    """Time an all-reduce with the norm after it, as the engine does it and by NCCL.
 
     Every rank has to call it.
 
@@ -29,7 +29,6 @@ def print_all_reduces(engine: Any) -> list[dict[str, float]]:
     decoder = engine.decoder
     shape, ranks = decoder.config, decoder.gpus
     num_sums = 2 * len(shape.windows) + 1
-    library = "NCCL" if decoder.embedding.is_cuda else "gloo"
     console.print(
         f"\nAll-reduce and norm of {shape.hidden_size} numbers a row, {num_sums} in a step. "
         f"The engine's way: {ranks.all_reduce_name}"
@@ -42,31 +41,24 @@ def print_all_reduces(engine: Any) -> list[dict[str, float]]:
         other = microseconds(lambda x, norm: add_rms_norm(ranks.all_reduce(x), *norm), part, norm)
         found.append({"rows": rows, "own_us": own, "library_us": other, "step_us": own * num_sums})
         cells.append([str(rows), f"{own:.1f}", f"{other:.1f}", f"{own * num_sums:.0f}"])
-    headings = ["rows", "engine's way, us", f"{library}, then the norm, us", "a step, us"]
+    headings = ["rows", "engine's way, us", "NCCL, then the norm, us", "a step, us"]
     console.print(table("", headings, cells))
     return found
 
 
 def microseconds(call: Callable[..., torch.Tensor], part: torch.Tensor, norm: Any) -> float:
-    """A call of many, one after the other; in a CUDA graph where there is a GPU."""
+    """A call of many, one after the other in a CUDA graph: as many on every rank."""
     call(part, norm)
-
-    def run() -> None:
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream(part.device)):
         for _ in range(NUM_CALLS):
             call(part, norm)
-
-    if part.is_cuda:
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=torch.cuda.Stream(part.device)):
-            run()
-        run = graph.replay
-        run()
-        torch.cuda.synchronize()
+    graph.replay()
+    torch.cuda.synchronize()
     dist.barrier()
     start = time.perf_counter()
     for _ in range(NUM_ROUNDS):
-        run()
-    if part.is_cuda:
-        torch.cuda.synchronize()
+        graph.replay()
+    torch.cuda.synchronize()
     return 1e6 * (time.perf_counter() - start) / NUM_ROUNDS / NUM_CALLS

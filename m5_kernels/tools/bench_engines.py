@@ -6,12 +6,10 @@ Engines are built, measured and thrown away again: two may not fit beside each o
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +24,7 @@ from milestone_llm.lab.bench.workloads import WorkItem
 
 from .bench_all_reduce import print_all_reduces
 from .bench_limits import RunLimit, limit_text
-from .bench_parts import FIELDS, OBJECTS, check_against_m4, with_others
+from .bench_parts import FIELDS, OBJECTS, check_against_m4
 from .bench_profile import profile_steps
 from .measure import Ceilings
 
@@ -42,18 +40,12 @@ class Variant:
     milestone: str = "m5"
     fields: dict[str, Any] = field(default_factory=dict)
     """Of its configuration, beside those of the command line."""
-    around: Callable[[Any], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
-    """Makes, of the engine, the context in which it is warmed up and measured."""
+    without: Sequence[str] = ()
+    """Parts of `OBJECTS` that are switched off."""
 
 
-def compare_engines(bench: Bench, more: Sequence[Variant] = ()) -> Any:
+def compare_engines(bench: Bench) -> None:
     """Check, build, warm up, measure, report.
-
-    Args:
-        more: variants beside those of the command line.
-
-    Returns:
-        The engine that the others are compared with.
 
     Raises:
         InputError: limits that do not fit the model or the workload, or an unknown field or part.
@@ -67,7 +59,7 @@ def compare_engines(bench: Bench, more: Sequence[Variant] = ()) -> Any:
             raise InputError("--tensor-parallel-size compares M5 on several GPUs with M5 on one")
         if on_gpu:
             Ranks.join(bench.num_ranks, args.device)  # from here on "cuda" is the rank's own GPU
-    *others, main = planned_variants(args, more)
+    *others, main = planned_variants(args)
     if not args.no_check:
         console.print(f"Checked: {check_against_m4(device)}.\n")
     set_defaults(args, on_gpu)
@@ -90,7 +82,7 @@ def compare_engines(bench: Bench, more: Sequence[Variant] = ()) -> Any:
     contestants = {main.name: engine, **bench.baselines(engine)}
     data = bench.compare(args.workload, items, contestants, earlier=earlier, has_bar=not on_gpu)
     data["without"] = args.without
-    if bench.num_ranks > 1:
+    if on_gpu and bench.num_ranks > 1:
         data["all_reduces"] = print_all_reduces(engine)
     elif on_gpu:
         data["limit"] = report_limit(engine, items, data)
@@ -98,10 +90,9 @@ def compare_engines(bench: Bench, more: Sequence[Variant] = ()) -> Any:
         if hasattr(engine, "reset_prefix_cache"):
             engine.reset_prefix_cache()
         data["profile"] = profile_steps(engine, items)
-    return engine
 
 
-def planned_variants(args: argparse.Namespace, more: Sequence[Variant]) -> list[Variant]:
+def planned_variants(args: argparse.Namespace) -> list[Variant]:
     """Whom to measure, in this order; the last one is the engine that the others are compared with.
 
     Raises:
@@ -126,9 +117,8 @@ def planned_variants(args: argparse.Namespace, more: Sequence[Variant]) -> list[
             else:
                 names = ", ".join((*FIELDS, *OBJECTS))
                 raise InputError(f"--without {part}: there is {names}")
-        around = partial(with_others, replaced)
-        variants.append(Variant(f"- {combination}", fields=fields, around=around))
-    return [*variants, *more, main]
+        variants.append(Variant(f"- {combination}", fields=fields, without=replaced))
+    return [*variants, main]
 
 
 def set_defaults(args: argparse.Namespace, on_gpu: bool) -> None:
@@ -162,7 +152,10 @@ def build(bench: Bench, variant: Variant, items: Sequence[WorkItem]) -> Any:
         limits, width = bench.limits(items), max(len(item.prompt) for item in items)
         num_tokens = max(limits["max_num_batched_tokens"], width * limits["max_num_seqs"])
         fields["max_num_batched_tokens"] = num_tokens
-    return bench.engine(items, PACKAGES[variant.milestone], **fields)
+    engine = bench.engine(items, PACKAGES[variant.milestone], **fields)
+    for part in variant.without:
+        OBJECTS[part](engine)
+    return engine
 
 
 def measure_alone(
@@ -170,10 +163,9 @@ def measure_alone(
 ) -> Results:
     """One result a round of an engine that is gone afterwards."""
     engine = build(bench, variant, items)
-    with variant.around(engine):
-        if on_gpu:
-            warm_up(engine, items)
-        return measure({variant.name: engine}, items, bench.args.rounds, has_bar=not on_gpu)
+    if on_gpu:
+        warm_up(engine, items)
+    return measure({variant.name: engine}, items, bench.args.rounds, has_bar=not on_gpu)
 
 
 def warm_up(engine: Any, items: Sequence[WorkItem]) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -46,16 +45,17 @@ class TwinOfNorm(OneGPU):
 
 
 class SomeProducts(Products):
-    """Products without some of their kernels.
+    """Products without some of their kernels."""
 
-    Args:
-        products: those of a decoder, which may be without some already.
-    """
+    has_skinny = has_silu_mul = True
 
-    def __init__(self, products: Products) -> None:
-        super().__init__(products.special)
-        self.has_skinny = getattr(products, "has_skinny", True)
-        self.has_silu_mul = getattr(products, "has_silu_mul", True)
+    @classmethod
+    def of(cls, engine: Any) -> SomeProducts:
+        """An engine's, in the place of those that it had."""
+        if not isinstance(engine.decoder.products, cls):
+            engine.decoder.products = cls(engine.decoder.products.special)
+        products: SomeProducts = engine.decoder.products
+        return products
 
     def linear(
         self, hidden: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None
@@ -69,11 +69,10 @@ class SomeProducts(Products):
         self, hidden: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """As `Products.gate_up`. A product that has SiLU * mul in it keeps that."""
-        is_in_product = self.has_skinny and (
-            len(hidden) == 1
-            or any(each.suits(hidden, weight, is_gated=True) for each in self.special)
+        is_in_product = len(hidden) == 1 or any(
+            each.suits(hidden, weight, is_gated=True) for each in self.special
         )
-        if is_in_product:
+        if self.has_skinny and is_in_product:
             return super().gate_up(hidden, weight, bias)
         activate = silu_mul if self.has_silu_mul else silu_mul_torch
         return activate(self.linear(hidden, weight, bias))
@@ -82,14 +81,13 @@ class SomeProducts(Products):
 class NeverEarly(Starts):
     """Every kernel starts when the one before it has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.late = NEVER
 
 
 def without_hopper(engine: Any) -> None:
     """The lesson's products, its attention of chunks, and its copy to the host."""
-    decoder = engine.decoder
-    products = decoder.products = SomeProducts(decoder.products)
+    decoder, products = engine.decoder, SomeProducts.of(engine)
     kinds = (RegisterProduct, HopperProduct, DotProduct)
     products.special = [each for each in products.special if not isinstance(each, kinds)]
     if not isinstance(decoder.starts, NeverEarly):
@@ -102,10 +100,9 @@ def without_hopper(engine: Any) -> None:
 
 def without_early_starts(engine: Any) -> None:
     """No kernel starts early, so none of the products that gain by it."""
-    decoder = engine.decoder
-    products = decoder.products = SomeProducts(decoder.products)
+    products = SomeProducts.of(engine)
     products.special = [each for each in products.special if not isinstance(each, RegisterProduct)]
-    decoder.starts = NeverEarly()
+    engine.decoder.starts = NeverEarly(engine.decoder.embedding.device)
 
 
 def without_add_norm(engine: Any) -> None:
@@ -120,14 +117,12 @@ def without_rope_kv(engine: Any) -> None:
 
 def without_silu_mul(engine: Any) -> None:
     """SiLU * mul by torch, after the product."""
-    products = engine.decoder.products = SomeProducts(engine.decoder.products)
-    products.has_silu_mul = False
+    SomeProducts.of(engine).has_silu_mul = False
 
 
 def without_skinny_linear(engine: Any) -> None:
     """The library's products."""
-    products = engine.decoder.products = SomeProducts(engine.decoder.products)
-    products.has_skinny = False
+    SomeProducts.of(engine).has_skinny = False
 
 
 OBJECTS: dict[str, Callable[[Any], None]] = {
@@ -139,14 +134,6 @@ OBJECTS: dict[str, Callable[[Any], None]] = {
     "hopper": without_hopper,
 }
 """What it can switch off in a new engine, by putting another object in the place of one."""
-
-
-@contextlib.contextmanager
-def with_others(names: Iterable[str], engine: LLMEngine) -> Iterator[None]:
-    """An engine that has not computed anything, with other objects in the places of these."""
-    for name in names:
-        OBJECTS[name](engine)
-    yield
 
 
 def check_against_m4(device: str) -> str:

@@ -7,7 +7,6 @@ The host's parts are timed without a profiler, which would slow them down; kerne
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import patch
@@ -53,7 +52,7 @@ def profile_steps(engine: Any, items: Sequence[WorkItem], num_steps: int = 20) -
         if not engine.has_unfinished_requests():
             raise InputError(f"the requests ended before step {half + num_steps}: give longer ones")
         is_cuda = engine.model.device.type == "cuda"
-        kernels, wall_us = kernel_times(engine.step, num_steps, is_cuda)
+        kernels, wall_us = _kernel_times(engine.step, num_steps, is_cuda)
     finally:
         for request_id in ids:
             engine.abort(request_id)
@@ -68,7 +67,7 @@ def profile_steps(engine: Any, items: Sequence[WorkItem], num_steps: int = 20) -
         grid.add_row(name, f"{spent:,.0f}", HOST_PARTS[name])
     console.print(grid)
     console.print()
-    print_kernels("in kernels (profiled steps)", kernels, wall_us)
+    _print_kernels("in kernels (profiled steps)", kernels, wall_us)
     return {"num_rows": num_rows, "host_us": host, "kernels": kernels, "profiled_wall_us": wall_us}
 
 
@@ -104,33 +103,29 @@ def _host_parts(engine: Any, num_steps: int) -> dict[str, float]:
     return {**spent, "other": wall_us - sum(spent.values())}
 
 
-def kernel_times(
-    step: Callable[[], object], num_steps: int, is_cuda: bool = True
+def _kernel_times(
+    step: Callable[[], object], num_steps: int, is_cuda: bool
 ) -> tuple[Kernels, float]:
     """What runs on the device (or as an operator of the CPU), a step; and the wall time of one."""
     activity = ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU
+    synchronize = torch.cuda.synchronize if is_cuda else torch.cpu.synchronize
     with profile(activities=[activity], acc_events=True) as profiler:
-        if is_cuda:
-            torch.cuda.synchronize()
+        synchronize()
         start = time.perf_counter()
         for _ in range(num_steps):
             step()
-        if is_cuda:
-            torch.cuda.synchronize()
+        synchronize()
         wall = time.perf_counter() - start
-    counts: Counter[str] = Counter()
-    times: defaultdict[str, float] = defaultdict(float)
-    for event in profiler.events():
-        spent = event.device_time if is_cuda else event.self_cpu_time_total
-        if spent and "ynchronize" not in event.name:
-            counts[event.name] += 1
-            times[event.name] += spent
-    ranked = sorted(times.items(), key=lambda item: -item[1])
-    kernels = [(name, counts[name] / num_steps, us / num_steps) for name, us in ranked]
-    return kernels, 1e6 * wall / num_steps
+    found = [
+        (each.key, each.count / num_steps, spent / num_steps)
+        for each in profiler.key_averages()
+        if (spent := each.self_device_time_total if is_cuda else each.self_cpu_time_total)
+        and "ynchronize" not in each.key
+    ]
+    return sorted(found, key=lambda kernel: -kernel[2]), 1e6 * wall / num_steps
 
 
-def print_kernels(title: str, kernels: Kernels, wall_us: float) -> None:
+def _print_kernels(title: str, kernels: Kernels, wall_us: float) -> None:
     """The costliest kernels of a step that took so many microseconds, the others, and the gaps."""
     shown, rest = kernels[:NUM_SHOWN], kernels[NUM_SHOWN:]
     if rest:

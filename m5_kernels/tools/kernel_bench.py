@@ -3,7 +3,7 @@
 Kernels that move bytes are rated in GB/s, each input and output counted once, against the
 fastest read and copy measured in the same run. Every kernel is first compared with its torch twin
 on the very inputs that are timed; inputs rotate, so that no launch finds its own in the L2 cache.
-Prefill is bound by arithmetic, and measured by `python -m docs.questions.m5_prefill`.
+Prefill is bound by arithmetic; docs/measurements/m5_prefill.md has its figures.
 """
 
 from __future__ import annotations
@@ -17,52 +17,26 @@ from typing import Any
 
 import torch
 
+from m5_kernels.kernels.flash_decode import DecodeWorkspace, flash_decode, flash_decode_torch
 from m5_kernels.kernels.rms_norm import add_rms_norm, add_rms_norm_torch
 from m5_kernels.kernels.rope_kv_write import rope_kv_write, rope_kv_write_torch
 from m5_kernels.kernels.sample import sample, sample_torch
 from m5_kernels.kernels.silu_mul import silu_mul, silu_mul_torch
-from m5_kernels.kernels.tiles import decode_tile
 from milestone_llm.command.cli import Formatter, console
 from milestone_llm.lab.bench.report import table
 from milestone_llm.trace.text import plural
 
-from .attention_work import (
-    DECODE_SHAPES,
-    NUM_KV_HEADS,
-    NUM_Q_HEADS,
-    Shape,
-    attention_runs,
-    expected,
-    microseconds,
-)
-from .measure import Ceilings, PagedBatch, check, gpu_command, median_us, num_rotations
+from .measure import Ceilings, PagedBatch, gpu_command, median_us, relative_error
 
-HEAD_DIM, HIDDEN_SIZE, INTERMEDIATE_SIZE, VOCAB_SIZE = 128, 1024, 3072, 151_936  # Qwen3-0.6B's
-# FlashAttention-3 with the same shapes and block size on an H200, GB/s.
-FA3_DECODE = ["3841", "3376", "4131", "4135", "4101", "3674", "13.3 us"]
-Rows = Iterator[list[str]]
-
-
-def rated(name: str, us: float, rate: float, ceiling: float) -> list[str]:
-    """A row: microseconds, what is moved or computed a second, and its share of the ceiling."""
-    return [name, f"{us:.1f}", f"{rate:.0f}", f"{rate / ceiling:.0%}"]
-
-
-def decode_rows(ceilings: Ceilings) -> Rows:
-    """The seven decode shapes and two batches of unequal lengths."""
-    tile = decode_tile(HEAD_DIM, torch.bfloat16, torch.device("cuda", torch.cuda.current_device()))
-    for shape, by_fa3 in zip(DECODE_SHAPES, FA3_DECODE, strict=True):
-        (us,) = microseconds(shape, HEAD_DIM, [tile])
-        yield [*rated(shape.name, us, shape.speed(HEAD_DIM, us), ceilings.read_gbps), by_fa3]
-    for name, lens in (
-        ("256 x 100..2048", torch.randint(100, 2049, (256,)).tolist()),
-        ("1 x 100000, 63 x 500", [500] * 31 + [100_000] + [500] * 32),
-    ):
-        batch = PagedBatch.random(lens, [1] * len(lens))
-        launches = attention_runs(tile, [batch])
-        check(name, launches[0](), expected(Shape(len(lens), 0), batch))
-        us = median_us(launches)
-        yield rated(name, us, Shape(1, sum(lens)).speed(HEAD_DIM, us), ceilings.read_gbps)
+NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 8, 128  # Qwen3-0.6B's
+HIDDEN_SIZE, INTERMEDIATE_SIZE, VOCAB_SIZE = 1024, 3072, 151_936
+L2_BYTES = 256 * 2**20  # several times the largest L2 cache: inputs that rotate over this miss it
+MAX_ERROR = 1e-2  # of bf16 operands against fp32 ones
+FA3_GBPS = {
+    "B256xL1024": "3841", "B256xL700": "3376", "B64xL4096": "4131", "B16xL16384": "4135",
+    "B8xL32768": "4101", "B1xL131072": "3674", "B1xL1024": "13.3 us",
+}  # fmt: skip
+"""FlashAttention-3 with the same shapes and block size on an H200."""
 
 
 @dataclass
@@ -82,12 +56,44 @@ class Case:
         arguments = [x.clone() if torch.is_tensor(x) else x for x in self.inputs[0]]
         return [function(*arguments), *filter(torch.is_tensor, arguments)]
 
-    def row(self, ceilings: Ceilings) -> list[str]:
-        """Compare with the twin, and time."""
+    def row(self, ceiling_gbps: float) -> list[str]:
+        """Compare with the twin, and time: microseconds, GB/s and their share of the ceiling."""
         for ours, theirs in zip(self.results(self.kernel), self.results(self.twin), strict=True):
-            check(self.name, ours, theirs)
+            error = relative_error(ours, theirs)
+            if not error <= (MAX_ERROR if ours.is_floating_point() else 0):  # nor may it be NaN
+                raise RuntimeError(f"{self.name}: relative error {error} against its twin")
         us = median_us([partial(self.kernel, *arguments) for arguments in self.inputs])
-        return rated(self.name, us, self.num_bytes / us / 1e3, ceilings.copy_gbps)
+        gbps = self.num_bytes / us / 1e3
+        return [self.name, f"{us:.1f}", f"{gbps:.0f}", f"{gbps / ceiling_gbps:.0%}"]
+
+
+def num_rotations(bytes_per_launch: float) -> int:
+    """Input sets needed so that a launch finds none of its inputs in the L2 cache."""
+    return max(1, min(64, int(L2_BYTES / bytes_per_launch) + 1))
+
+
+def decode_cases() -> Iterator[Case]:
+    """Flash-Decoding of sequences of one length, and of two batches of unequal ones."""
+    sizes = [(256, 1024), (256, 700), (64, 4096), (16, 16384), (8, 32768), (1, 131072), (1, 1024)]
+    lens = {f"B{num_seqs}xL{length}": [length] * num_seqs for num_seqs, length in sizes}
+    lens["256 x 100..2048"] = torch.randint(100, 2049, (256,)).tolist()
+    lens["1 x 100000, 63 x 500"] = [500] * 31 + [100_000] + [500] * 32
+    device = torch.device("cuda", torch.cuda.current_device())
+    for name, own in lens.items():
+        num_bytes = sum(own) * NUM_KV_HEADS * HEAD_DIM * 4
+        workspace = DecodeWorkspace.allocate(
+            len(own), NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM, torch.bfloat16, device
+        )
+
+        def kernel(batch: PagedBatch, workspace: DecodeWorkspace = workspace) -> torch.Tensor:
+            return flash_decode(*batch.decode_inputs, workspace=workspace)
+
+        def twin(batch: PagedBatch) -> torch.Tensor:
+            return flash_decode_torch(*batch.decode_inputs)
+
+        rotations = range(num_rotations(num_bytes))
+        batches = [(PagedBatch.random(own, [1] * len(own)),) for _ in rotations]
+        yield Case(name, kernel, twin, batches, num_bytes)
 
 
 def elementwise_cases() -> Iterator[Case]:
@@ -127,60 +133,52 @@ def elementwise_cases() -> Iterator[Case]:
 def sample_cases() -> Iterator[Case]:
     """Sampling over Qwen3's vocabulary; GB/s counts one read of the logits, whatever is done."""
     for num_rows in (1, 256):
-        count = num_rotations(num_rows * VOCAB_SIZE * 2)
+        rows = torch.arange(num_rows, dtype=torch.int32, device="cuda")
         logits = [
-            (torch.randn(num_rows, VOCAB_SIZE, device="cuda") * 3).bfloat16() for _ in range(count)
+            (torch.randn(num_rows, VOCAB_SIZE, device="cuda") * 3).bfloat16()
+            for _ in range(num_rotations(num_rows * VOCAB_SIZE * 2))
         ]
-        for name, temperature, k, p, filters in (
+        for name, temperature, k, p, has_filters in (
             ("greedy", 0.0, 0, 1.0, False),
             ("temperature", 0.6, 0, 1.0, False),
             ("top-k 50", 0.6, 50, 1.0, True),
             ("top-k 50, top-p 0.95", 0.6, 50, 0.95, True),
         ):
-            arguments = (
-                torch.arange(num_rows, dtype=torch.int32, device="cuda"),
-                torch.full((num_rows,), temperature, device="cuda"),
-                torch.full((num_rows,), k, dtype=torch.int32, device="cuda"),
-                torch.full((num_rows,), p, device="cuda"),
-                torch.zeros(num_rows, device="cuda"),
-                torch.arange(num_rows, device="cuda"),
-                torch.arange(num_rows, dtype=torch.int32, device="cuda"),
-                filters,
-            )
-            inputs = [(each, *arguments) for each in logits]
+            ones = torch.ones(num_rows, device="cuda")
+            filters = (ones * temperature, (ones * k).int(), ones * p, ones * 0)
+            rest = (rows, *filters, rows.long(), rows, has_filters)
             name = f"{plural(num_rows, 'row')}, {name}"
+            inputs = [(each, *rest) for each in logits]
             yield Case(name, sample, sample_torch, inputs, logits[0].nbytes)
 
 
-def case_rows(cases: Callable[[], Iterator[Case]], ceilings: Ceilings) -> Rows:
-    """A row of each kernel that reads and writes."""
-    return (case.row(ceilings) for case in cases())
-
-
-TABLES: dict[str, tuple[Callable[[Ceilings], Rows], str]] = {
-    "decode": (decode_rows, "flash_decode, block 16|us|GB/s|of reading|FA3's GB/s"),
-    "elementwise": (partial(case_rows, elementwise_cases), "others|us|GB/s|of copying"),
-    "sample": (partial(case_rows, sample_cases), "sample, bf16 logits|us|GB/s|of copying"),
-}
-"""By name: what makes the rows, and the headings. FA3 is FlashAttention-3."""
+TABLES = (
+    (decode_cases, "flash_decode, block 16|us|GB/s|of reading|FA3's GB/s"),
+    (elementwise_cases, "others|us|GB/s|of copying"),
+    (sample_cases, "sample, bf16 logits|us|GB/s|of copying"),
+)
+"""What is measured, and the headings."""
 
 
 def measure_kernels(args: argparse.Namespace) -> None:
-    """Print one table, or all."""
+    """Print all tables."""
     ceilings = Ceilings.measure()
     console.print(str(ceilings), soft_wrap=True)
-    for name, (make_rows, headings) in TABLES.items():
-        if args.kernel in (name, "all"):
-            console.print()
-            console.print(table("", headings.split("|"), make_rows(ceilings)))
-            torch.cuda.empty_cache()
+    for cases, headings in TABLES:
+        ceiling = ceilings.read_gbps if cases is decode_cases else ceilings.copy_gbps
+        rows = []
+        for each in cases():
+            rows.append(each.row(ceiling))
+            rows[-1] += [FA3_GBPS[each.name]] if each.name in FA3_GBPS else []
+        console.print()
+        console.print(table("", headings.split("|"), rows))
+        torch.cuda.empty_cache()
 
 
 def main() -> int:
     """The command line. Returns the exit status."""
     name = "python -m m5_kernels.tools.kernel_bench"
     parser = argparse.ArgumentParser(name, description=__doc__, formatter_class=Formatter)
-    parser.add_argument("--kernel", choices=[*TABLES, "all"], default="all")
     return gpu_command(parser, measure_kernels)
 
 

@@ -1,9 +1,8 @@
-"""How kernels are timed here: CUDA graph replays over rotating inputs, measured ceilings."""
+"""What kernels are measured and tested with: timing, ceilings of this GPU, random paged batches."""
 
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,8 +11,6 @@ import torch
 from milestone_llm.command.cli import add_options, run_command
 from milestone_llm.core.errors import InputError
 
-L2_BYTES = 256 * 2**20  # several times the largest L2 cache: inputs that rotate over this miss it
-MAX_ERROR = 1e-2  # of bf16 operands against fp32 ones
 FiveTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -29,46 +26,19 @@ def gpu_command(parser: argparse.ArgumentParser, body: Callable[[argparse.Namesp
     return run_command(run, parser.parse_args())
 
 
-def median_us(
-    launches: Sequence[Callable[[], object]], repeats: int = 7, min_us: float = 2e4
-) -> float:
-    """Median microseconds of one launch, L2-cold if the launches' inputs together exceed the L2.
+def median_us(launches: Sequence[Callable[[], object]]) -> float:
+    """Median microseconds of a launch, in a CUDA graph of many: Python leaves no gaps.
 
-    All launches are captured in one CUDA graph (no launch gaps from Python) that is replayed
-    `repeats` times between events; the graph holds each launch often enough to last `min_us`.
+    They are L2-cold if the inputs of all launches together exceed the L2 cache.
     """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for launch in launches:  # compiles, allocates
-            launch()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
+    from triton.testing import do_bench_cudagraph  # where there is no triton, nothing is timed
+
+    def launch_all() -> None:
         for launch in launches:
             launch()
-        end.record()
-    torch.cuda.current_stream().wait_stream(stream)
-    end.synchronize()
-    rounds = max(1, min(50, int(min_us / (start.elapsed_time(end) * 1e3 + 1))))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(rounds):
-            for launch in launches:
-                launch()
-    graph.replay()
-    times = []
-    for _ in range(repeats):
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / (rounds * len(launches)))
-    return statistics.median(times)
 
-
-def num_rotations(bytes_per_launch: float) -> int:
-    """Input sets needed so that a launch finds none of its inputs in the L2 cache."""
-    return max(1, min(64, int(L2_BYTES / bytes_per_launch) + 1))
+    median: float = do_bench_cudagraph(launch_all, return_mode="median")
+    return 1e3 * median / len(launches)
 
 
 @dataclass(frozen=True)
@@ -105,17 +75,12 @@ def relative_error(output: torch.Tensor, reference: torch.Tensor) -> float:
     return float((output.double() - reference).norm() / reference.norm().clamp(min=1e-30))
 
 
-def check(name: str, output: torch.Tensor, reference: torch.Tensor) -> None:
-    """Raise RuntimeError unless output is the reference, floats up to bf16 rounding."""
-    error = relative_error(output, reference)
-    limit = MAX_ERROR if output.is_floating_point() else 0
-    if not error <= limit:  # a NaN is no match either
-        raise RuntimeError(f"{name}: relative error {error} against its twin")
-
-
 @dataclass(frozen=True)
 class PagedBatch:
-    """Random sequences in a paged cache whose blocks lie scattered, as after hours of serving."""
+    """Random sequences in a paged cache whose blocks lie scattered, as after hours of serving.
+
+    Places of the cache to which no token was written hold NaN.
+    """
 
     query: torch.Tensor
     key_cache: torch.Tensor
@@ -145,18 +110,19 @@ class PagedBatch:
         counts = [-(-length // block_size) for length in context_lens]
         num_blocks = max(1, sum(counts))
         ids = torch.randperm(num_blocks, device=device).int()
+        shape = (num_blocks, block_size, num_kv_heads, head_dim)
+        caches = [torch.randn(shape, dtype=dtype, device=device) for _ in "kv"]
         width = -(-max([1, *counts]) // 16) * 16
         table = torch.full((len(counts), width), 2**30, dtype=torch.int32, device=device)
-        start = 0
-        for row, count in enumerate(counts):
-            table[row, :count] = ids[start : start + count]
-            start += count
-        shape = (num_blocks, block_size, num_kv_heads, head_dim)
+        for row, own in enumerate(ids.split([*counts, num_blocks - sum(counts)])[:-1]):
+            table[row, : len(own)] = own
+            for cache in caches:
+                cache[own[-1:].long(), (context_lens[row] - 1) % block_size + 1 :] = torch.nan
         starts = torch.tensor([0, *query_lens]).cumsum(0).int()
         return cls(
             query=torch.randn(sum(query_lens), num_q_heads, head_dim, dtype=dtype, device=device),
-            key_cache=torch.randn(shape, dtype=dtype, device=device),
-            value_cache=torch.randn(shape, dtype=dtype, device=device),
+            key_cache=caches[0],
+            value_cache=caches[1],
             block_table=table,
             context_lens=torch.tensor(context_lens, dtype=torch.int32, device=device),
             query_start_loc=starts.to(device),
