@@ -3,7 +3,7 @@
 Inside `cuda_on_cpu()` there is one device, "cuda:0". Its tensors say that they are on it. Their
 numbers lie in tensors of the CPU, and nothing is computed until somebody waits:
 
-    engine  -- aten operation, Triton launch, copy -->  queue of a stream
+    engine  -- aten operation, Triton launch, copy -->  queue
     engine  -- event.synchronize(), .tolist(), ... -->  the queue is worked off, up to there
     capture -- the same calls                      -->  a list, replayed on the very same memory
 
@@ -17,20 +17,9 @@ What it reports, by a `MisuseError`:
 
 Memory handed out holds NaN, or a large integer. That of a graph does so again at each replay.
 
-What it cannot show:
-
-- time, and whatever depends on it: it is always the last moment at which work may be done. Work of
-  one stream is never done in another order, and two kernels never run at once;
-- memory that is used again: what was given back stays as it was for work that is under way. Only a
-  graph is asked about its memory. So a tensor used on a stream other than its own is not seen to be
-  overwritten, nor one graph's memory by another graph of its pool. There is always enough memory;
-- early starts (programmatic dependent launch) and Gluon's kernels: it says that it is no Hopper.
-  Nor what a compiler does: kernels run under Triton's interpreter, and compiling is only noted;
-- rounding: products are the CPU's. And tiles, where a GPU of another size would have others;
-- gradients, changing a tensor's `.data`, and what M5 does not call: a name is then missing;
-- several GPUs: the symmetric memory of ranks, NCCL;
-- threads: all calls come from the thread that entered `cuda_on_cpu()`;
-- which part of pinned memory is in use: all of an allocation is, or nothing.
+It cannot show what depends on time (work is done at the last moment, in one order for all streams),
+memory that is used again, early starts and Gluon's kernels (it says that it is no Hopper), what a
+compiler does, a GPU's rounding, several GPUs, or threads. What M5 does not call is not there.
 
 Names of devices have a number: torch asks the driver what "cuda" alone is. `TRITON_INTERPRET=1`
 must be set before anything imports triton. How it is done: a tensor here is a wrapper with a
@@ -144,8 +133,6 @@ class Tensor(torch.Tensor):
         parts = index if isinstance(index, tuple) else (index,)
         choices = [torch.tensor(part) if isinstance(part, list) else part for part in parts]
         if any(isinstance(part, torch.Tensor) for part in choices):
-            if not isinstance(value, torch.Tensor):
-                value = self.new_full((), value)
             aten.index_put_(*self._view_and_choices(choices), value)
         elif isinstance(value, torch.Tensor):
             self[index].copy_(value)
@@ -184,16 +171,9 @@ class Tensor(torch.Tensor):
         """Its opposite."""
         return aten.bitwise_not(self)
 
-    def data_ptr(self) -> int:
-        """Where its numbers are."""
-        return self.cpu_tensor.data_ptr()
-
     def tolist(self) -> Any:
         """The numbers."""
         return (self.cpu() if self.is_cuda else host_part(self)).tolist()
-
-    def __repr__(self, **_: Any) -> str:
-        return f"<{self.dtype} {tuple(self.shape)} of the stand-in, {self.device}>"
 
 
 class Work(NamedTuple):
@@ -206,93 +186,19 @@ class Work(NamedTuple):
     is_launch: bool = True
 
 
-class Stream:
-    """A queue of work, which is done when somebody waits for it."""
-
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
-        self.todo: deque[Work] = deque()
-        self.num_put = self.num_done = 0
-        self.graph: Graph | None = None
-        """That is being captured."""
-        machine.streams.add(self)
-
-    def put(self, work: Work, used: Iterable[Memory] = ()) -> None:
-        """Queue work, or record it."""
-        if self.graph is not None:
-            self.graph.works.append(work)
-            self.graph.used |= dict.fromkeys(map(weakref.ref, used))
-            return
-        self.todo.append(work)
-        self.num_put += 1
-        self.machine.launches[work.name] += work.is_launch
-        for under_way, kind in work.pinned:
-            under_way[kind] += 1
-
-    def run(self, number: int) -> None:
-        """Do all work up to this."""
-        while self.num_done < number:
-            self.num_done += 1
-            work = self.todo.popleft()
-            with torch.inference_mode():
-                work.do()
-            for under_way, kind in work.pinned:
-                under_way[kind] -= 1
-
-    def synchronize(self) -> None:
-        """Wait for all that was queued."""
-        self.machine.check_waiting()
-        self.run(self.num_put)
-        self.machine.report()
-
-    def record_event(self, event: Event | None = None) -> Event:
-        """Mark this moment."""
-        event = event or Event(self.machine)
-        event.record(self)
-        return event
-
-    def wait_event(self, event: Event) -> None:
-        """Later work here comes after what was queued before the event."""
-        if self.graph is not None:
-            raise MisuseError("a stream that captures waits for another")
-        stream, number = event.mark or (self, 0)
-        self.put(Work("wait", lambda: stream.run(number), is_launch=False))
-
-    def wait_stream(self, stream: Stream) -> None:
-        """Later work here comes after what is queued there."""
-        self.wait_event(stream.record_event())
-
-    def query(self) -> bool:
-        """Whether all work is done."""
-        return not self.todo
-
-
 class Event:
-    """A moment of a stream."""
+    """A moment: the end of what had been queued by then."""
 
     def __init__(self, machine: Machine) -> None:
-        self.machine = machine
-        self.mark: tuple[Stream, int] | None = None
+        self.machine, self.number = machine, 0
 
-    def record(self, stream: Stream | None = None) -> None:
+    def record(self) -> None:
         """It is now."""
-        stream = stream or self.machine.stream
-        self.mark = stream, stream.num_put
-
-    def wait(self, stream: Stream | None = None) -> None:
-        """Later work of the stream comes after it."""
-        (stream or self.machine.stream).wait_event(self)
-
-    def query(self) -> bool:
-        """Whether it is over."""
-        return self.mark is None or self.mark[0].num_done >= self.mark[1]
+        self.number = self.machine.num_put
 
     def synchronize(self) -> None:
         """Wait for it."""
-        self.machine.check_waiting()
-        if self.mark is not None:
-            self.mark[0].run(self.mark[1])
-        self.machine.report()
+        self.machine.run(self.number)
 
 
 class Graph:
@@ -307,16 +213,12 @@ class Graph:
         """Memory that was handed out during the capture."""
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
-        """From here on, work of the current stream is recorded."""
-        if any(stream.graph for stream in self.machine.streams):
-            raise MisuseError("two graphs are captured at once")
-        self.machine.stream.graph = self
+        """From here on, work is recorded."""
+        self.machine.graph = self
 
     def capture_end(self) -> None:
         """Up to here."""
-        if self.machine.stream.graph is not self:
-            raise MisuseError("the current stream does not capture this graph")
-        self.machine.stream.graph = None
+        self.machine.graph = None
         self.used = {memory: None for memory in self.used if memory not in self.own}
 
     def pool(self) -> object:
@@ -329,10 +231,10 @@ class Graph:
             raise MisuseError(
                 "a graph is replayed whose memory was given back after it was captured"
             )
-        stream, own = self.machine.stream, list(self.own.values())
-        stream.put(Work("poison", lambda: [*map(poison, own)], is_launch=False))
+        own = list(self.own.values())
+        self.machine.put(Work("poison", lambda: [*map(poison, own)], is_launch=False))
         for work in self.works:
-            stream.put(work)
+            self.machine.put(work)
         self.machine.num_replays += 1
 
 
@@ -350,11 +252,13 @@ def check_places(indices: Any) -> None:
 
 
 class Machine:
-    """The device: its streams, and what was asked of it."""
+    """The device: a queue of work, which is done when somebody waits for it."""
 
     def __init__(self) -> None:
-        self.streams: weakref.WeakSet[Stream] = weakref.WeakSet()
-        self.stream = Stream(self)
+        self.todo: deque[Work] = deque()
+        self.num_put = self.num_done = 0
+        self.graph: Graph | None = None
+        """That is being captured."""
         self.launches: Counter[str] = Counter()
         """By name: kernels and copies, those of replayed graphs included."""
         self.compiled: Counter[str] = Counter()
@@ -363,38 +267,37 @@ class Machine:
         self.bounds: list[tuple[int, int]] | None = None
         """Addresses that the kernel which runs now may use."""
         self.mistakes: list[str] = []
+        """What was noted where nothing can be raised."""
 
-    # -- what torch.cuda does ------------------------------------------------------------------
+    def put(self, work: Work, used: Iterable[Memory] = ()) -> None:
+        """Queue work, or record it."""
+        if self.graph is not None:
+            self.graph.works.append(work)
+            self.graph.used |= dict.fromkeys(map(weakref.ref, used))
+            return
+        self.todo.append(work)
+        self.num_put += 1
+        self.launches[work.name] += work.is_launch
+        for under_way, kind in work.pinned:
+            under_way[kind] += 1
 
-    def own(self, kind: type[Any]) -> type[Any]:
-        """The class, made as torch's is."""
-        own = {"__init__": lambda made, *_, **__: kind.__init__(made, self)}
-        return type(kind.__name__, (kind,), own)
-
-    @contextlib.contextmanager
-    def on_stream(self, stream: Stream | None) -> Iterator[None]:
-        """Within, work goes to this stream."""
-        before, self.stream = self.stream, stream or self.stream
-        try:
-            yield
-        finally:
-            self.stream = before
-
-    def synchronize(self, device: Any = None) -> None:
-        """Wait for everything."""
-        self.check_waiting()
-        for stream in list(self.streams):
-            stream.synchronize()
-
-    def check_waiting(self) -> None:
-        """Nobody may wait while a graph is captured."""
-        if any(stream.graph for stream in self.streams):
+    def run(self, number: int) -> None:
+        """Somebody waits for all work up to this."""
+        if self.graph is not None:
             raise MisuseError("somebody waits while a graph is captured")
-
-    def report(self) -> None:
-        """Raise what was noted where nothing can be raised."""
+        while self.num_done < number:
+            self.num_done += 1
+            work = self.todo.popleft()
+            with torch.inference_mode():
+                work.do()
+            for under_way, kind in work.pinned:
+                under_way[kind] -= 1
         if self.mistakes:
             raise MisuseError(self.mistakes.pop())
+
+    def synchronize(self, device: Any = None) -> None:
+        """Somebody waits for everything."""
+        self.run(self.num_put)
 
     # -- memory --------------------------------------------------------------------------------
 
@@ -402,8 +305,8 @@ class Machine:
         """Memory for a tensor of this shape (which may be on "meta"), full of garbage."""
         cpu_tensor = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
         made = Tensor(poison(cpu_tensor), Memory(self, is_pinned=False))
-        if self.stream.graph is not None:
-            self.stream.graph.own[weakref.ref(made.memory)] = cpu_tensor
+        if self.graph is not None:
+            self.graph.own[weakref.ref(made.memory)] = cpu_tensor
         return made
 
     def tensor(self, data: Any, dtype: Any = None, device: Any = None, **options: Any) -> Any:
@@ -452,18 +355,8 @@ class Machine:
         cpu_args, cpu_kwargs = on_cpu(args), on_cpu(kwargs)
         if "device" in kwargs:
             cpu_kwargs |= {"device": torch.device("cpu"), "pin_memory": False}
-        has_mask = is_index and any(x is not None and x.dtype == torch.bool for x in args[1])
-        is_sized_by_numbers = has_mask or (
-            torch.Tag.dynamic_output_shape in function.tags and not is_index
-        )
-        if is_sized_by_numbers or torch.Tag.data_dependent_output in function.tags:
-            self.stream.synchronize()
-        if is_sized_by_numbers and packet is not aten.index_put_:
-            made = function(*cpu_args, **cpu_kwargs)
-            target = self.hand_out(made)
-            target.cpu_tensor.copy_(made)
-            return target
         if torch.Tag.data_dependent_output in function.tags:
+            self.synchronize()
             return function(*cpu_args, **cpu_kwargs)
 
         name = function._schema.name.replace("::", ".")
@@ -474,7 +367,7 @@ class Machine:
                     check_places(cpu_args[1])
                 function(*cpu_args, **cpu_kwargs)
 
-            self.stream.put(Work(name, write), used)
+            self.put(Work(name, write), used)
             return kwargs.get("out", args[0])
         shapes = function(*on_meta(cpu_args), **on_meta(cpu_kwargs))
         made = tree_map(self.hand_out, shapes)
@@ -487,18 +380,15 @@ class Machine:
             for target, result in zip(targets, results, strict=True):
                 target.copy_(result)
 
-        self.stream.put(Work(name, do), used)
+        self.put(Work(name, do), used)
         return made
 
     def argument(self, given: Any, is_index: bool) -> Any:
         """An argument as the device gets it: numbers of the host as they are now."""
         if not isinstance(given, torch.Tensor) or given.is_cuda:
             return given
-        if given.dim() and not is_index:
-            raise RuntimeError("Expected all tensors to be on the same device, not cuda:0 and cpu")
-        if given.dim():
-            return self.copy(MOVES[0], (given,), {"device": CUDA})
-        return host_part(given).clone()
+        assert is_index, "of the host, and not of the device"
+        return self.copy(MOVES[0], (given,), {"device": CUDA})
 
     def copy(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """`copy_` and `_to_copy`, on the device, on the host, or over the bus."""
@@ -514,7 +404,7 @@ class Machine:
         used = [x.memory for x in (target, source) if isinstance(x, Tensor)]
 
         def put(name: str, of: torch.Tensor, *pinned: tuple[Counter[str], str]) -> None:
-            self.stream.put(Work(name, lambda: to.copy_(of), pinned), used)
+            self.put(Work(name, lambda: to.copy_(of), pinned), used)
 
         if source.is_cuda and target.is_cuda:
             put("aten.copy_", source_on_cpu)
@@ -525,14 +415,14 @@ class Machine:
         elif source.is_cuda:
             host_part(target, writes=True)
             put("copy to the host, waited for", source_on_cpu)
-            self.stream.synchronize()
+            self.synchronize()
         elif target.is_cuda and is_free and is_pinned(source):
             put("copy from the host", source_on_cpu, (source.memory.under_way, "read"))
         elif target.is_cuda and (is_free or not source.dim()):  # such a number is an argument
             put("copy from the host", host_part(source).clone())
         elif target.is_cuda:
             put("copy from the host, waited for", host_part(source))
-            self.stream.synchronize()
+            self.synchronize()
         else:
             host_part(target, writes=True).copy_(host_part(source))
         return target
@@ -546,9 +436,6 @@ class Machine:
         if warmup:
             self.compiled[name] += 1
             return
-        if not used:
-            interpret(kernel, *args, grid=grid, warmup=False, **kwargs)
-            return
         cpu_args, cpu_kwargs = on_cpu(args), on_cpu(kwargs)
 
         def do() -> None:
@@ -560,7 +447,7 @@ class Machine:
 
         pinned = [x.memory.under_way for x in used if is_pinned(x)]
         kinds = tuple((under_way, kind) for under_way in pinned for kind in ("write", "kernel"))
-        self.stream.put(Work(name, do, kinds), [x.memory for x in used])
+        self.put(Work(name, do, kinds), [x.memory for x in used])
 
     def check_access(self, pointers: Any, mask: Any, kind: str) -> None:
         """A kernel is about to read or write there."""
@@ -596,31 +483,30 @@ def cuda_on_cpu() -> Iterator[Machine]:
     assert os.environ.get("TRITON_INTERPRET") == "1"
     machine = Machine()
     properties = SimpleNamespace(
-        name="stand-in", major=8, minor=0, multi_processor_count=4, warp_size=32,
+        major=8, minor=0, multi_processor_count=4, warp_size=32,
         total_memory=8 * GIB, shared_memory_per_block=48 * 1024,
         shared_memory_per_block_optin=160 * 1024, shared_memory_per_multiprocessor=160 * 1024,
         regs_per_multiprocessor=65536,
     )  # fmt: skip
+    # All streams are one: on another than the first nothing is done but capturing.
+    stream = SimpleNamespace(wait_stream=lambda other: None)
     of_torch = {
-        "Stream": machine.own(Stream),
-        "Event": machine.own(Event),
-        "CUDAGraph": machine.own(Graph),
-        "stream": machine.on_stream,
-        "current_stream": lambda device=None: machine.stream,
+        "Stream": lambda device=None: stream,
+        "Event": lambda: Event(machine),
+        "CUDAGraph": lambda: Graph(machine),
+        "stream": lambda stream: contextlib.nullcontext(),
+        "current_stream": lambda device=None: stream,
         "synchronize": machine.synchronize,
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "get_device_name": lambda device=None: properties.name,
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: (properties.major, properties.minor),
         "mem_get_info": lambda device=None: (8 * GIB, 8 * GIB),
-        **dict.fromkeys(("device", "device_of"), lambda device: contextlib.nullcontext()),
-        **dict.fromkeys(("_lazy_init", "empty_cache"), lambda: None),
-        **dict.fromkeys(("set_device", "reset_peak_memory_stats"), lambda device=None: None),
-        **dict.fromkeys(
-            ("memory_allocated", "max_memory_allocated", "memory_reserved"), lambda device=None: 0
-        ),
+        "device_of": lambda device: contextlib.nullcontext(),
+        "_lazy_init": lambda: None,
+        "set_device": lambda device: None,
+        **dict.fromkeys(("memory_allocated", "memory_reserved"), lambda device=None: 0),
     }
     builder = interpreter.InterpreterBuilder
     accesses = {
