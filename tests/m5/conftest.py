@@ -3,7 +3,7 @@
 With a GPU: on it, compiled. Without one: under triton's interpreter, which must be chosen before
 anything imports triton - so not in this process, where other tests may have, and where the twins
 are to be used, but in the processes that `test_interpreted_kernels.py` starts. To run one of them
-directly: `TRITON_INTERPRET=1 pytest tests/m5/kernels/test_rms_norm.py`.
+directly: `TRITON_INTERPRET=1 pytest tests/m5/kernels/test_attention.py`.
 
 Inputs are new in each run of these tests, and a failure prints the `KERNEL_SEED` that repeats it.
 `test_interpreted_kernels.py` sets one, so that `make test` does the same each time.
@@ -12,6 +12,7 @@ Inputs are new in each run of these tests, and a failure prints the `KERNEL_SEED
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,7 +26,6 @@ KERNEL_TESTS = [
     "extras/hopper",
     "extras/guesses/test_attention.py",
     "extras/guesses/test_guesses.py",
-    "extras/int8/test_int8_linear.py",
 ]
 """Folders and files whose tests take a `device`."""
 collect_ignore = [] if HAS_GPU or IS_INTERPRETED else KERNEL_TESTS
@@ -48,23 +48,15 @@ def device() -> str:
 
 
 @pytest.fixture
-def nonsense_beside_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens for which attention computes nothing hold NaN."""
-
-    def empty_like(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
-        return torch.full_like(tensor, torch.nan)
-
-    monkeypatch.setattr(torch, "empty_like", empty_like)
-
-
-@pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel does not write is no number."""
+    """What a kernel, or attention, does not write is no number."""
 
-    new_empty = torch.Tensor.new_empty
+    def poison(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def made(*args: Any, **options: Any) -> torch.Tensor:
+            tensor = make(*args, **options)
+            return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
 
-    def poisoned_empty(tensor: torch.Tensor, *shape: int, **options: Any) -> torch.Tensor:
-        made = new_empty(tensor, *shape, **options)
-        return made.fill_(torch.nan) if made.is_floating_point() else made
+        return made
 
-    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned_empty)
+    monkeypatch.setattr(torch, "empty_like", poison(torch.empty_like))
+    monkeypatch.setattr(torch.Tensor, "new_empty", poison(torch.Tensor.new_empty))

@@ -14,16 +14,7 @@ from m5_kernels.kernels.expand_step import (
     expand_step,
     expand_step_torch,
 )
-from m5_kernels.kernels.step_metadata import RowState, StepMetadata
-
-
-def random_state(device: str, num_rows: int, max_model_len: int, block_size: int) -> RowState:
-    state = DeviceState(num_rows, max_model_len, block_size, 1000, torch.device(device)).rows
-    state.token_ids.random_(0, 1000)
-    state.block_table.random_(0, 500)
-    state.num_computed_tokens.random_(0, max_model_len // 2)
-    state.prompt_lens.random_(1, max_model_len // 2)
-    return state
+from m5_kernels.kernels.step_metadata import StepMetadata
 
 
 def check(
@@ -35,7 +26,11 @@ def check(
     max_model_len: int = 60,
     num_rows: int = 8,
 ) -> None:
-    state = random_state(device, num_rows, max_model_len, block_size)
+    state = DeviceState(num_rows, max_model_len, block_size, 1000, torch.device(device)).rows
+    state.token_ids.random_(0, 1000)
+    state.block_table.random_(0, 500)
+    state.num_computed_tokens.random_(0, max_model_len // 2)
+    state.prompt_lens.random_(1, max_model_len // 2)
     row_ids = torch.tensor(rows, dtype=torch.int32, device=device)
     new = torch.tensor(num_new, dtype=torch.int32, device=device)
     output, expected = (
@@ -61,40 +56,26 @@ def check(
 
 
 @pytest.mark.parametrize(
-    "rows", [[0], [-1], [2, 5, 1], [3, 0, -1, -1], [7, -1, -1], [7, 6, 5, 4, 3, 2, 1, 0]], ids=str
-)
-def test_decode_step_with_padding_rows(rows: list[int], device: str) -> None:
-    check(device, rows, [1] * len(rows), len(rows))
-
-
-@pytest.mark.parametrize(
-    ("rows", "num_new", "num_tokens"),
+    ("rows", "num_new", "num_tokens", "sizes"),
     [
-        ([0], [5], 5),
-        ([4, 2, 0], [5, 3, 1], 9),
-        ([4, 2, 0], [1, 17, 2], 32),
-        ([1, 3, -1], [1, 9, 0], 10),
-        ([1, 5, 3, 0, -1, -1], [1, 1, 9, 2, 7, 7], 33),
+        *((rows, [1] * len(rows), len(rows), {}) for rows in ([0], [-1], [3, 0, -1, -1])),
+        ([7, 6, 5, 4, 3, 2, 1, 0], [1] * 8, 8, {}),
+        # chunks, and padding tokens
+        ([0], [5], 5, {}),
+        ([4, 2, 0], [1, 17, 2], 32, {}),
+        ([1, 3, -1], [1, 9, 0], 10, {}),
+        ([1, 5, 3, 0, -1, -1], [1, 1, 9, 2, 7, 7], 33, {}),
+        *(([3, 1], [20, 1], 24, {"block_size": size}) for size in (1, 3, 16, 256)),
+        # more tokens than a program takes; a block table longer than one
+        ([1, 0], [300, 150], 460, {"max_model_len": 1000}),
+        ([1, 0, 2], [1, 1, 1], 3, {"block_size": 1, "max_model_len": 900}),
     ],
     ids=str,
 )
-def test_chunks_and_padding_tokens(
-    rows: list[int], num_new: list[int], num_tokens: int, device: str
+def test_equals_its_twin(
+    rows: list[int], num_new: list[int], num_tokens: int, sizes: dict[str, int], device: str
 ) -> None:
-    check(device, rows, num_new, num_tokens)
-
-
-@pytest.mark.parametrize("block_size", [1, 3, 16, 256])
-def test_block_sizes(block_size: int, device: str) -> None:
-    check(device, [3, 1], [20, 1], 24, block_size=block_size)
-
-
-def test_more_tokens_than_a_program_takes(device: str) -> None:
-    check(device, [1, 0], [300, 150], 460, max_model_len=1000)
-
-
-def test_long_context_copies_its_whole_block_table(device: str) -> None:
-    check(device, [1, 0, 2], [1, 1, 1], 3, block_size=1, max_model_len=900)
+    check(device, rows, num_new, num_tokens, **sizes)
 
 
 def test_a_full_row_takes_no_token(device: str) -> None:

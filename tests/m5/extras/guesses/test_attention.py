@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from m5_kernels.extras.guesses.attention import attend_guesses, guess_workspace
-from m5_kernels.kernels.flash_decode import flash_decode, flash_decode_torch
+from m5_kernels.kernels.flash_decode import flash_decode_torch
 from m5_kernels.tools.measure import PagedBatch, relative_error
 
 MAX_ERROR = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -71,28 +71,3 @@ def check_guesses(
     attend_guesses(*arguments, numbers[1], window=window, output=output, workspace=workspace)
     assert relative_error(output, flash_decode_torch(*arguments, window=window)) < MAX_ERROR[dtype]
     assert not workspace.arrivals.any()
-
-
-def test_more_places_than_the_workspace_holds_are_refused(device: str) -> None:
-    batch = PagedBatch.random([1] * 3, [1] * 3, 2, 1, 16, 16, torch.float32, device)
-    workspace = guess_workspace(2, 2, 1, 16, torch.float32, torch.device(device))
-    with pytest.raises(ValueError, match="3 sequences, but the workspace holds 2"):
-        attend_guesses(
-            batch.query, batch.key_cache, batch.value_cache, batch.block_table, batch.context_lens,
-            torch.zeros_like(batch.context_lens), workspace=workspace,
-        )  # fmt: skip
-
-
-def test_the_workspace_of_guesses_is_one_for_flash_decode_too(device: str) -> None:
-    """In steps of few places nobody attends together."""
-    batch = PagedBatch.random([200, 0, 31], [1] * 3, 6, 2, 32, 16, torch.float32, device)
-    arguments = batch.decode_inputs
-    workspace = guess_workspace(5, 6, 2, 32, torch.float32, torch.device(device))
-    if device == "cpu":
-        workspace = replace(workspace, tile=workspace.tile._replace(tokens=16))
-    for _ in range(2):
-        workspace.partial_output.fill_(torch.nan)
-        workspace.partial_lse.fill_(torch.nan)
-        output = flash_decode(*arguments, workspace=workspace)
-        assert relative_error(output, flash_decode_torch(*arguments)) < 1e-5
-        assert not workspace.arrivals.any()
