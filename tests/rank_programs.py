@@ -6,7 +6,6 @@ A program writes what it found to a file of its own; the tests read the files an
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import random
@@ -14,6 +13,20 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import m5_helpers
+from m5_kernels import LLMEngine, SamplingParams
+from m5_kernels.extras.tensor_parallel.all_reduce_norm import (
+    SymmetricBuffer,
+    all_reduce_add_rms_norm,
+)
+from m5_kernels.extras.tensor_parallel.ranks import Ranks
+from m5_kernels.kernels.early_start import LATE, NEVER, next_starts
+from m5_kernels.kernels.rms_norm import rms_norm_torch
+from milestone_llm.structured import StructuredOutputsParams
 
 LIMITS: dict[str, Any] = {
     "max_num_seqs": 6,
@@ -39,70 +52,20 @@ def start(
     log = os.open(Path(folder) / f"log{rank}", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    importlib.import_module("torch").set_num_threads(1)
+    torch.set_num_threads(1)
     result = globals()[program](rank, size, **options)
     (Path(folder) / f"result{rank}.json").write_text(json.dumps(result))
     sys.exit(0)
 
 
 def _engine(model: Any, size: int, **fields: Any) -> Any:
-    from m5_kernels import LLMEngine
-
     return LLMEngine(model, **{**LIMITS, "tensor_parallel_size": size, **fields})
 
 
-def _work(seed: int, vocab_size: int = 199) -> tuple[list[list[int]], list[Any]]:
-    """Ten requests with shared beginnings, half of them sampled, some with penalties or n > 1."""
-    from m5_kernels import SamplingParams
-
-    rng = random.Random(seed)
-    base = [rng.randrange(vocab_size) for _ in range(24)]
-    prompts, params = [], []
-    for i in range(10):
-        own = [rng.randrange(vocab_size) for _ in range(rng.choice([1, 5, 16, 30]))]
-        prompts.append(base[: rng.choice([0, 8, 16, 24])] + own)
-        params.append(
-            SamplingParams(
-                temperature=0.8 * (i % 2),
-                seed=i if i % 4 else None,
-                max_tokens=rng.randint(4, 16),
-                ignore_eos=True,
-                top_k=5 if i % 4 == 1 else 0,
-                repetition_penalty=1.2 if i == 6 else 1.0,
-                frequency_penalty=0.4 if i == 3 else 0,
-                logit_bias=dict.fromkeys(range(0, 190, 10), 1.5) if i == 9 else {},
-                logprobs=2 if i == 5 else None,
-                n=2 if i == 7 else 1,
-            )
-        )
-    return prompts, params
-
-
 def _tokens(engine: Any, seed: int = 1) -> list[list[list[int]]]:
-    outputs = engine.generate(*_work(seed))
+    prompts, params = m5_helpers.workload(seed)
+    outputs = engine.generate(prompts, m5_helpers.penalised(params))
     return [[each.token_ids for each in output.outputs] for output in outputs]
-
-
-def build(family: str, changes: dict[str, Any], device: str = "cpu") -> Any:
-    """A tiny model whose biases are no zeros."""
-    import torch
-
-    from milestone_llm.models.tiny_models import build_tiny_model
-
-    model = build_tiny_model(family, **changes)
-    generator = torch.Generator().manual_seed(5)
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            parameter.data = torch.randn(parameter.shape, generator=generator)
-    return model.to(device)
-
-
-def circling(family: str, changes: dict[str, Any], device: str = "cpu") -> Any:
-    """A tiny model that looks at little but the last token, so that its texts run in circles."""
-    model = build(family, changes, device)
-    for layer in model.model.layers:
-        layer.self_attn.o_proj.weight.data *= 0.003
-    return model
 
 
 # --- programs -------------------------------------------------------------------------------------
@@ -113,7 +76,7 @@ def families(rank: int, size: int, cases: dict[str, Any], device: str = "cpu") -
     found = {}
     where = f"cuda:{rank}" if device == "cuda" else device
     for name, (family, changes, fields) in cases.items():
-        model = build(family, changes, where)
+        model = m5_helpers.with_biases(family, **changes).to(where)
         found[name] = _of(_engine(model, size, device=device, **fields))
         if rank == 0:
             found[f"{name} alone"] = _of(_engine(model, 1, device=where, **fields))
@@ -134,10 +97,8 @@ def _of(engine: Any) -> dict[str, Any]:
 
 def guesses(rank: int, size: int, device: str = "cpu") -> Any:
     """Tokens of requests that repeat: with guesses over all ranks, and without by one."""
-    from m5_kernels import SamplingParams
-
     where = f"cuda:{rank}" if device == "cuda" else device
-    model = circling("llama", {"vocab_size": 40}, where)
+    model = m5_helpers.circling(vocab_size=40).to(where)
     prompts = [[first, 2, 3, 4, 5] * 4 for first in range(4)]
     params = [
         SamplingParams(temperature=0.3 * (i % 2), seed=i, max_tokens=40, ignore_eos=True)
@@ -154,12 +115,10 @@ def guesses(rank: int, size: int, device: str = "cpu") -> Any:
 
 def random_steps(rank: int, size: int, num_steps: int, seed: int) -> Any:
     """Steps under random traffic: a digest of all plans, and what came out."""
-    from m5_kernels import SamplingParams
-
     rng = random.Random(seed)
     fields = {"kv_cache_tokens": 160, "policy": "priority", "speculation": "ngram"}
     fields["aging_seconds"] = 1e9  # ranks have clocks of their own; nobody waits for so long
-    engine = _engine(circling("llama", {}), size, **fields)
+    engine = _engine(m5_helpers.circling(), size, **fields)
     digest, outputs, num_added = hashlib.sha256(), {}, 0
     beginnings = [[rng.randrange(199) for _ in range(24)] for _ in range(3)]
     engine.step_log.watchers.append(Digest(digest))
@@ -221,8 +180,6 @@ class Digest:
 
 def folder_part(rank: int, size: int, model: str) -> Any:
     """An engine of a folder: whose weights are in memory, and the tokens."""
-    from m5_kernels import LLMEngine
-
     engine = _engine(model, size)
     own = sum(
         tensor.numel()
@@ -242,9 +199,6 @@ def folder_part(rank: int, size: int, model: str) -> Any:
 
 def only_rank_0_is_asked(rank: int, size: int) -> Any:
     """Rank 0 runs a program with two engines and an abort; the others follow."""
-    from m5_kernels import LLMEngine, SamplingParams
-    from m5_kernels.extras.tensor_parallel.ranks import Ranks
-
     if rank:
         Ranks.join(size).follow(LLMEngine)
         return "followed to the end"
@@ -269,10 +223,6 @@ def only_rank_0_is_asked(rank: int, size: int) -> Any:
 
 def rules(rank: int, size: int, model: str) -> Any:
     """Rank 0 alone is asked for texts of a form, beside one that is free."""
-    from m5_kernels import LLMEngine, SamplingParams
-    from m5_kernels.extras.tensor_parallel.ranks import Ranks
-    from milestone_llm.structured import StructuredOutputsParams
-
     if rank:
         Ranks.join(size).follow(LLMEngine)
         return "followed to the end"
@@ -307,33 +257,8 @@ def dies_in_a_step(rank: int, size: int) -> Any:
     return "went on"
 
 
-def smollm2(rank: int, size: int) -> Any:
-    """The real model, each rank with a part of its heads."""
-    from m5_kernels import SamplingParams
-
-    engine = _engine("smollm2-135m", size, max_model_len=64, kv_cache_tokens=256)
-    params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
-    outputs = engine.generate(["The sea in winter is", "Name a fruit."], params)
-    return {
-        "tokens": [output.token_ids for output in outputs],
-        "texts": [output.text for output in outputs],
-        "heads": [engine.decoder.config.num_q_heads, engine.decoder.config.num_kv_heads],
-    }
-
-
 def fused_kernel(rank: int, size: int) -> Any:
     """The one-shot all-reduce against its specification, in graphs, buffers poisoned."""
-    import torch
-    import torch.distributed as dist
-
-    from m5_kernels.extras.tensor_parallel.all_reduce_norm import (
-        SymmetricBuffer,
-        all_reduce_add_rms_norm,
-    )
-    from m5_kernels.extras.tensor_parallel.ranks import Ranks
-    from m5_kernels.kernels.early_start import LATE, NEVER, next_starts
-    from m5_kernels.kernels.rms_norm import rms_norm_torch
-
     device = Ranks.join(size).device
     errors = []
     for hidden, dtype in ((64, torch.float32), (1000, torch.bfloat16), (5120, torch.bfloat16)):
@@ -362,7 +287,7 @@ def fused_kernel(rank: int, size: int) -> Any:
 
 def engines_come_and_go(rank: int, size: int) -> Any:
     """Graphs that hold a communicator are captured, dropped and captured again, then the end."""
-    model = build("qwen3", {}, f"cuda:{rank}")
+    model = m5_helpers.with_biases("qwen3").to(f"cuda:{rank}")
     found = []
     for _ in range(3):
         engine = _engine(model, size)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import m4_prefix_chunked
 import m5_kernels
-from m1_single import SamplingParams
-from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
+from m5_helpers import penalised, workload
+from milestone_llm.models.tiny_models import build_tiny_model
 
 MAX_MODEL_LEN = 112
 FUSED = ["llama", "mistral", "qwen2", "qwen3"]
@@ -24,43 +24,6 @@ FUSED = ["llama", "mistral", "qwen2", "qwen3"]
 @functools.cache
 def model_of(family: str, device: str = "cpu") -> Any:
     return build_tiny_model(family).to(device)
-
-
-def workload(seed: int = 1) -> tuple[list[list[int]], list[SamplingParams]]:
-    """Ten requests: shared prefixes, equal prompts, every way of sampling and of stopping."""
-    rng = random.Random(seed)
-    base = [rng.randrange(VOCAB_SIZE) for _ in range(48)]
-    prompts, params = [], []
-    for i in range(10):
-        own = [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([1, 5, 16, 30]))]
-        prompts.append(base[: rng.choice([0, 8, 16, 32, 48])] + own)
-        params.append(
-            SamplingParams(
-                temperature=0.8 if i % 2 else 0.0,
-                seed=i,
-                max_tokens=rng.randint(1, 20),
-                ignore_eos=i % 3 == 0,
-                top_k=5 if i % 4 == 1 else 0,
-                top_p=0.9 if i % 5 == 1 else 1.0,
-                min_p=0.05 if i % 7 == 3 else 0.0,
-                stop_token_ids=list(range(3, 60, 8)) if i % 2 else [],
-            )
-        )
-    prompts[3] = prompts[4] = base[:32]
-    return prompts, params
-
-
-def penalised(params: list[SamplingParams]) -> list[SamplingParams]:
-    """The same with two requests that have penalties and want log-probabilities."""
-    special = {
-        "repetition_penalty": 1.3,
-        "frequency_penalty": 0.8,
-        "presence_penalty": -1.1,
-        "logit_bias": {7: 2.5, 30: -100, 31: 0.5},
-        "min_tokens": min(3, params[4].max_tokens, params[7].max_tokens),
-        "logprobs": 2,
-    }
-    return [replace(p, **special) if i in (4, 7) else p for i, p in enumerate(params)]
 
 
 @functools.cache
@@ -180,14 +143,12 @@ def test_completions_of_one_prompt_are_those_of_m4() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", [*FUSED, "gemma3", "opt", "gpt2"])
 @pytest.mark.parametrize("pool", [160, 1600])
-@pytest.mark.parametrize("enforce_eager", [False, True])
-def test_on_a_gpu_in_fp32_tokens_are_those_of_m4(
-    family: str, pool: int, enforce_eager: bool
-) -> None:
+@pytest.mark.parametrize("switch", [{}, {"enforce_eager": True}, {"async_scheduling": False}])
+def test_on_a_gpu_in_fp32_tokens_are_those_of_m4(family: str, pool: int, switch: Any) -> None:
     assert not torch.backends.cuda.matmul.allow_tf32
-    config = {"max_num_seqs": 6, "kv_cache_tokens": pool, "max_num_batched_tokens": 64}
+    config = {"max_num_seqs": 6, "kv_cache_tokens": pool, "max_num_batched_tokens": 64, **switch}
     for has_penalties in (False, True):
-        check_same_tokens(family, "cuda", has_penalties, {**config, "enforce_eager": enforce_eager})
+        check_same_tokens(family, "cuda", has_penalties, config)
 
 
 @pytest.mark.gpu
@@ -197,33 +158,3 @@ def test_an_engine_runs_on_the_second_gpu_while_the_first_is_current(family: str
     for device in ("cuda:0", "cuda:1"):
         check_same_tokens(family, device, True, {"max_num_seqs": 6, "kv_cache_tokens": None})
     assert torch.cuda.current_device() == 0
-
-
-def check_seeded_requests_alone_and_together(device: str) -> None:
-    """Every request sampled, each its own way: the same tokens however they are computed."""
-    prompts, params = workload(seed=2)
-    params = [
-        replace(p, temperature=0.7 + 0.1 * i, seed=100 + i, max_tokens=20, stop_token_ids=[])
-        for i, p in enumerate(params)
-    ]
-    limits = {"max_model_len": MAX_MODEL_LEN, "kv_cache_tokens": 1600}
-
-    def tokens(**config: Any) -> list[list[int]]:
-        engine = m5_kernels.LLMEngine(model_of("qwen3", device), **{**limits, **config})
-        return [output.token_ids for output in engine.generate(prompts, params)]
-
-    together = tokens(max_num_seqs=10)
-    assert len({tuple(ids) for ids in together}) == len(prompts)
-    assert tokens(max_num_seqs=10, enforce_eager=True) == together
-    assert tokens(max_num_seqs=10, async_scheduling=False) == together
-    assert tokens(max_num_seqs=3, kv_cache_tokens=160) == together
-    assert tokens(max_num_seqs=1) == together
-
-
-def test_a_seeded_request_gives_the_same_tokens_alone_and_in_a_batch() -> None:
-    check_seeded_requests_alone_and_together("cpu")
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_a_seed_fixes_the_tokens_with_and_without_graphs_and_pipelining() -> None:
-    check_seeded_requests_alone_and_together("cuda")

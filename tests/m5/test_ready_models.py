@@ -18,11 +18,6 @@ from milestone_llm.models.tiny_models import build_tiny_model
 PROMPT = [5, 9, 33, 8, 5, 9]
 
 
-class NegatedHead(nn.Linear):
-    def forward(self, hidden: Any) -> Any:
-        return -super().forward(hidden)
-
-
 class NegatedModel(LlamaForCausalLM):
     def forward(self, *args: Any, **keywords: Any) -> Any:
         output = super().forward(*args, **keywords)
@@ -44,16 +39,12 @@ def take_class(module: Any, kind: type) -> None:
 
 
 CHANGES: dict[str, Callable[[Any], object]] = {
-    "hook on the head": lambda m: m.lm_head.register_forward_hook(scaled(-1)),
     "hook on an MLP": lambda m: m.model.layers[1].mlp.register_forward_hook(scaled(0.3)),
-    "hook on the embedding": lambda m: m.model.embed_tokens.register_forward_hook(scaled(3)),
     "hook before attention": lambda m: m.model.layers[0].self_attn.register_forward_pre_hook(
         halve_input, with_kwargs=True
     ),
     "scaling": lambda m: setattr(m.model.layers[0].self_attn, "scaling", 0.75),
-    "inv_freq": lambda m: m.model.rotary_emb.inv_freq.mul_(0.1),
     "activation": lambda m: setattr(m.model.layers[0].mlp, "act_fn", nn.GELU()),
-    "head of its own": lambda m: take_class(m.lm_head, NegatedHead),
     "forward of its own": lambda m: take_class(m, NegatedModel),
     "weight of its own": lambda m: setattr(m.lm_head, "bias", nn.Parameter(torch.randn(199) * 20)),
 }

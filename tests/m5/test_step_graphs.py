@@ -17,11 +17,11 @@ import m4_prefix_chunked
 import m5_kernels
 from engine_helpers import make_engine, random_prompts, run_to_end, tiny_model
 from m1_single import SamplingParams
+from m5_helpers import RecomputedGraphs
 from m5_kernels.decoder.one_gpu import OneGPU
 from m5_kernels.extras.tensor_parallel.parallel import TensorParallel
 from m5_kernels.sampler import Needs
 from m5_kernels.step_graphs import MAX_CHUNKS, MAX_TOKENS, Buckets, StepGraphs, StepShape
-from recomputed_graphs import RecomputedGraphs
 
 
 def tokens_of(engine: Any, seed: int) -> dict[str, list[int]]:
@@ -46,7 +46,7 @@ def tokens_of(engine: Any, seed: int) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_padded_steps_give_the_tokens_of_m4(seed, nonsense_beside_attention):
+def test_padded_steps_give_the_tokens_of_m4(seed, poisoned):
     fields: dict[str, Any] = {"max_num_seqs": 5, "max_model_len": 80, "max_num_batched_tokens": 70}
     fields |= {"kv_cache_tokens": 320, "long_prefill_token_threshold": 24}
     engine = make_engine(m5_kernels, tiny_model(), **fields)

@@ -20,7 +20,6 @@ from m5_kernels.extras.guesses.guesses import (
     propose,
     propose_torch,
 )
-from m5_kernels.kernels.expand_step import expand_step
 from m5_kernels.kernels.step_metadata import RowState, StepMetadata
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
@@ -169,32 +168,3 @@ def test_any_places(device, num_rows, block_size):
     check_expand(
         state, (wanted * has_any).int().to(device), ints([*rows], device), ints([*offsets], device)
     )
-
-
-@pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_places_stand_where_the_tokens_of_a_chunk_would(device, block_size):
-    num_guesses = [3, 0, MAX_GUESSES, 1]
-    state = state_of(device, [6, 9, 30, 7], 99, 60, block_size)
-    state.prompt_lens[:] = ints([2, 9, 11, 5], device)
-    rows, offsets = places_of(num_guesses, device)
-    places = check_expand(state, ints(num_guesses, device), rows, offsets)
-    num_new = [1 + each for each in num_guesses]
-    num_tokens, width = sum(num_new), state.block_table.shape[1]
-    chunks = StepMetadata.allocate(num_tokens, len(num_new), width, device)
-    expand_step(state, ints([0, 1, 2, 3], device), ints(num_new, device), chunks)
-    for name in ("input_ids", "positions", "slot_mapping"):
-        assert torch.equal(getattr(places, name)[:num_tokens], getattr(chunks, name)), name
-    first = 0
-    for seq, number in enumerate(num_new):
-        last = first + number - 1  # sees what the whole chunk does
-        assert places.context_lens[last] == chunks.context_lens[seq]
-        assert places.output_positions[last] == chunks.output_positions[seq]
-        num_blocks = -(-int(chunks.context_lens[seq]) // block_size)
-        assert torch.equal(
-            places.block_table[last, :num_blocks], chunks.block_table[seq, :num_blocks]
-        )
-        lens = torch.arange(last - first + 1, device=device)
-        for name in ("context_lens", "output_positions"):
-            own = getattr(places, name)[first : last + 1]
-            assert torch.equal(own, own[0] + lens), name
-        first = last + 1

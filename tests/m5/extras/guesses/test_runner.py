@@ -9,11 +9,11 @@ import m5_kernels
 from engine_helpers import make_engine, make_request, random_prompts, tiny_model
 from m1_single import SamplingParams
 from m4_prefix_chunked.speculation import GuessingRow
+from m5_helpers import RecomputedGraphs
 from m5_kernels.extras.guesses.guesses import MISSING, REJECTED
 from m5_kernels.extras.guesses.runner import kept_tokens, shape_of
 from m5_kernels.step_graphs import MAX_CHUNKS, StepShape
 from milestone_llm.core.outputs import SampledToken
-from recomputed_graphs import RecomputedGraphs
 
 
 def test_guesses_that_came_true_stand_before_the_last_token_of_their_request():
@@ -31,7 +31,7 @@ def test_guesses_that_came_true_stand_before_the_last_token_of_their_request():
     assert (sampled["b"], sampled["c"]) == ([SampledToken(8)], [SampledToken(-1)])
 
 
-def test_padded_steps_with_guesses_give_the_tokens_of_m4(nonsense_beside_attention):
+def test_padded_steps_with_guesses_give_the_tokens_of_m4(poisoned):
     """Prompts that repeat, so that there are guesses; three rows of four places in a bucket."""
     prompts = [prompt * 3 for prompt in random_prompts([5, 7, 4])]
     fields: dict[str, Any] = {"max_num_seqs": 3, "max_model_len": 80}

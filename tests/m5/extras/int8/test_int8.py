@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
-from eight_bits import rounded, with_biases
 from transformers import PreTrainedModel
 
 import m4_prefix_chunked
 import m5_kernels
 from engine_helpers import assert_empty, greedy, hf_generate, make_engine, random_prompts
-from m5_kernels.decoder.config import DecoderConfig
+from m5_helpers import rounded, with_biases
 from m5_kernels.decoder.decoder import FusedDecoder
-from m5_kernels.decoder.one_gpu import OneGPU
 from m5_kernels.decoder.products import Products
-from m5_kernels.extras.int8 import products as products_file
 from m5_kernels.extras.int8.hopper_int8_tiles import (
     COPY_REGISTERS,
     H200_INT8,
     HopperInt8Tile,
     hopper_int8_tile,
-    token_counts,
 )
-from m5_kernels.extras.int8.int8_weight import NUM_ARRIVALS, Int8Weight, int8_linear_torch
+from m5_kernels.extras.int8.int8_weight import NUM_ARRIVALS, Int8Weight
 from m5_kernels.extras.int8.products import Int8Matrices, int8_products
-from m5_kernels.extras.tensor_parallel.parallel import Shard, TensorParallel
-from m5_kernels.kernels.silu_mul import silu_mul_torch
 from milestone_llm.models.tiny_models import build_tiny_model
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
@@ -46,18 +39,6 @@ def models(family: str, **overrides: Any) -> tuple[PreTrainedModel, PreTrainedMo
 def int8_engine(model: Any, **fields: Any) -> Any:
     fields = {"max_model_len": 64, "block_size": 4, "max_num_batched_tokens": 24, **fields}
     return make_engine(m5_kernels, model, quantization="int8", **fields)
-
-
-def in_eight_bits() -> dict[str, Any]:
-    """What makes a decoder's matrices such, and multiplies with them."""
-    return {"products": Products(int8_products(torch.device("cpu"))), "matrices": Int8Matrices()}
-
-
-def part_of(shard: Shard) -> TensorParallel:
-    """Without the processes of other ranks, which only a step needs."""
-    gpus: TensorParallel = object.__new__(TensorParallel)
-    gpus.shard = shard
-    return gpus
 
 
 def tokens(outputs: list[Any]) -> list[list[int]]:
@@ -96,32 +77,11 @@ def test_a_part_of_a_row_has_the_scale_of_the_whole() -> None:
 # --- the decoder ------------------------------------------------------------------------------
 
 
-def test_two_ranks_keep_parts_of_one_model() -> None:
-    model = with_biases("llama")
-    config = DecoderConfig.from_hf(model.config)
-    whole, *ranks = (
-        FusedDecoder(config, torch.zeros(4, 16), torch.float32, "cpu", gpus=gpus, **in_eight_bits())
-        for gpus in (OneGPU(), *map(part_of, (Shard(0, 2), Shard(1, 2))))
-    )
-    for decoder in (whole, *ranks):
-        decoder.load(model.named_parameters())
-    parts = [rank.layers[1] for rank in ranks]
-    for name in ("output", "down"):  # cut by row: each rank has a part of every scale's row
-        integers = torch.cat([getattr(part, name).integers for part in parts], dim=1)
-        assert torch.equal(integers, getattr(whole.layers[1], name).integers)
-        for part in parts:
-            assert torch.equal(getattr(part, name).scale, getattr(whole.layers[1], name).scale)
-    neurons = [part.gate_up.integers.chunk(2) for part in parts]
-    merged = torch.cat([torch.cat(halves) for halves in zip(*neurons, strict=True)])
-    assert torch.equal(merged, whole.layers[1].gate_up.integers)
-    head = torch.cat([rank.lm_head.integers for rank in ranks])
-    assert torch.equal(head[: config.vocab_size], whole.lm_head.integers)
-
-
 def test_matrices_take_a_byte_a_weight_and_a_tied_embedding_stays() -> None:
     model = build_tiny_model("qwen3", tie_word_embeddings=True).bfloat16()
     plain = FusedDecoder.from_hf(model)
-    decoder = FusedDecoder.from_hf(model, **in_eight_bits())
+    products = Products(int8_products(torch.device("cpu")))
+    decoder = FusedDecoder.from_hf(model, products=products, matrices=Int8Matrices())
     for name in ("qkv", "output", "gate_up", "down"):
         matrix, weight = getattr(plain.layers[0], name), getattr(decoder.layers[0], name)
         assert 2 * weight.words.nbytes == matrix.nbytes
@@ -158,15 +118,6 @@ def test_tokens_are_those_of_the_rounded_model(family: str, fields: dict[str, An
     assert_empty(engine)
 
 
-def test_guesses_change_no_token() -> None:
-    model, _ = models("llama", vocab_size=40)
-    prompts = [[1, 2, 3, 4, 5] * 4, [7, 8] * 5]
-    plain = tokens(int8_engine(model).generate(prompts, greedy(30)))
-    engine = int8_engine(model, speculation="ngram")
-    assert tokens(engine.generate(prompts, greedy(30))) == plain
-    assert engine.stats()["spec_decode_num_draft_tokens"] > 0
-
-
 def test_a_folder_is_read_matrix_by_matrix(tmp_path: Any) -> None:
     model = with_biases("qwen2", tie_word_embeddings=True)
     model.save_pretrained(tmp_path, max_shard_size="100KB")
@@ -195,54 +146,18 @@ def test_on_a_gpu_tokens_are_those_of_the_rounded_model(family: str) -> None:
 # --- refusals ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["gpt2", "opt"])
-def test_models_without_a_fused_decoder_are_refused_by_name(family: str) -> None:
-    with pytest.raises(ValueError, match=rf'quantization="int8": no fused decoder for .{family}'):
-        m5_kernels.LLMEngine(f"tiny-{family}", quantization="int8")
-
-
-def test_a_quantised_model_is_refused() -> None:
+def test_what_cannot_be_rounded_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r'quantization="int8": no fused decoder for .gpt2'):
+        m5_kernels.LLMEngine("tiny-gpt2", quantization="int8")
     model = build_tiny_model("llama")
     model.config.quantization_config = {"quant_method": "gptq", "bits": 4}
     with pytest.raises(ValueError, match=r'quantization="int8": .* quantized weights of llama'):
         m5_kernels.LLMEngine(model, quantization="int8")
-
-
-def test_other_values_are_refused_with_the_choices() -> None:
     with pytest.raises(ValueError, match=r"quantization must be .*, got 'int4'"):
         m5_kernels.LLMEngine("tiny-llama", quantization="int4")
-    with pytest.raises(ValueError, match="has no field 'quantization'"):
-        m4_prefix_chunked.LLMEngine("tiny-llama", quantization="int8")
 
 
-@pytest.mark.parametrize("is_gated", [False, True], ids=["", "gated"])
-def test_on_hopper_many_rows_have_a_kernel_of_their_own(
-    is_gated: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With its twin in its place, which counts rows."""
-    kernel, seen = pytest.importorskip("m5_kernels.extras.int8.hopper_int8"), []
-
-    def twin(
-        hidden: torch.Tensor, weight: Int8Weight, bias: torch.Tensor, is_gated: bool
-    ) -> torch.Tensor:
-        seen.append(len(hidden))
-        return expected(hidden, weight, bias)
-
-    def expected(hidden: torch.Tensor, weight: Int8Weight, bias: torch.Tensor) -> torch.Tensor:
-        output = int8_linear_torch(hidden, weight, bias)
-        return silu_mul_torch(output) if is_gated else output
-
-    monkeypatch.setattr(products_file, "is_hopper", lambda device: True)
-    monkeypatch.setattr(products_file, "fits_copy_engine", lambda hidden, size: size == 24)
-    monkeypatch.setattr(kernel, "hopper_int8", twin)
-    products = Products(int8_products(torch.device("cuda")))
-    multiply = products.gate_up if is_gated else products.linear
-    weight = Int8Weight.zeros(24 * (1 + is_gated), 40, "cpu")
-    weight.round_from(torch.randn(len(weight), 40))
-    for num_rows in (0, 4, 5, 70):
-        given = torch.randn(num_rows, 40), weight, torch.randn(len(weight))
-        assert torch.equal(multiply(*given), expected(*given))
-    assert seen == [5, 70]
+# --- tiles for Hopper -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_tokens", [3, 17, 33, 65, 129, 256, 1024, 8192])
@@ -257,19 +172,6 @@ def test_the_tile_for_hopper_gives_multiprocessors_something_to_do(num_tokens: i
         assert tile.num_parts == 1 or tile.side_by_side * num_tiles <= NUM_ARRIVALS
         assert tile.num_parts == 1 or in_size >= tile.num_parts * tile.depth
         assert tile.rows < 2 * num_tokens or tile.rows == 16
-
-
-def test_every_tile_for_hopper_is_compiled_at_the_start() -> None:
-    """Each product's: with a bias, say, one has kernels of its own."""
-    products = {(6144, 4096, False), (4096, 12288, False), (12288, 4096, True), (1024, 256, False)}
-    counts = token_counts(5000, products)
-
-    def tiles(numbers: Iterable[int]) -> set[Any]:
-        return {(hopper_int8_tile(n, *each)[:5], each) for n in numbers for each in products}
-
-    assert tiles(counts) == tiles(range(3, 5001))
-    assert len(counts) < 50
-    assert all(tiles(range(n - 15, n + 1)) == tiles([n]) for n in (16, 48, 1024))
 
 
 @pytest.mark.parametrize("tile", H200_INT8, ids=str)

@@ -16,8 +16,7 @@ import m5_kernels
 import rank_programs
 from forked import process
 from m5_kernels.decoder.config import DecoderConfig
-from m5_kernels.decoder.decoder import FusedDecoder
-from m5_kernels.extras.tensor_parallel.parallel import Shard, TensorParallel
+from m5_kernels.extras.tensor_parallel.parallel import Shard
 from m5_kernels.extras.tensor_parallel.ranks import _meeting_point
 from milestone_llm.models.tiny_models import build_tiny_model
 from serving_helpers import save_tiny_model
@@ -176,20 +175,6 @@ def test_a_rank_that_dies_takes_the_others_down(tmp_path):
     assert not list(tmp_path.glob("result*"))
 
 
-@pytest.mark.slow
-def test_three_ranks_of_the_real_model(smollm2, tmp_path):
-    found = Started("smollm2", 3, tmp_path).results()
-    params = m5_kernels.SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
-    alone = m5_kernels.LLMEngine(
-        smollm2.model, tokenizer=smollm2.tokenizer, max_model_len=64, kv_cache_tokens=256
-    )
-    outputs = alone.generate(["The sea in winter is", "Name a fruit."], params)
-    for each in found:
-        assert each["tokens"] == [output.token_ids for output in outputs]
-        assert each["texts"] == [output.text for output in outputs]
-        assert each["heads"] == [3, 1]
-
-
 # --- without processes ----------------------------------------------------------------------------
 
 
@@ -217,37 +202,6 @@ def test_the_program_has_to_be_started_once_a_gpu():
 
 def test_ranks_take_leave_of_an_engine_that_was_refused_while_it_was_built():
     m5_kernels.LLMEngine.__new__(m5_kernels.LLMEngine).release_graphs()
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
-def test_parts_are_the_whole(size, num_kv_heads):
-    """Every element of every weight is on some rank, and on one only unless all need it."""
-    model = build_tiny_model(
-        "llama", num_key_value_heads=num_kv_heads, attention_bias=True, mlp_bias=True
-    )
-    whole = DecoderConfig.from_hf(model.config)
-    seen = {name: torch.zeros(p.shape) for name, p in model.named_parameters()}
-    for rank in range(size):
-        decoder = FusedDecoder(
-            whole, torch.zeros(4, whole.head_dim), torch.float32, "cpu", gpus=part_of(rank, size)
-        )
-        for name, own in decoder._slices().items():
-            assert tuple(seen[name].shape) == own.shape
-            assert seen[name][own.part].shape == own.target.shape
-            seen[name][own.part] += 1
-    for name, count in seen.items():
-        is_everywhere = "norm" in name
-        is_shared = any(f"{letter}_proj" in name for letter in "kv") and num_kv_heads < size
-        expected = size if is_everywhere else size // num_kv_heads if is_shared else 1
-        assert (count == expected).all(), name
-
-
-def part_of(rank: int, size: int) -> TensorParallel:
-    """Without the processes of other ranks, which only a step needs."""
-    gpus: TensorParallel = object.__new__(TensorParallel)
-    gpus.shard = Shard(rank, size)
-    return gpus
 
 
 # --- on GPUs --------------------------------------------------------------------------------------

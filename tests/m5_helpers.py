@@ -1,0 +1,117 @@
+"""For tests of M5: tiny models that are odd in some way, work for engines, graphs on a CPU."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from m5_kernels.device_step import DeviceStep
+from m5_kernels.extras.guesses.runner import GuessStep
+from m5_kernels.sampler import Needs
+from m5_kernels.step_graphs import StepGraphs, StepShape
+from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
+
+
+def with_biases(family: str, **overrides: Any) -> Any:
+    """A tiny model whose biases are no zeros."""
+    model = build_tiny_model(family, **overrides)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.data = torch.linspace(-0.5, 0.5, len(parameter))
+    return model
+
+
+def rounded(model: Any) -> Any:
+    """A copy whose matrices are what eight bits make of them, by arithmetic alone."""
+    model = copy.deepcopy(model)
+    head = model.lm_head.weight.data.clone()
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(head, requires_grad=False)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            weight = module.weight.data
+            scale = (weight.float().abs().amax(1, keepdim=True) / 127).to(weight.dtype)
+            scale[scale == 0] = 1  # the row of a padding token
+            module.weight.data = (weight.float() / scale.float()).round().to(weight.dtype) * scale
+    return model
+
+
+def circling(family: str = "llama", **overrides: Any) -> Any:
+    """A tiny model that looks at little but the last token, so that its texts run in circles."""
+    model = build_tiny_model(family, **overrides)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.data *= 0.003
+    return model
+
+
+def workload(seed: int = 1) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Ten requests: shared prefixes, equal prompts, every way of sampling and of stopping."""
+    rng = random.Random(seed)
+    base = [rng.randrange(VOCAB_SIZE) for _ in range(48)]
+    prompts, params = [], []
+    for i in range(10):
+        own = [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([1, 5, 16, 30]))]
+        prompts.append(base[: rng.choice([0, 8, 16, 32, 48])] + own)
+        params.append(
+            SamplingParams(
+                temperature=0.8 if i % 2 else 0.0,
+                seed=i,
+                max_tokens=rng.randint(1, 20),
+                ignore_eos=i % 3 == 0,
+                top_k=5 if i % 4 == 1 else 0,
+                top_p=0.9 if i % 5 == 1 else 1.0,
+                min_p=0.05 if i % 7 == 3 else 0.0,
+                stop_token_ids=list(range(3, 60, 8)) if i % 2 else [],
+            )
+        )
+    prompts[3] = prompts[4] = base[:32]
+    return prompts, params
+
+
+def penalised(params: list[SamplingParams]) -> list[SamplingParams]:
+    """The same with two requests that have penalties and want log-probabilities."""
+    special = {
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.8,
+        "presence_penalty": -1.1,
+        "logit_bias": {7: 2.5, 30: -100, 31: 0.5},
+        "min_tokens": min(3, params[4].max_tokens, params[7].max_tokens),
+        "logprobs": 2,
+    }
+    return [replace(p, **special) if i in (4, 7) else p for i, p in enumerate(params)]
+
+
+class RecomputedGraphs(StepGraphs):
+    """No graphs: a replay computes the step, in buffers that hold nonsense, so that padding shows.
+
+    Args:
+        capacity: how many graphs memory holds.
+    """
+
+    def __init__(self, step: DeviceStep | GuessStep, capacity: int = 1000) -> None:
+        plain = step.plain if isinstance(step, GuessStep) else step
+        super().__init__(plain.state.step_rows, step.compute, plain.decoder.gpus)
+        self.metadata, self.capacity = plain.metadata, capacity
+        self.tried: list[tuple[StepShape, Needs]] = []
+        self.replayed: list[StepShape] = []
+
+    def _capture(self, bucket: StepShape, needs: Needs) -> Any:
+        self.tried.append((bucket, needs))
+        if len(self.tried) > self.capacity:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+        tokens = torch.zeros(bucket.num_seqs, dtype=torch.int32)
+
+        def replay() -> None:
+            self.replayed.append(bucket)
+            for name, value in vars(self.metadata).items():
+                if torch.is_tensor(value) and name != "block_table":
+                    value.fill_(2**20)
+            tokens.set_(self.compute(bucket, needs))  # those of the step before are being read
+
+        return SimpleNamespace(replay=replay), tokens
