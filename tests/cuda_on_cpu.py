@@ -17,7 +17,7 @@ What it reports, by a `MisuseError`:
 
 Memory handed out holds NaN, or a large integer. That of a graph does so again at each replay.
 
-It cannot show what depends on time (work is done at the last moment, in order, one kernel at once),
+It cannot show what depends on time (work is done at the last moment, in one order for all streams),
 memory that is used again, early starts and Gluon's kernels (it says that it is no Hopper), what a
 compiler does, a GPU's rounding, several GPUs, or threads. What M5 does not call is not there.
 
