@@ -181,6 +181,12 @@ def test_an_answer_has_the_id_of_its_request_and_the_name_that_was_chosen(asked)
     assert [len(each[b"x-request-id"]) for each in made] == [32, 32]
 
 
+def test_a_server_that_has_a_name_is_asked_by_that_name_even_with_a_key(asked):
+    options = {"api_key": ["key"], "allowed_hosts": ["Models.example"]}
+    for host, status in (("models.example:8000", 404), ("evil.example", 421)):
+        assert asked("GET", options, host=host, authorization="Bearer key")[0] == status
+
+
 def test_a_page_of_an_origin_that_is_allowed_may_use_the_server(asked):
     """Its browser first asks for leave, without the key."""
     page, wish = "http://chat.example", {"access_control_request_method": "POST"}
