@@ -185,14 +185,15 @@ def test_llm_trace_prints_the_steps_of_any_program(monkeypatch, capsys, tmp_path
 
 
 def test_every_sink_sees_every_record_and_one_that_fails_no_more():
-    seen: list[list[Any]] = [[], []]
+    seen: list[list[Any]] = [[], [], []]
 
     def full_disk(record: Any) -> None:
+        seen[2].append(record)
         raise OSError("no space left")
 
     tracer = Tracer([seen[0].append, full_disk, seen[1].append], keeps_records=False)
     with pytest.warns(RuntimeWarning, match="no space left"):
         tracer.record(*a_step_of_everything())
     tracer.record(*a_step_of_everything())
-    assert [len(each) for each in seen] == [2, 2]
+    assert [len(each) for each in seen] == [2, 2, 1]
     assert tracer.records == []
