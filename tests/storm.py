@@ -353,6 +353,7 @@ class Storm:
         scheduler, limits, rows = self.scheduler, self.scheduler.config, plan.rows
         having = {row.request for row in rows}
         newcomers = [each for each in (*plan.admitted, *plan.resumed) if each in having]
+        assert all(row.end < row.request.max_num_tokens for row in rows), "behind the last token"
         num_left = limits.max_num_batched_tokens - plan.num_tokens
         assert num_left >= 0 or (self.milestone < "m3" and len(rows) == 1)
         if newcomers and scheduler.waiting:
