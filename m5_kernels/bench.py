@@ -10,8 +10,7 @@ the other milestones. Before anything is timed, tokens are compared with M4's on
   --profile                            where a step's time goes
   --tensor-parallel-size 2             cut over two GPUs, beside one GPU; what all-reduces cost
 
-Kernels by themselves: `python -m m5_kernels.tools.kernel_bench`; steps by themselves:
-`python -m docs.questions.m5_steps`.
+Kernels by themselves: `python -m m5_kernels.tools.kernel_bench`.
 """
 
 from __future__ import annotations
