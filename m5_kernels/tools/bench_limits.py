@@ -50,17 +50,13 @@ class RunLimit:
             prefill_flop=products + scores,
         )
 
-    def seconds(self, ceilings: Ceilings) -> dict[str, float]:
-        """Seconds of weights, KV and prompts at the ceilings measured here."""
-        return {
+    def beside(self, ceilings: Ceilings, seconds: float, num_tokens: int) -> dict[str, Any]:
+        """How near a run of `seconds` came to these ceilings, for JSON and for `limit_text`."""
+        best = {
             "weights": self.weight_bytes / ceilings.read_gbps / 1e9,
             "kv": self.kv_bytes / ceilings.read_gbps / 1e9,
             "prefill": self.prefill_flop / ceilings.matmul_tflops / 1e12,
         }
-
-    def beside(self, ceilings: Ceilings, seconds: float, num_tokens: int) -> dict[str, Any]:
-        """How near a run of `seconds` came, for JSON and for `limit_text`."""
-        best = self.seconds(ceilings)
         total = sum(best.values())
         return {
             "read_gbps": ceilings.read_gbps,

@@ -22,11 +22,12 @@ from m5_kernels.kernels.rms_norm import add_rms_norm, add_rms_norm_torch
 from m5_kernels.kernels.rope_kv_write import rope_kv_write, rope_kv_write_torch
 from m5_kernels.kernels.sample import sample, sample_torch
 from m5_kernels.kernels.silu_mul import silu_mul, silu_mul_torch
-from milestone_llm.command.cli import Formatter, console
+from milestone_llm.command.cli import Formatter, add_options, console, run_command
+from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.report import table
 from milestone_llm.trace.text import plural
 
-from .measure import Ceilings, PagedBatch, gpu_command, median_us, relative_error
+from .measure import Ceilings, PagedBatch, median_us, relative_error
 
 NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 8, 128  # Qwen3-0.6B's
 HIDDEN_SIZE, INTERMEDIATE_SIZE, VOCAB_SIZE = 1024, 3072, 151_936
@@ -161,7 +162,13 @@ TABLES = (
 
 
 def measure_kernels(args: argparse.Namespace) -> None:
-    """Print all tables."""
+    """Print all tables.
+
+    Raises:
+        InputError: there is no GPU.
+    """
+    if not torch.cuda.is_available():
+        raise InputError("this measures an NVIDIA GPU, and torch sees none here")
     ceilings = Ceilings.measure()
     console.print(str(ceilings), soft_wrap=True)
     for cases, headings in TABLES:
@@ -179,7 +186,8 @@ def main() -> int:
     """The command line. Returns the exit status."""
     name = "python -m m5_kernels.tools.kernel_bench"
     parser = argparse.ArgumentParser(name, description=__doc__, formatter_class=Formatter)
-    return gpu_command(parser, measure_kernels)
+    add_options(parser, "threads")
+    return run_command(measure_kernels, parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from milestone_llm.command.cli import add_options, run_command
-from milestone_llm.core.errors import InputError
-
 FiveTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def gpu_command(parser: argparse.ArgumentParser, body: Callable[[argparse.Namespace], None]) -> int:
-    """Run an instrument that needs a GPU. Returns the exit status."""
-    add_options(parser, "threads")
-
-    def run(args: argparse.Namespace) -> None:
-        if not torch.cuda.is_available():
-            raise InputError("this measures an NVIDIA GPU, and torch sees none here")
-        body(args)
-
-    return run_command(run, parser.parse_args())
 
 
 def median_us(launches: Sequence[Callable[[], object]]) -> float:
