@@ -85,7 +85,6 @@ def test_blocks_serve_more_requests_from_the_same_memory(run_bench: Bench) -> No
     assert length <= 40 + 30, "regions of the longest request are measured, too"
     assert short["max_concurrent"] == 4 * 128 // length
     out = " ".join(out.split())
-    assert "blocks serve 3.00x the requests at a time" in out
     assert "token for token the same as region: 12 of 12 outputs" in out
     assert f"torch {torch.__version__}" in out
     assert sum(line.startswith("| block |") for line in markdown.splitlines()) == 3
