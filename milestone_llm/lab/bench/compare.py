@@ -9,7 +9,7 @@ import argparse
 import importlib
 import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import cached_property
 from pathlib import Path
@@ -114,7 +114,6 @@ class Bench:
         contestants: Mapping[str, Contestant],
         *,
         tables: report.Tables = report.STANDARD_TABLES,
-        remarks: Callable[[dict[str, Any]], list[str]] = lambda data: [],
         facts: FactMaker | None = None,
         about: Mapping[str, str] | None = None,
         earlier: Results | None = None,
@@ -124,7 +123,6 @@ class Bench:
 
         Args:
             contestants: by name; the others are compared with the first.
-            remarks: from all data to sentences: what the figures say.
             facts: further figures of an engine.
             about: lines of the heading; without any, the first engine and its limits.
             earlier: results of contestants for which there is no room beside these.
@@ -149,7 +147,7 @@ class Bench:
         report.print_rows(console, report.heading(data).items(), gap=2)
         results = measure(contestants, items, self.args.rounds, facts, has_bar) | (earlier or {})
         data |= outcome(results)
-        data["remarks"] = [*remarks(data), *report.same_tokens(data)]
+        data["remarks"] = report.same_tokens(data)
         report.print_report(console, data, tables)
         self.comparisons.append(data)
         self._markdown.append(report.markdown(data, tables))
