@@ -46,7 +46,7 @@ class ServerConfig:
     max_body_bytes: int = 8 * 2**20
     """Of a request."""
     max_bodies_bytes: int = 128 * 2**20
-    """Of all requests together, but for the first 64 KiB of each; more are answered 503."""
+    """Of all requests together, except the first 64 KiB of each; more are answered 503."""
     max_connections: int | None = None
     """Clients at one time; without it 1,024, or fewer if `ulimit -n` is low."""
     request_seconds: tuple[float, float] = (10.0, 30.0)

@@ -69,3 +69,24 @@ def test_a_page_names_the_command_of_its_record():
         for record, command in re.findall(r"<!-- measured: (\S+)\s+by: (.*?) -->", text):
             made_by = [value for name, value in fields_of(ROOT / record) if name == "command"]
             assert bare(command) in map(bare, made_by), f"{page.name}: {record}"
+
+
+def test_tables_that_pages_have_of_the_cpu_are_the_records():
+    record = (ROOT / "docs" / "measurements" / "cpu_engines.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^ (\S.*?)  +(\d.*)$", record, flags=re.MULTILINE)
+    medians = {name: re.findall(r"([\d,]+) \(", figures) for name, figures in lines}
+    names = {"Hugging Face, a batch": "HF batch", "Hugging Face, continuous": "HF continuous"}
+    page = (
+        (ROOT / "docs" / "m5_cpu.md").read_text(encoding="utf-8").partition("## Beside others")[2]
+    )
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in page.splitlines()
+        if re.match(r"\| [HMl]", line)
+    ]
+    assert len(rows) == 8
+    for name, *figures in rows:
+        assert figures == medians[names.get(name, name)], name
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in ("M5, the file's bits", "llama.cpp"):
+        assert all(figure in readme for figure in medians[name][:2])

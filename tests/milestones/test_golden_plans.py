@@ -284,7 +284,7 @@ M3_PLANS: dict[str, Case] = {
             "d[0:5]@4,13,12,8,3 | ^d",
         ],
     ),
-    "but for the one token that is new to it, if it was swapped": (
+    "except the one token that is new to it, if it was swapped": (
         {
             "num_blocks": 16,
             "block_size": 1,
