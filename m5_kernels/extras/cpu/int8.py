@@ -73,7 +73,7 @@ class CPUInt8Weight:
 
     def product(self, hidden: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """`hidden @ weight.T + bias`; hidden: `[num_tokens, in_size]`, fast in bf16 alone."""
-        few = len(hidden) < MANY_ROWS and hidden.dtype == torch.bfloat16
+        few = hidden.shape[0] < MANY_ROWS and hidden.dtype == torch.bfloat16
         if few and self.in_size % READS == 0 and has_int8_product():
             output = torch._weight_int8pack_mm(hidden, self.integers, self.bf16_scale)
         else:

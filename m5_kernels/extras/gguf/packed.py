@@ -110,7 +110,7 @@ class PackedMatrix:
     def product(self, hidden: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """`hidden @ weight.T + bias`; hidden: `[num_tokens, in_size]`, fast in bf16 alone."""
         inputs = hidden if self.num_copies == 1 else hidden.repeat(1, self.num_copies)
-        few = len(hidden) < MANY_ROWS and hidden.dtype == torch.bfloat16
+        few = hidden.shape[0] < MANY_ROWS and hidden.dtype == torch.bfloat16
         if few and self.packed is not None:
             words, scales = self.packed
             output = torch.ops.aten._weight_int4pack_mm_for_cpu(inputs, words, GROUP, scales)
