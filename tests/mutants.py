@@ -1,4 +1,5 @@
 """Do the tests find mistakes? Each of `mutants.txt` is made in a copy, and its tests are run there.
+There is a copy for each core.
 
     python tests/mutants.py              all: some twenty minutes on two cores (`make mutants`)
     python tests/mutants.py swap top-p   those with `swap` or `top-p` in their name or place
@@ -19,8 +20,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Queue
 
 ROOT = Path(__file__).parents[1]
 LIST = Path(__file__).with_name("mutants.txt")
@@ -122,30 +125,44 @@ def run_tests(
     return found[1] if found else f"ended by signal {-run.returncode}"
 
 
+def killer_of(mutant: Mutant, trees: Queue[Path]) -> str | None:
+    """Make a mistake in a tree that nobody uses, run its tests, and take it back."""
+    tree = trees.get()
+    path, start = tree / mutant.path, time.perf_counter()
+    text = path.read_text(encoding="utf-8")
+    path.write_text(mutant.in_text(text), encoding="utf-8")
+    try:
+        killer = run_tests(tree, mutant.tests, mutant.environment)
+    finally:
+        path.write_text(text, encoding="utf-8")
+        trees.put(tree)
+    seconds = time.perf_counter() - start
+    print(f"{seconds:4.0f} s  {mutant.name}: {killer or 'SURVIVED'}", flush=True)
+    return killer
+
+
 def main(parts: list[str]) -> int:
     """Run the mutants whose name or place has one of these parts; all, if there are none."""
     mutants = list(read_list(LIST.read_text(encoding="utf-8")))
     if parts:
         mutants = [m for m in mutants if any(part in f"{m.name} {m.path}" for part in parts)]
-    survivors = []
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder)
-        copy_tree(tree)
+        trees: Queue[Path] = Queue()
+        for number in range(os.cpu_count() or 1):
+            copy_tree(tree := Path(folder, str(number)))
+            trees.put(tree)
         for environment in sorted({mutant.environment for mutant in mutants}):
             tests = {t for m in mutants if m.environment == environment for t in m.tests}
             if failed := run_tests(tree, tuple(sorted(tests)), environment):
                 print(f"{failed} fails as it is: mend that first")
                 return 2
-        for mutant in mutants:
-            path, start = tree / mutant.path, time.perf_counter()
-            text = path.read_text(encoding="utf-8")
-            path.write_text(mutant.in_text(text), encoding="utf-8")
-            killer = run_tests(tree, mutant.tests, mutant.environment)
-            path.write_text(text, encoding="utf-8")
-            seconds = time.perf_counter() - start
-            print(f"{seconds:4.0f} s  {mutant.name}: {killer or 'SURVIVED'}", flush=True)
-            if killer is None and "(equivalent" not in mutant.name:
-                survivors.append(mutant)
+        with ThreadPoolExecutor(trees.qsize()) as threads:
+            killers = list(threads.map(lambda each: killer_of(each, trees), mutants))
+    survivors = [
+        mutant
+        for mutant, killer in zip(mutants, killers, strict=True)
+        if killer is None and "(equivalent" not in mutant.name
+    ]
     print(f"{len(mutants)} mistakes, {len(survivors)} not found")
     for mutant in survivors:
         print(f"  {mutant.name}: {mutant.path}")
