@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from milestone_llm.command.cli import console
+from milestone_llm.lab.bench.report import print_rows
 from milestone_llm.lab.demo import show
 from milestone_llm.lab.demo.work import DemoRun
 from milestone_llm.lab.plots.block_history import BlockState, block_history
@@ -119,7 +120,8 @@ def print_memory(run: DemoRun) -> None:
     figures, size = KVFigures.of(run.records), run.engine.config.block_size
     num_tokens, longest = figures.total * size, run.engine.max_model_len
     show.headline("KV memory")
-    show.facts(
+    print_rows(
+        console,
         {
             "pool": f"{plural(figures.total, 'block')} of {size}, {num_tokens:,} tokens",
             "requests at a time": f"{figures.max_concurrent}; in regions of "
@@ -131,5 +133,6 @@ def print_memory(run: DemoRun) -> None:
             f"{plural(figures.num_recomputed_tokens, 'token')} recomputed, "
             f"{plural(figures.num_swapped_blocks, 'block')} swapped out",
             "copies on write": plural(figures.num_copies, "block"),
-        }
+        }.items(),
+        gap=2,
     )

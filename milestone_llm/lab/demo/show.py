@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -26,16 +26,6 @@ def headline(text: str) -> None:
     """What the next lines are about."""
     console.print()
     console.rule(f"[bold]{text}", align="left", style="dim")
-
-
-def facts(lines: Mapping[str, str]) -> None:
-    """A name and a text a line."""
-    grid = Table(box=None, show_header=False)
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, text in lines.items():
-        grid.add_row(Text(name), Text(text))  # no markup: texts may hold [brackets]
-    console.print(grid)
 
 
 def steps(run: DemoRun) -> None:
