@@ -125,16 +125,20 @@ def explorer_html(
     return _page(title, data, part, asks_a_server=bool(live or part))
 
 
-def in_the_page_of_today(page: str) -> str:
+def in_the_page_of_today(path: Path) -> str:
     """The runs that a page replays, in the page as it is made today.
 
     Raises:
-        InputError: it has no runs.
+        InputError: it cannot be read, or has no runs.
     """
+    try:
+        page = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     title = re.search(r"<title>(.*?)</title>", page)
     data = re.findall(r'<script type="text/x-trace">.*?</script>', page)
     if not title or not data:
-        raise InputError("this page replays no run")
+        raise InputError(f"{path} replays no run")
     return _page(title[1], data)
 
 
@@ -210,12 +214,11 @@ def explore(args: argparse.Namespace) -> None:
         raise InputError(f"at most {MAX_TRACES} traces stand side by side, got {len(args.traces)}")
     try_to_write(args.output)
     if [Path(trace).suffix for trace in args.traces] == [".html"]:
-        old = Path(args.traces[0]).read_text(encoding="utf-8")
-        args.output.write_text(in_the_page_of_today(old), encoding="utf-8")
-        console.print(f"wrote {args.output}", markup=False, soft_wrap=True)
-        return
-    traces, budget = read_runs(args.traces, args.labels), args.max_num_batched_tokens
-    write_page([Run(label, records, budget) for label, records in traces], args.output)
+        page = in_the_page_of_today(Path(args.traces[0]))
+        args.output.write_text(page, encoding="utf-8")
+    else:
+        traces, budget = read_runs(args.traces, args.labels), args.max_num_batched_tokens
+        write_page([Run(label, records, budget) for label, records in traces], args.output)
     console.print(f"wrote {args.output}", markup=False, soft_wrap=True)
 
 
