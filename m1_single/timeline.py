@@ -23,11 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def draw() -> None:
         from milestone_llm.lab.plots.timeline import draw_timeline  # matplotlib takes a second
-        from milestone_llm.trace.jsonl import read_run
+        from milestone_llm.trace.jsonl import read_runs
 
-        traces = [read_run(path) for path in options.traces]
-        labels = [records[0].milestone for records in traces]
-        labels = labels if options.labels is None else options.labels.split(",")
+        labels, traces = zip(*read_runs(options.traces, options.labels), strict=True)
         path = draw_timeline(traces, labels, options.output, by=options.by)
         console.print(f"wrote {path}", markup=False, soft_wrap=True)
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import m1_single
 from milestone_llm.lab.bench.workloads import exactly
-from milestone_llm.lab.walkthrough.guide import read_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
-GUIDE = read_guide(Path(__file__).with_name("guide.txt"))
+GUIDE = Path(__file__).with_name("guide.txt").read_text(encoding="utf-8")
 
 
 def scenario() -> None:

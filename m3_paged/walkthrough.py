@@ -12,10 +12,9 @@ from pathlib import Path
 import m3_paged
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.bench.workloads import exactly
-from milestone_llm.lab.walkthrough.guide import read_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
-GUIDE = read_guide(Path(__file__).with_name("guide.txt"))
+GUIDE = Path(__file__).with_name("guide.txt").read_text(encoding="utf-8")
 
 
 def scenario() -> None:

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import m4_prefix_chunked
 from milestone_llm.lab.bench.workloads import exactly
-from milestone_llm.lab.walkthrough.guide import read_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 from milestone_llm.models.tiny_models import build_tiny_model
 
-GUIDE = read_guide(Path(__file__).with_name("guide.txt"))
+GUIDE = Path(__file__).with_name("guide.txt").read_text(encoding="utf-8")
 
 
 SYSTEM_PROMPT = [11, 12, 13, 14, 15, 16, 17, 18]

@@ -13,10 +13,9 @@ from typing import Any
 import m4_prefix_chunked
 import m5_kernels
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.lab.walkthrough.guide import read_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
-GUIDE = read_guide(Path(__file__).with_name("guide.txt"))
+GUIDE = Path(__file__).with_name("guide.txt").read_text(encoding="utf-8")
 
 
 PROMPTS = [[11, 12, 13], [21, 22, 23, 24, 25]]

@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from milestone_llm.command.cli import add_options, positive
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.command import bench_command
 from milestone_llm.lab.bench.report import THROUGHPUT, Tables
-from milestone_llm.lab.trace.kv_figures import KVFigures
+from milestone_llm.lab.trace.kv_figures import kv_figures
 from milestone_llm.trace.text import plural
 
 if TYPE_CHECKING:
@@ -91,12 +89,14 @@ def layouts(bench: Bench) -> None:
             f"m2_batching, {plural(count, 'region')} of max_model_len={length}: "
             f"{count * length:,} tokens of KV"
         )
-    bench.compare(args.workload, items, engines, tables=TABLES, facts=kv_facts, about=about)
-
-
-def kv_facts(outputs: Sequence[Any], records: Sequence[Any]) -> dict[str, float]:
-    """How KV memory was used over all steps of a run."""
-    return asdict(KVFigures.of(records))
+    bench.compare(
+        args.workload,
+        items,
+        engines,
+        tables=TABLES,
+        facts=lambda outputs, records: kv_figures(records),
+        about=about,
+    )
 
 
 def options(parser: argparse.ArgumentParser) -> None:

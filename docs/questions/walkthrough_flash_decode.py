@@ -13,10 +13,9 @@ import sys
 from pathlib import Path
 
 from docs.questions import flash_decode_by_hand as by_hand
-from milestone_llm.lab.walkthrough.guide import read_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
-GUIDE = read_guide(Path(__file__).with_suffix(".txt"))
+GUIDE = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 SCORES: list[list[float]] = [
     [0, 1, 3, 0, 0, 0, 0, 0, 0, 0],
     [1, 0, 0],

@@ -19,7 +19,6 @@ from pathlib import Path
 from milestone_llm.command.cli import console, new_file, run_command
 from milestone_llm.lab.trace.explore import Run as PageRun
 from milestone_llm.lab.trace.explore import write_page
-from milestone_llm.lab.walkthrough.guide import parse_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
 from . import show
@@ -97,7 +96,7 @@ def walk(name: str, own: Exhibit) -> int:
     if not own.is_false_alarm:
         where = f"In exercises/museum/{name}.py one method is not that of {own.milestone}."
         title = "Where it goes wrong"
-    guide = parse_guide(f"{SYMPTOMS[name]}\n\n{where}\n\n# {title}\n{own.walk.strip()}")
+    guide = f"{SYMPTOMS[name]}\n\n{where}\n\n# {title}\n{own.walk.strip()}"
     is_asked = sys.stdin is not None and sys.stdin.isatty()
     return run_walkthrough(guide, own.suspect, [] if is_asked else ["--auto"])
 

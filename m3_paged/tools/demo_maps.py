@@ -9,10 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from milestone_llm.command.cli import console
+from milestone_llm.lab.bench.report import print_rows
 from milestone_llm.lab.demo import show
 from milestone_llm.lab.demo.work import DemoRun
 from milestone_llm.lab.plots.block_history import BlockState, block_history
-from milestone_llm.lab.trace.kv_figures import KVFigures
+from milestone_llm.lab.trace.kv_figures import kv_figures
 from milestone_llm.lab.trace.spans import arrival_order
 from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.text import (
@@ -116,20 +117,22 @@ def _holder(holders: Sequence[str]) -> str:
 
 def print_memory(run: DemoRun) -> None:
     """What the pool went through, and what regions would have made of the same memory."""
-    figures, size = KVFigures.of(run.records), run.engine.config.block_size
-    num_tokens, longest = figures.total * size, run.engine.max_model_len
+    figures, size = kv_figures(run.records), run.engine.config.block_size
+    num_tokens, longest = figures["total"] * size, run.engine.max_model_len
     show.headline("KV memory")
-    show.facts(
+    print_rows(
+        console,
         {
-            "pool": f"{plural(figures.total, 'block')} of {size}, {num_tokens:,} tokens",
-            "requests at a time": f"{figures.max_concurrent}; in regions of "
+            "pool": f"{plural(figures['total'], 'block')} of {size}, {num_tokens:,} tokens",
+            "requests at a time": f"{figures['max_concurrent']}; in regions of "
             f"max_model_len={longest} tokens: {num_tokens // longest}",
             "peak used": plural(run.engine.stats()["kv"]["watermark"], "block"),
-            "reserved, but empty": f"{figures.waste_share:.1%} of the places, "
-            f"{figures.waste_per_request:.1f} a request on average",
-            "preemptions": f"{figures.num_preemptions}, {figures.num_resumptions} resumed: "
-            f"{plural(figures.num_recomputed_tokens, 'token')} recomputed, "
-            f"{plural(figures.num_swapped_blocks, 'block')} swapped out",
-            "copies on write": plural(figures.num_copies, "block"),
-        }
+            "reserved, but empty": f"{figures['waste_share']:.1%} of the places, "
+            f"{figures['waste_per_request']:.1f} a request on average",
+            "preemptions": f"{figures['num_preemptions']}, {figures['num_resumptions']} resumed: "
+            f"{plural(figures['num_recomputed_tokens'], 'token')} recomputed, "
+            f"{plural(figures['num_swapped_blocks'], 'block')} swapped out",
+            "copies on write": plural(figures["num_copies"], "block"),
+        }.items(),
+        gap=2,
     )

@@ -18,7 +18,7 @@ from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.text import plural
 
 from .demo_texts import QUESTIONS, SYSTEM_PROMPT, chat_prompt
-from .prefix_tree import PrefixTree, print_prefix_tree
+from .prefix_tree import Node, pool_in_words, prefix_tree, print_prefix_tree
 
 
 def shared_prefix(args: argparse.Namespace, loaded: LoadedModel, picture: Path) -> None:
@@ -41,7 +41,8 @@ def shared_prefix(args: argparse.Namespace, loaded: LoadedModel, picture: Path) 
         show.step(cached, hit, "Another one finds its beginning in the cache")
     show.requests(runs)
     show.headline(f"The prefix cache after step {keeper.step}, as a tree")
-    print_prefix_tree(keeper.latest, console, loaded.tokenizer and loaded.tokenizer.decode)
+    decode = loaded.tokenizer and loaded.tokenizer.decode
+    print_prefix_tree(keeper.roots, keeper.pool, console, decode)
     show.answers(cached, questions)
     show.summary(runs)
     print_counts(engine.stats()["prefix_cache"])
@@ -64,7 +65,8 @@ def requests(args: argparse.Namespace, loaded: LoadedModel, questions: list[str]
 class TreeKeeper:
     """A trace sink that keeps the prefix tree as it is after the latest admission."""
 
-    latest: PrefixTree
+    roots: list[Node]
+    pool: str
     step: int
 
     def __init__(self, engine: Any) -> None:
@@ -74,8 +76,8 @@ class TreeKeeper:
         """Take note of one step."""
         self.requests |= {request.request_id: request for request in self.scheduler.running}
         if record.admitted:
-            self.latest = PrefixTree.of(self.scheduler.prefix_cache, self.requests.values())
-            self.step = record.step
+            cache, self.step = self.scheduler.prefix_cache, record.step
+            self.roots, self.pool = prefix_tree(cache, self.requests.values()), pool_in_words(cache)
 
 
 def print_counts(counts: dict[str, Any]) -> None:

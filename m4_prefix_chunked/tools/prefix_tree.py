@@ -7,7 +7,7 @@ Neighbouring blocks with the same requests are drawn as one node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rich.console import Console, Group
@@ -18,6 +18,8 @@ from m4_prefix_chunked.prefix_cache import PrefixCache
 from milestone_llm.core.request import Request
 from milestone_llm.frontend.block_hashes import hash_blocks
 from milestone_llm.trace.text import BAR, Words, fit, id_ranges, plural, print_lines, safe
+
+_USED, _CACHED = BAR[0], BAR[1]
 
 
 @dataclass
@@ -33,49 +35,28 @@ class Node:
     children: list[Node] = field(default_factory=list)
 
 
-@dataclass
-class PrefixTree:
-    """The content of a prefix cache, as far as the given requests lead to it. Counts are blocks."""
+def prefix_tree(cache: PrefixCache, requests: Iterable[Request]) -> list[Node]:
+    """The roots of what is in a prefix cache, as far as the given requests lead to it.
 
-    roots: list[Node]
-    block_size: int
-    num_used: int
-    num_cached_free: int
-    num_free: int
-    """Free ones, cached or not."""
-
-    @classmethod
-    def of(cls, cache: PrefixCache, requests: Iterable[Request]) -> PrefixTree:
-        """The tree now.
-
-        Args:
-            requests: whose tokens to follow; each must have been in the engine.
-        """
-        block_tables: Mapping[str, Sequence[int]] = cache.kv.block_tables
-        pool, size = cache.pool, cache.kv.block_size
-        nodes: dict[bytes, Node] = {}
-        roots: list[Node] = []
-        for request in requests:
-            siblings = roots
-            salt = request.sampling_params.cache_salt
-            for index, block_hash in enumerate(hash_blocks(request.token_ids, size, salt)):
-                block = pool.block_of.get(block_hash)
-                if block is None:
-                    break
-                if block_hash not in nodes:
-                    token_ids = request.token_ids[index * size : (index + 1) * size]
-                    holders = [name for name, table in block_tables.items() if block in table]
-                    nodes[block_hash] = Node([block], token_ids, holders)
-                    siblings.append(nodes[block_hash])
-                nodes[block_hash].visitors.append(request.request_id)
-                siblings = nodes[block_hash].children
-        return cls(
-            roots=[_collapse(root) for root in roots],
-            block_size=size,
-            num_used=pool.num_used,
-            num_cached_free=pool.num_cached_free,
-            num_free=pool.num_free,
-        )
+    Args:
+        requests: whose tokens to follow; each must have been in the engine.
+    """
+    size, nodes, roots = cache.kv.block_size, dict[bytes, Node](), list[Node]()
+    for request in requests:
+        siblings, salt = roots, request.sampling_params.cache_salt
+        for index, block_hash in enumerate(hash_blocks(request.token_ids, size, salt)):
+            block = cache.pool.block_of.get(block_hash)
+            if block is None:
+                break
+            if block_hash not in nodes:
+                token_ids = request.token_ids[index * size : (index + 1) * size]
+                tables = cache.kv.block_tables.items()
+                holders = [name for name, table in tables if block in table]
+                nodes[block_hash] = Node([block], token_ids, holders)
+                siblings.append(nodes[block_hash])
+            nodes[block_hash].visitors.append(request.request_id)
+            siblings = nodes[block_hash].children
+    return [_collapse(root) for root in roots]
 
 
 def _collapse(node: Node) -> Node:
@@ -91,15 +72,27 @@ def _collapse(node: Node) -> Node:
     return node
 
 
+def pool_in_words(cache: PrefixCache) -> str:
+    """How its blocks stand, with the signs of the tree."""
+    pool, size = cache.pool, cache.kv.block_size
+    num_free = pool.num_free - pool.num_cached_free
+    return (
+        f"blocks of {size} tokens: {_USED} {pool.num_used} in use, "
+        f"{_CACHED} {pool.num_cached_free} free but cached, {num_free} free"
+    )
+
+
 def print_prefix_tree(
-    tree: PrefixTree, console: Console, decode: Callable[[list[int]], str] | None = None
+    roots: list[Node],
+    pool: str,
+    console: Console,
+    decode: Callable[[list[int]], str] | None = None,
 ) -> None:
-    """Print a tree, two lines a node.
+    """Print the pool in words, and the tree, two lines a node.
 
     Args:
         decode: text of token ids; without it the ids themselves are shown.
     """
-    used, cached = BAR[0], BAR[1]
 
     def add(parent: Tree, node: Node, space: int) -> None:
         """A node, in two lines of `space` cells, and what is below it."""
@@ -107,7 +100,7 @@ def print_prefix_tree(
         names, refs = node.holders, f"refs {len(node.holders)}: "
         if not names:
             names, refs = node.visitors, "refs 0, cached, was of "
-        sign = used if node.holders else cached
+        sign = _USED if node.holders else _CACHED
         head = f"{sign} {blocks.line(24).plain}  ".ljust(space - console.width + 28)
         who = Words([safe(name) for name in names], head + refs)
         text = decode(node.token_ids) if decode else " ".join(map(str, node.token_ids))
@@ -117,11 +110,6 @@ def print_prefix_tree(
             add(branch, child, space - 4)
 
     forest = Tree("", hide_root=True)
-    for root in tree.roots:
+    for root in roots:
         add(forest, root, console.width)
-    head = (
-        f"blocks of {tree.block_size} tokens: {used} {tree.num_used} in use, "
-        f"{cached} {tree.num_cached_free} free but cached, "
-        f"{tree.num_free - tree.num_cached_free} free"
-    )
-    print_lines(console, Group(Text(head), forest))
+    print_lines(console, Group(Text(pool), forest))

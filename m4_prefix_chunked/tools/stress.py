@@ -55,7 +55,8 @@ def parser() -> argparse.ArgumentParser:
 
 def stress(args: argparse.Namespace) -> int:
     """Build, serve, report. Returns the exit status."""
-    from milestone_llm.lab.demo import show
+    from milestone_llm.lab.bench.report import print_rows
+    from milestone_llm.lab.demo.show import picture
 
     limits = ("max_model_len", "max_num_batched_tokens", "block_size", "preemption", "seed")
     engine = importlib.import_module(args.milestone).LLMEngine(
@@ -69,9 +70,9 @@ def stress(args: argparse.Namespace) -> int:
     )
     run = Stress(engine, args)
     run.serve()
-    show.facts(run.lines())
+    print_rows(cli.console, run.lines().items(), gap=2)
     path = args.out / PICTURE
-    show.picture("\npicture", path, lambda: write_picture(path, "picture", run.figure))
+    picture("\npicture", path, lambda: write_picture(path, "picture", run.figure))
     return int(bool(run.broken or run.blocks_lost))
 
 

@@ -222,27 +222,18 @@ def arrivals(args: argparse.Namespace, rate: float, number: int) -> list[Any]:
 # --- the report -----------------------------------------------------------------------------------
 
 
-def report(data: dict[str, Any], json_path: Path | None, markdown: Path | None) -> None:
+def report(data: dict[str, Any], json_path: Path | None, markdown_path: Path | None) -> None:
     """Print the tables and remarks of a bench, and write them where there is a path."""
     from milestone_llm.lab.bench.record import front_matter
-    from milestone_llm.lab.bench.report import markdown_table, print_rows, table
+    from milestone_llm.lab.bench.report import markdown, print_report
 
     tables, remarks = list(_tables(data)), _remarks(data)
-    for title, headings, rows in tables:
-        console.print()
-        console.print(table(title, ["", *headings], [[rate, *rows[rate]] for rate in rows]))
-    console.print()
-    print_rows(console, [("-", remark) for remark in remarks])
+    print_report(console, tables, remarks)
     if json_path:
         json_path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    if markdown:
-        parts = ["\n".join(f"- {name}: {text}" for name, text in data["about"].items())]
-        for title, headings, rows in tables:
-            parts += [f"**{title}**", markdown_table(headings, rows)]
-        if remarks:
-            parts.append("\n".join(f"- {remark}" for remark in remarks))
-        text = front_matter(data) + "\n\n".join(parts) + "\n"
-        markdown.write_text(text, encoding="utf-8")
+    if markdown_path:
+        text = front_matter(data) + markdown(data["about"], tables, remarks)
+        markdown_path.write_text(text, encoding="utf-8")
 
 
 def has_collapsed(point: dict[str, Any]) -> bool:

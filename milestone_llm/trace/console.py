@@ -33,6 +33,8 @@ from .text import (
 _LABEL_WIDTH = 10
 _INDENT = 3
 _MAX_ID_WIDTH = 16
+_MAX_ROWS = 16
+"""Shown of a batch; the rest is summed up in one line."""
 _COLUMNS = (
     "who",
     "phase",
@@ -74,7 +76,6 @@ class ConsoleSink:
         console: where to print; standard output if None.
         show_times: print the milliseconds of each step. Without them, the same work prints the
             same text.
-        max_rows: rows shown of a batch; the rest is summed up in one line.
         decode: text of token ids; with it, the text of a sampled token stands beside its number.
     """
 
@@ -82,12 +83,10 @@ class ConsoleSink:
         self,
         console: Console | None = None,
         show_times: bool = True,
-        max_rows: int = 16,
         decode: Callable[[list[int]], str] | None = None,
     ) -> None:
         self.console = console or Console(emoji=False)
         self.show_times = show_times
-        self.max_rows = max_rows
         self.decode = decode
         self._index: dict[str, int] = {}
         self._batch_sizes: list[int] = []
@@ -134,7 +133,7 @@ class ConsoleSink:
 
     def _batch(self, record: StepRecord) -> RenderableType:
         """The table of rows, and what is left of them in one line."""
-        rows, rest = record.batch[: self.max_rows], record.batch[self.max_rows :]
+        rows, rest = record.batch[:_MAX_ROWS], record.batch[_MAX_ROWS:]
         if not rows:
             return Text("nothing to compute")
         cells = [self._cells(row, record.kv.unit) for row in rows]

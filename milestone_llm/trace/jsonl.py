@@ -6,6 +6,7 @@ import gzip
 import json
 import weakref
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -74,6 +75,17 @@ def read_run(path: str | Path) -> list[StepRecord]:
     if not records:
         raise InputError(f"{path}, line 1: the file is empty, the trace has no steps")
     return records
+
+
+def read_runs(paths: Sequence[str], titles: str | None) -> list[tuple[str, list[StepRecord]]]:
+    """Runs to be shown side by side, each with its title: of those with commas between, or its
+    milestone. Errors as in `read_run`, or there are more of the one than of the other.
+    """
+    runs = [read_run(path) for path in paths]
+    labels = titles.split(",") if titles else [records[0].milestone for records in runs]
+    if len(labels) != len(runs):
+        raise InputError(f"there are {len(runs)} traces, but {len(labels)} labels")
+    return list(zip(labels, runs, strict=True))
 
 
 def _open(path: Path, mode: Literal["rt", "wt"]) -> TextIO:

@@ -20,18 +20,6 @@ from milestone_llm.frontend.watching import QueueState, SettledStep
 
 from .device_times import DeviceTimes
 
-_KV_FIELDS = (
-    "unit",
-    "total",
-    "used",
-    "free",
-    "cached",
-    "watermark",
-    "reserved_tokens",
-    "stored_tokens",
-)
-"""Names and order in a JSON line; those of the rest are the fields of `StepRecord`."""
-
 _OF_SOME = ("num_draft_tokens", "num_accepted_tokens", "num_allowed_tokens")
 """Written where there are any."""
 
@@ -212,13 +200,13 @@ class StepRecord:
         return {*rows, *self.arrived, *self.waiting, *self.running, *self.swapped}
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as plain data, in the order and with the names of the JSON lines."""
+        """The record as plain data: what a JSON line holds."""
         data = dict(vars(self))
         data["batch"] = [
             {name: value for name, value in vars(row).items() if name not in _OF_SOME or value}
             for row in self.batch
         ]
-        data["kv"] = {name: getattr(self.kv, name) for name in _KV_FIELDS}
+        data["kv"] = {**vars(self.kv), "free": self.kv.free}
         data["events"] = [
             {name: value for name, value in vars(event).items() if name != "held" or value}
             for event in self.events

@@ -70,18 +70,28 @@ class Tracer:
         Raises:
             InputError: the option, or the variable, is none of these.
         """
-        sinks: list[Callable[[StepRecord], None]] = []
-        if option is not None and option.endswith((".jsonl", ".jsonl.gz")):
-            sinks.append(JsonlSink(Path(option)))
-        elif option not in (None, "console", "memory"):
-            known = '"console", "memory" or a path in .jsonl or .jsonl.gz'
-            raise InputError(f"trace must be {known}, got {option!r}")
+        path = trace_path(option)
+        sinks: list[Callable[[StepRecord], None]] = [] if path is None else [JsonlSink(path)]
         is_printed = _prints_every_step()
         if option == "console" or is_printed:
             from .console import ConsoleSink
 
             sinks.append(ConsoleSink(decode=decode))
         return None if option is None and not is_printed else cls(sinks)
+
+
+def trace_path(option: str | None) -> Path | None:
+    """The file that `EngineConfig.trace` names, if it does.
+
+    Raises:
+        InputError: the option is none that it knows.
+    """
+    if option is not None and option.endswith((".jsonl", ".jsonl.gz")):
+        return Path(option)
+    if option not in (None, "console", "memory"):
+        known = '"console", "memory" or a path in .jsonl or .jsonl.gz'
+        raise InputError(f"trace must be {known}, got {option!r}")
+    return None
 
 
 def _prints_every_step() -> bool:

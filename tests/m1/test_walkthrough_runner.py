@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 from pathlib import Path
-from milestone_llm.lab.walkthrough.guide import read_guide
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
 class Engine:
@@ -35,7 +34,7 @@ def scenario():
     end = "reached"
 
 if __name__ == "__main__":
-    sys.exit(run_walkthrough(read_guide(Path(__file__).with_name("guide.txt")), scenario))
+    sys.exit(run_walkthrough(Path(__file__).with_name("guide.txt").read_text(), scenario))
 """
 GUIDE = """Title
 
@@ -150,7 +149,7 @@ def test_what_does_not_fit_the_code_is_named(misfit, tmp_path):
 
 
 def test_what_the_scenario_raises_is_raised_and_ctrl_c_is_an_end(capsys):
-    guide = parse_guide("Title\n\n# never\ncall json/__init__.py::dumps\nNote.")
+    guide = "Title\n\n# never\ncall json/__init__.py::dumps\nNote."
     with pytest.raises(ZeroDivisionError):
         run_walkthrough(guide, lambda: 1 // 0, ["--auto"])
 
@@ -166,7 +165,23 @@ def test_what_the_scenario_raises_is_raised_and_ctrl_c_is_an_end(capsys):
     [('[ ("r0",3) ]', True), ("R0 3", True), ("[('r1', 3)]", False), ("3 r0", False), ("(", False)],
 )
 def test_a_guess_is_the_values_words_in_their_order(guess, is_right):
-    assert Look("rows", "1", "").is_guessed(guess, {"rows": [("r0", 3)]}) == is_right
+    assert Look("rows", "", "").is_guessed(guess, {"rows": [("r0", 3)]}) == is_right
+
+
+@pytest.mark.parametrize(
+    ("guess", "is_right"),
+    [
+        ("{'r0': [0, 1], 'r1': [2]}", True),
+        ("r1: 2, r0: 0 1", True),
+        ("r0 1 0, r1 2", False),
+        ("r0 2, r1 0 1", False),
+        ("r0 0 1", False),
+    ],
+)
+def test_a_dict_is_guessed_in_any_order(guess, is_right):
+    assert (
+        Look("tables", "", "").is_guessed(guess, {"tables": {"r0": [0, 1], "r1": [2]}}) == is_right
+    )
 
 
 @pytest.mark.parametrize("stop", ["call Queue.put", "line f.py::f", "call f.py::f\np item == 0"])

@@ -20,7 +20,7 @@ from m3_paged.tools.demo_maps import print_block_map
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.plots.block_history import BlockState, block_history
 from milestone_llm.lab.plots.kvmap import draw_kvmap
-from milestone_llm.lab.trace.kv_figures import KVFigures
+from milestone_llm.lab.trace.kv_figures import kv_figures
 from milestone_llm.trace.records import StepRecord
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -91,17 +91,22 @@ def test_a_request_that_got_no_row_keeps_its_blocks() -> None:
 
 
 def test_figures_of_a_run() -> None:
-    figures = KVFigures.of(
+    figures = kv_figures(
         engine_after_run(m3_paged, block_size=8, kv_cache_tokens=96).tracer.records
     )
     engine = engine_after_run(m3_paged, block_size=8, kv_cache_tokens=96)
-    assert figures.num_preemptions == figures.num_resumptions == engine.stats()["preemptions"] > 0
-    assert figures.num_recomputed_tokens > 0 == figures.num_swapped_blocks
-    assert (figures.total, figures.max_concurrent) == (12, 4)
-    assert 0 < figures.waste_per_request <= 8 / 2 + 1
-    regions = KVFigures.of(engine_after_run(m2_batching).tracer.records)
-    assert regions.waste_per_request > 5 * figures.waste_per_request
-    assert regions.waste_share > 0.5
+    assert (
+        figures["num_preemptions"]
+        == figures["num_resumptions"]
+        == engine.stats()["preemptions"]
+        > 0
+    )
+    assert figures["num_recomputed_tokens"] > 0 == figures["num_swapped_blocks"]
+    assert (figures["total"], figures["max_concurrent"]) == (12, 4)
+    assert 0 < figures["waste_per_request"] <= 8 / 2 + 1
+    regions = kv_figures(engine_after_run(m2_batching).tracer.records)
+    assert regions["waste_per_request"] > 5 * figures["waste_per_request"]
+    assert regions["waste_share"] > 0.5
 
 
 # --- the map in the terminal ----------------------------------------------------------------

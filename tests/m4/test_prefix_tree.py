@@ -10,19 +10,10 @@ from rich.console import Console
 
 import m4_prefix_chunked
 from engine_helpers import greedy, make_engine, random_prompts, run_to_end
-from m4_prefix_chunked.tools.prefix_tree import PrefixTree, print_prefix_tree
+from m4_prefix_chunked.tools.prefix_tree import pool_in_words, prefix_tree, print_prefix_tree
 
 
-def drawn(tree: PrefixTree, encoding: str = "utf-8") -> list[str]:
-    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    print_prefix_tree(tree, Console(file=file, width=80))
-    file.seek(0)
-    lines = file.read().splitlines()
-    assert all(len(line) <= 80 for line in lines)
-    return [line.rstrip() for line in lines]
-
-
-def tree_of_three() -> tuple[Any, list[Any], PrefixTree]:
+def tree_of_three() -> tuple[Any, list[Any]]:
     """Two conversations with one beginning, one of them done, and a stranger."""
     engine = make_engine(m4_prefix_chunked, block_size=4, max_model_len=32)
     (shared, own_a, own_b, other) = random_prompts([8, 5, 6, 4])
@@ -33,12 +24,12 @@ def tree_of_three() -> tuple[Any, list[Any], PrefixTree]:
     engine.add_request(other, greedy(8))
     requests += list(engine.requests.values())
     engine.step()
-    return engine, requests, PrefixTree.of(engine.scheduler.prefix_cache, requests)
+    return engine, requests
 
 
 def test_chains_are_collapsed_and_parted_where_requests_part() -> None:
-    engine, requests, tree = tree_of_three()
-    shared, stranger = tree.roots
+    engine, requests = tree_of_three()
+    shared, stranger = prefix_tree(engine.scheduler.prefix_cache, requests)
     assert (shared.blocks, shared.holders, shared.visitors) == ([0, 1], ["r1"], ["r0", "r1"])
     assert [(child.holders, child.visitors) for child in shared.children] == [
         ([], ["r0"]),
@@ -46,15 +37,19 @@ def test_chains_are_collapsed_and_parted_where_requests_part() -> None:
     ]
     assert (stranger.holders, len(stranger.blocks)) == (["r2"], 1)
     assert stranger.token_ids == requests[2].token_ids[:4]
-    assert tree.num_cached_free == 1
     for node in (shared, *shared.children, stranger):
         counts = [engine.scheduler.kv.pool.ref_counts[block] for block in node.blocks]
         assert counts == [len(node.holders)] * len(counts)
 
 
 def test_a_tree_without_colour_in_ascii() -> None:
-    _, _, tree = tree_of_three()
-    lines = drawn(tree, "ascii")
+    engine, requests = tree_of_three()
+    cache, file = engine.scheduler.prefix_cache, io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    tree = prefix_tree(cache, requests)
+    print_prefix_tree(tree, pool_in_words(cache), Console(file=file, width=80))
+    file.seek(0)
+    lines = [line.rstrip() for line in file]
+    assert all(len(line) <= 80 for line in lines)
     assert lines[0].startswith("blocks of 4 tokens: # 5 in use, + 1 free but cached, ")
     assert lines[1].startswith("# 2 blocks: 0 1")
     assert lines[1].endswith("refs 1: r1")
@@ -71,5 +66,5 @@ def test_tenants_with_different_salts_have_trees_of_their_own(salts: tuple[str, 
         engine.add_request(prompt, greedy(4, cache_salt=salt))
     requests = list(engine.requests.values())
     engine.step()
-    tree = PrefixTree.of(engine.scheduler.prefix_cache, requests)
-    assert len(tree.roots) == len(set(salts))
+    roots = prefix_tree(engine.scheduler.prefix_cache, requests)
+    assert len(roots) == len(set(salts))

@@ -319,7 +319,7 @@ def test_recorded_traces_show_launches_gaps_and_the_pipeline(browser, recorded):
 def test_recorded_runs_are_in_the_page_of_today(path):
     page = path.read_text(encoding="utf-8")
     assert re.findall(r'(?:href|src)="(?!data:)[^"]+"', page) == [], "it asks for nothing else"
-    if page != explore.in_the_page_of_today(page):
+    if page != explore.in_the_page_of_today(path):
         again = "python -m milestone_llm.lab.trace.explore $page -o $page"
         pytest.fail(f"the page has changed: for page in docs/pages/m*.html; do {again}; done")
 

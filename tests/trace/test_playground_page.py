@@ -112,6 +112,7 @@ def test_fields_engines_and_machines_are_changed_and_a_link_opens_the_same(brows
     opened.page.select_option("[data-field=engine][data-of='1']", "m4_prefix_chunked")
     opened.page.fill("[data-field=max_num_seqs][data-of='1']", "2")
     opened.page.keyboard.press("Tab")
+    opened.page.click("#play-engines summary")
     opened.page.select_option("[data-field=enable_prefix_caching][data-of='1']", "false")
     opened.page.select_option("#play-machine", "h200")
     side = {"max_num_seqs": 2, "max_model_len": 128, "enable_prefix_caching": False}
@@ -197,10 +198,20 @@ def test_a_saved_scheduler_runs_beside_the_old_one(browser, serve, tmp_path):
     assert "mine.py, line 5: return None.rows" in told
 
 
+CUT_OFF = """() => [...document.querySelectorAll("#part select")].filter((each) => {
+  const context = document.createElement("canvas").getContext("2d");
+  context.font = getComputedStyle(each).font;
+  return context.measureText(each.selectedOptions[0].textContent).width > each.clientWidth - 18;
+}).map((each) => each.value)"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1024, 1400])
 def test_the_page_is_whole_and_accessible_at_any_width(browser, serve, width):
     opened = Opened(browser, serve(), viewport={"width": width, "height": 900})
+    for preset in ("3", "9"):  # the longest question, the longest engine
+        opened.page.select_option("#play-preset", preset)
+        assert opened(CUT_OFF) == []
     opened.page.click("#play-random")
     opened.page.click("#play-tell")
     assert_whole_and_accessible(opened)

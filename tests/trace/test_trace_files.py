@@ -106,6 +106,16 @@ def test_a_damaged_compressed_file_is_named_too(tmp_path, capsys):
     assert f"{path}, line 1: Not a gzipped file" in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_page_that_is_not_there_or_no_page_is_named(tmp_path, capsys):
+    path, command = tmp_path / "old.html", [str(tmp_path / "old.html"), "-o", str(tmp_path / "new")]
+    assert explore.main(command) == 2
+    path.write_text("<p>no run</p>")
+    assert explore.main(command) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"{path}: No such file" in told
+    assert f"{path} replays no run" in told
+
+
 def test_the_command_writes_one_file_with_everything_in_it(tmp_path, capsys):
     traces = [tmp_path / f"{name}.jsonl" for name in "ab"]
     for path in traces:

@@ -148,9 +148,10 @@ class Bench:
         results = measure(contestants, items, self.args.rounds, facts, has_bar) | (earlier or {})
         data |= outcome(results)
         data["remarks"] = report.same_tokens(data)
-        report.print_report(console, data, tables)
+        filled, remarks = list(report.titled(data, tables)), data["remarks"]
+        report.print_report(console, filled, remarks)
         self.comparisons.append(data)
-        self._markdown.append(report.markdown(data, tables))
+        self._markdown.append(report.markdown(report.heading(data), filled, remarks))
         return data
 
     def write(self) -> None:

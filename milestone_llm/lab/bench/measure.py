@@ -132,15 +132,12 @@ def check_work(name: str, items: Sequence[WorkItem], result: RunResult) -> None:
             )
 
 
-def short_work(items: Sequence[WorkItem], max_tokens: int = 4) -> list[WorkItem]:
+def short_work(items: Sequence[WorkItem]) -> list[WorkItem]:
     """The warm-up: other prompts of the same lengths (no cache will know them), short outputs."""
+    short = [replace(item.params, max_tokens=min(4, item.params.max_tokens)) for item in items]
     return [
-        replace(
-            item,
-            prompt=item.prompt[::-1],
-            params=replace(item.params, max_tokens=min(max_tokens, item.params.max_tokens)),
-        )
-        for item in items
+        replace(item, prompt=item.prompt[::-1], params=params)
+        for item, params in zip(items, short, strict=True)
     ]
 
 

@@ -7,11 +7,14 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from milestone_llm.trace.text import plural
 
 Tables = Mapping[str, Mapping[str, str]]
 """By title the columns of each table: a heading, and how to write its figures, as `str.format`."""
+Filled = tuple[str, list[str], dict[str, list[str]]]
+"""A table's title, headings and rows by name."""
 PERCENTILES = [
     (f"{metric.upper()}\np{percent}", f"{{{metric}_p{percent}}}")
     for metric in ("ttft", "tpot", "itl")
@@ -69,10 +72,8 @@ def filled(
     return [headings[i] for i in used], {n: [cells[i] for i in used] for n, cells in rows.items()}
 
 
-def titled(
-    data: Mapping[str, Any], tables: Tables
-) -> Iterator[tuple[str, list[str], dict[str, list[str]]]]:
-    """Title, headings and rows of each table that has any."""
+def titled(data: Mapping[str, Any], tables: Tables) -> Iterator[Filled]:
+    """Each table that has any rows."""
     of_rounds = f", median of {data['rounds']} rounds" if data["rounds"] > 1 else ""
     for title, columns in tables.items():
         headings, rows = filled(data, columns)
@@ -102,14 +103,14 @@ def heading(data: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def print_report(console: Console, data: Mapping[str, Any], tables: Tables) -> None:
+def print_report(console: Console, tables: Iterable[Filled], remarks: Sequence[str]) -> None:
     """Tables and remarks."""
-    for title, headings, rows in titled(data, tables):
+    for title, headings, rows in tables:
         console.print()
         console.print(table(title, ["", *headings], [[name, *rows[name]] for name in rows]))
-    if data["remarks"]:
+    if remarks:
         console.print()
-    print_rows(console, [("-", remark) for remark in data["remarks"]])
+    print_rows(console, [("-", remark) for remark in remarks])
 
 
 def table(
@@ -128,18 +129,20 @@ def table(
 def print_rows(console: Console, rows: Iterable[tuple[str, str]], gap: int = 1) -> None:
     """Lines that begin with a name or a dash and are wrapped beside it."""
     grid = Table.grid(padding=(0, gap))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
     for row in rows:
-        grid.add_row(*row)
+        grid.add_row(*map(Text, row))  # no markup: texts may hold [brackets]
     console.print(grid)
 
 
-def markdown(data: Mapping[str, Any], tables: Tables) -> str:
+def markdown(about: Mapping[str, str], tables: Iterable[Filled], remarks: Sequence[str]) -> str:
     """Heading, tables and remarks, to be kept beside the documentation."""
-    parts = ["\n".join(f"- {name}: {text}" for name, text in heading(data).items())]
-    for title, headings, rows in titled(data, tables):
+    parts = ["\n".join(f"- {name}: {text}" for name, text in about.items())]
+    for title, headings, rows in tables:
         parts += [f"**{title}**", markdown_table(headings, rows)]
-    if data["remarks"]:
-        parts.append("\n".join(f"- {remark}" for remark in data["remarks"]))
+    if remarks:
+        parts.append("\n".join(f"- {remark}" for remark in remarks))
     return "\n\n".join(parts) + "\n"
 
 

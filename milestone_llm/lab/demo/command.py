@@ -66,13 +66,10 @@ def run_demo(
     """
 
     def before(args: argparse.Namespace) -> None:
+        from milestone_llm.trace.tracer import trace_path
+
         paths = [args.out / picture for picture in pictures]
-        paths += [args.explore] if args.explore else []
-        if args.trace not in (None, "console", "memory"):
-            if not args.trace.endswith((".jsonl", ".jsonl.gz")):
-                raise InputError(f"--trace is a path in .jsonl[.gz] or console, got {args.trace!r}")
-            paths.append(Path(args.trace))
-        for path in paths:
+        for path in filter(None, [*paths, args.explore, trace_path(args.trace)]):
             try_to_write(path)
         if args.scheduler is not None:
             try_scheduler(Path(args.scheduler))

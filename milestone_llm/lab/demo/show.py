@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -13,7 +13,7 @@ from milestone_llm import how_to_install
 from milestone_llm.command.cli import console
 from milestone_llm.lab.bench.report import table
 from milestone_llm.lab.trace.explore import Run, write_page
-from milestone_llm.lab.trace.kv_figures import KVFigures
+from milestone_llm.lab.trace.kv_figures import kv_figures
 from milestone_llm.lab.trace.positions import useful_share
 from milestone_llm.trace.console import print_changes
 from milestone_llm.trace.records import StepRecord
@@ -26,16 +26,6 @@ def headline(text: str) -> None:
     """What the next lines are about."""
     console.print()
     console.rule(f"[bold]{text}", align="left", style="dim")
-
-
-def facts(lines: Mapping[str, str]) -> None:
-    """A name and a text a line."""
-    grid = Table(box=None, show_header=False)
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, text in lines.items():
-        grid.add_row(Text(name), Text(text))  # no markup: texts may hold [brackets]
-    console.print(grid)
 
 
 def steps(run: DemoRun) -> None:
@@ -107,12 +97,10 @@ def summary(runs: Sequence[DemoRun]) -> None:
     columns = [_totals(run) for run in runs]
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
     if len(runs) > 1 and any(record.preempted for run in runs for record in run.records):
-        figures = [KVFigures.of(run.records) for run in runs]
-        rows += [
-            ["preemptions", *(f"{each.num_preemptions:,}" for each in figures)],
-            ["tokens recomputed", *(f"{each.num_recomputed_tokens:,}" for each in figures)],
-            ["blocks swapped out", *(f"{each.num_swapped_blocks:,}" for each in figures)],
-        ]
+        figures = [kv_figures(run.records) for run in runs]
+        for title in ("preemptions", "recomputed tokens", "swapped blocks"):
+            name = f"num_{title.replace(' ', '_')}"
+            rows.append([title, *(f"{each[name]:,}" for each in figures)])
     console.print(table("", ["", *(run.label for run in runs)], rows, len(runs) > 1))
     if len(runs) > 1:
         *most, last = [run.label for run in runs]

@@ -26,7 +26,7 @@ from milestone_llm.frontend.inputs import check_priority
 from milestone_llm.frontend.own_code import place_of
 from milestone_llm.frontend.step_log import StepLog
 from milestone_llm.frontend.watching import QueueState, SettledStep
-from milestone_llm.lab.trace.kv_figures import KVFigures
+from milestone_llm.lab.trace.kv_figures import kv_figures
 from milestone_llm.lab.trace.positions import useful_share
 from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.tracer import Tracer
@@ -252,7 +252,7 @@ def figures_of(records: Sequence[StepRecord], specs: Sequence[RequestSpec]) -> d
     ttfts = [times[0] - arrivals[name] for name, times in tokens.items()]
     tpots = [(times[-1] - times[0]) / (len(times) - 1) for times in tokens.values() if times[1:]]
     pauses = [after - before for times in tokens.values() for before, after in pairwise(times)]
-    kv = KVFigures.of(records)
+    kv = kv_figures(records)
     return {
         "ttft": statistics.fmean(ttfts or [0]),
         "ttft_max": max(ttfts, default=0),
@@ -262,7 +262,7 @@ def figures_of(records: Sequence[StepRecord], specs: Sequence[RequestSpec]) -> d
         "tok_s": sum(map(len, tokens.values())) / end if end else 0,
         "steps": len(records),
         "vain": 100 * (1 - useful_share(records)),
-        "kv_empty": 100 * kv.waste_share,
-        "preemptions": kv.num_preemptions,
+        "kv_empty": 100 * kv["waste_share"],
+        "preemptions": kv["num_preemptions"],
         "cached": num_cached,
     }

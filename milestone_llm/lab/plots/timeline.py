@@ -41,11 +41,8 @@ def draw_timeline(
         by: "step" (all steps equally wide) or "time" (as wide as they took, in seconds).
 
     Raises:
-        InputError: the labels are not one per trace, the path has another ending, or a trace that
-            is to be drawn by time has no times.
+        InputError: the path has another ending, or a trace to be drawn by time has no times.
     """
-    if len(labels) != len(traces):
-        raise InputError(f"there are {len(traces)} traces, but {len(labels)} labels")
     extents = [step_extents(records, by) for records in traces]
     return write_picture(path, "timeline", lambda: _draw(traces, labels, extents, by))
 

@@ -61,7 +61,7 @@ def draw_requests(
 ) -> None:
     """Gantt chart: one line a request, the first of `order` on top."""
     line_of = {request_id: line for line, request_id in enumerate(order)}
-    spans = request_spans(records)
+    spans, marks = request_spans(records), request_marks(records)
     for phase, look in _PHASES.items():
         own = [span for span in spans if span.phase == phase]
         if not own:
@@ -76,8 +76,8 @@ def draw_requests(
     if len(order) <= _MAX_THICK:
         _draw_chunks(axes, records, line_of, extents)
         _draw_guesses(axes, records, line_of, extents)
-        _draw_signs(axes, request_marks(records), line_of, extents)
-    _draw_ends(axes, request_marks(records), line_of, extents)
+        _draw_signs(axes, marks, line_of, extents)
+    _draw_ends(axes, marks, line_of, extents)
     axes.set_ylim(len(order) - 0.4, -0.6)
     every = 1 << ((len(order) - 1) // _MAX_LABELS).bit_length()
     names = [fit(name, _MAX_LABEL_LENGTH) for name in order[::every]]

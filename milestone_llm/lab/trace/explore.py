@@ -19,7 +19,7 @@ import html
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -33,7 +33,7 @@ from milestone_llm.command.cli import (
     try_to_write,
 )
 from milestone_llm.core.errors import InputError
-from milestone_llm.trace.jsonl import read_run
+from milestone_llm.trace.jsonl import read_runs
 from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.text import request_color, token_text
 
@@ -66,7 +66,10 @@ class Run:
     def of(cls, label: str, engine: Any, look_at: int | None = None) -> Run:
         """What the tracer of an engine has kept."""
         records: list[StepRecord] = list(engine.tracer.records)
-        texts = token_texts(records, engine.tokenizer and engine.tokenizer.decode)
+        rows = [row for record in records for row in record.batch]
+        tokens = {row.sampled_token for row in rows if row.sampled_token is not None}
+        decode = engine.tokenizer and engine.tokenizer.decode
+        texts = {token: token_text(decode, token) for token in tokens} if decode else {}
         return cls(label, records, engine.config.max_num_batched_tokens, texts, look_at)
 
 
@@ -93,16 +96,6 @@ class PagePart:
     style: str
     policy: Mapping[str, str] = field(default_factory=dict)
     """What the page's content security policy allows besides."""
-
-
-def token_texts(
-    records: Iterable[StepRecord], decode: Callable[[list[int]], str] | None
-) -> dict[int, str]:
-    """Text of every token that was sampled; empty without a tokenizer."""
-    if decode is None:
-        return {}
-    tokens = {row.sampled_token for record in records for row in record.batch}
-    return {token: token_text(decode, token) for token in tokens if token is not None}
 
 
 def explorer_html(
@@ -132,16 +125,20 @@ def explorer_html(
     return _page(title, data, part, asks_a_server=bool(live or part))
 
 
-def in_the_page_of_today(page: str) -> str:
+def in_the_page_of_today(path: Path) -> str:
     """The runs that a page replays, in the page as it is made today.
 
     Raises:
-        InputError: it has no runs.
+        InputError: it cannot be read, or has no runs.
     """
+    try:
+        page = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     title = re.search(r"<title>(.*?)</title>", page)
     data = re.findall(r'<script type="text/x-trace">.*?</script>', page)
     if not title or not data:
-        raise InputError("this page replays no run")
+        raise InputError(f"{path} replays no run")
     return _page(title[1], data)
 
 
@@ -217,16 +214,11 @@ def explore(args: argparse.Namespace) -> None:
         raise InputError(f"at most {MAX_TRACES} traces stand side by side, got {len(args.traces)}")
     try_to_write(args.output)
     if [Path(trace).suffix for trace in args.traces] == [".html"]:
-        old = Path(args.traces[0]).read_text(encoding="utf-8")
-        args.output.write_text(in_the_page_of_today(old), encoding="utf-8")
-        console.print(f"wrote {args.output}", markup=False, soft_wrap=True)
-        return
-    traces = [read_run(trace) for trace in args.traces]
-    labels = args.labels.split(",") if args.labels else [trace[0].milestone for trace in traces]
-    if len(labels) != len(traces):
-        raise InputError(f"there are {len(traces)} traces, but {len(labels)} labels")
-    runs = zip(labels, traces, [args.max_num_batched_tokens] * len(traces), strict=True)
-    write_page([Run(*run) for run in runs], args.output)
+        page = in_the_page_of_today(Path(args.traces[0]))
+        args.output.write_text(page, encoding="utf-8")
+    else:
+        traces, budget = read_runs(args.traces, args.labels), args.max_num_batched_tokens
+        write_page([Run(label, records, budget) for label, records in traces], args.output)
     console.print(f"wrote {args.output}", markup=False, soft_wrap=True)
 
 

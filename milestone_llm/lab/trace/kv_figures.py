@@ -3,60 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from milestone_llm.trace.records import StepRecord
 
 
-@dataclass(frozen=True)
-class KVFigures:
-    """KV memory over a run of m2_batching or later.
+def kv_figures(records: Sequence[StepRecord]) -> dict[str, Any]:
+    """Numbers of a run of m2_batching or later, by name.
 
-    Means are over all steps after which a request still runs.
+    Means are over all steps after which a request still runs. `total` and `peak_used` count regions
+    or blocks. Wasted are places of theirs that hold no token.
     """
-
-    total: int
-    peak_used: int
-    """Most units (regions, blocks) in use after a step."""
-    max_concurrent: int
-    """Most requests that one step computed."""
-    reserved_tokens: float
-    """Tokens that the units in use could hold, mean."""
-    stored_tokens: float
-    """Tokens that they did hold, mean."""
-    waste_share: float
-    """Share of the reserved places that held no token, 0..1."""
-    waste_per_request: float
-    """Reserved places without a token, mean over steps and running requests."""
-    num_preemptions: int
-    num_resumptions: int
-    num_recomputed_tokens: int
-    """Tokens whose KV was dropped by a preemption and computed again."""
-    num_swapped_blocks: int
-    """Blocks that moved to host memory."""
-    num_copies: int
-    """Blocks copied because a sharer wrote into them."""
-
-    @classmethod
-    def of(cls, records: Sequence[StepRecord]) -> KVFigures:
-        """The figures of a trace of at least one step."""
-        busy = [record for record in records if record.running]
-        reserved = sum(record.kv.reserved_tokens for record in busy)
-        stored = sum(record.kv.stored_tokens for record in busy)
-        events = [event for record in records for event in record.events]
-        again = [row for each in records for row in each.batch if row.request_id in each.resumed]
-        return cls(
-            total=records[0].kv.total,
-            peak_used=max(record.kv.used for record in records),
-            max_concurrent=max(len(record.batch) for record in records),
-            reserved_tokens=reserved / max(1, len(busy)),
-            stored_tokens=stored / max(1, len(busy)),
-            waste_share=1 - stored / reserved if reserved else 0.0,
-            waste_per_request=(reserved - stored) / max(1, sum(len(each.running) for each in busy)),
-            num_preemptions=sum(len(record.preempted) for record in records),
-            num_resumptions=sum(len(record.resumed) for record in records),
-            # The last token is new: a resumed request would get it anyway.
-            num_recomputed_tokens=sum(row.num_new_tokens - 1 for row in again),
-            num_swapped_blocks=sum(len(e.blocks) for e in events if e.type == "swap_out"),
-            num_copies=sum(event.type == "copy_on_write" for event in events),
-        )
+    busy = [record for record in records if record.running]
+    reserved = sum(record.kv.reserved_tokens for record in busy)
+    stored = sum(record.kv.stored_tokens for record in busy)
+    events = [event for record in records for event in record.events]
+    again = [row for each in records for row in each.batch if row.request_id in each.resumed]
+    return {
+        "total": records[0].kv.total,
+        "peak_used": max(record.kv.used for record in records),
+        "max_concurrent": max(len(record.batch) for record in records),
+        "reserved_tokens": reserved / max(1, len(busy)),
+        "stored_tokens": stored / max(1, len(busy)),
+        "waste_share": 1 - stored / reserved if reserved else 0.0,
+        "waste_per_request": (reserved - stored) / max(1, sum(len(each.running) for each in busy)),
+        "num_preemptions": sum(len(record.preempted) for record in records),
+        "num_resumptions": sum(len(record.resumed) for record in records),
+        # The last token is new: a resumed request would get it anyway.
+        "num_recomputed_tokens": sum(row.num_new_tokens - 1 for row in again),
+        "num_swapped_blocks": sum(len(e.blocks) for e in events if e.type == "swap_out"),
+        "num_copies": sum(event.type == "copy_on_write" for event in events),
+    }

@@ -1,4 +1,4 @@
-"""A walkthrough's guide, a text file: a title, an introduction, and the stops in their order.
+"""A walkthrough's guide, a text: a title, an introduction, and the stops in their order.
 
     M2: requests are chosen at every step
 
@@ -25,7 +25,6 @@ import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 
@@ -50,13 +49,30 @@ class Look:
     def is_guessed(self, guess: str, names: Mapping[str, Any]) -> bool:
         """Whether a text has the value's words and numbers, in their order.
 
-        Brackets, quotes and commas are nobody's guess: `0 1` is `[0, 1]`.
+        Brackets, quotes and commas are nobody's guess: `0 1` is `[0, 1]`. Of a dict or a set, the
+        parts may come in any order.
         """
-        return _words(guess) == _words(self.evaluate(names)[0])
+        words, (shown, is_right) = _words(guess), self.evaluate(names)
+        value = eval(self.expression, dict(names)) if is_right else None  # else it may raise
+        if not isinstance(value, dict | set):
+            return words == _words(shown)
+        parts = value.items() if isinstance(value, dict) else value
+        return _are_told(words, [_words(repr(part)) for part in parts])
 
 
 def _words(text: str) -> list[str]:
     return re.findall(r"[\w.+-]+", text.lower())
+
+
+def _are_told(words: list[str], parts: list[list[str]]) -> bool:
+    """Whether words are those of all parts, one part after the other."""
+    if not parts:
+        return not words
+    return any(
+        words[: len(part)] == part
+        and _are_told(words[len(part) :], parts[:index] + parts[index + 1 :])
+        for index, part in enumerate(parts)
+    )
 
 
 @dataclass(frozen=True)
@@ -99,11 +115,6 @@ class Guide:
     title: str
     intro: str
     stops: Sequence[Stop]
-
-
-def read_guide(path: Path) -> Guide:
-    """The guide in a file. Errors as in `parse_guide`."""
-    return parse_guide(path.read_text(encoding="utf-8"))
 
 
 def parse_guide(text: str) -> Guide:

@@ -18,7 +18,7 @@ from milestone_llm.trace.text import plural
 
 from .card import CardPrinter
 from .debugger import GuidedPdb
-from .guide import Guide
+from .guide import parse_guide
 
 HOW_TO = (
     "{} stops. At each you are in pdb: p EXPRESSION prints, n and s go a line on, u and d move in "
@@ -27,14 +27,12 @@ HOW_TO = (
 
 
 def run_walkthrough(
-    guide: Guide,
-    scenario: Callable[[], Any],
-    argv: Sequence[str] | None = None,
+    text: str, scenario: Callable[[], Any], argv: Sequence[str] | None = None
 ) -> int:
     """Run `scenario` and stop where the guide says.
 
     Args:
-        guide: title, introduction, and the stops in the order in which they are reached.
+        text: of the guide, as guide.py shows it.
         scenario: builds an engine and lets it work. Runs again from its start on pdb's `restart`.
         argv: `--auto`, `--ask`, `--from-stop` and `--list` are understood; None takes the command
             line's.
@@ -42,6 +40,7 @@ def run_walkthrough(
     Returns:
         The exit code: 1 where an expected value differs or a stop is never reached, else 0.
     """
+    guide = parse_guide(text)
     spec = sys.modules["__main__"].__spec__  # None for a script
     prog = f"python -m {spec.name}" if spec else None
     parser = argparse.ArgumentParser(prog, description=guide.title)

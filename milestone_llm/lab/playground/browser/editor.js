@@ -16,8 +16,8 @@ const courseOf = (name) => name.match(/^exercises\/build\/(\w+)\//)?.[1];
 export async function openEditor() {
   code.texts = JSON.parse(await ask("/files", null));
   const title = (name) => (courseOf(name) ? `course ${courseOf(name)}: ${name.split("/").at(-1)}` : `a copy of ${name}`);
-  const names = Object.keys(code.texts).map((name) => el("option", { value: name }, title(name)));
-  const pick = el("select", { id: "code-pick", "aria-label": "file" }, names);
+  const names = Object.keys(code.texts);
+  const pick = el("select", { id: "code-pick", "aria-label": "file" }, options(names.map((name) => [name, title(name)])));
   const save = el("button", { id: "code-save" }, "save file");
   const again = el("button", { id: "code-again" }, "begin again");
   const box = el("div", { id: "code-box" });
@@ -34,9 +34,9 @@ export async function openEditor() {
   code.view.scrollDOM.tabIndex = 0;
   pick.onchange = () => open(pick.value);
   again.onclick = () => replace(code.texts[code.name]);
-  save.onclick = () => el("a", { download: courseOf(code.name) ? code.name.split("/").at(-1) : "my_scheduler.py", href: URL.createObjectURL(new Blob([code.view.state.doc.toString()])) }).click();
+  save.onclick = () => download(courseOf(code.name) ? code.name.split("/").at(-1) : "my_scheduler.py", code.view.state.doc.toString());
   const milestone = `${lab.setting.sides.at(-1).engine}/scheduler.py`;
-  pick.value = milestone in code.texts ? milestone : names[0].value;
+  pick.value = milestone in code.texts ? milestone : names[0];
   open(pick.value);
 }
 

@@ -22,39 +22,29 @@ COURSES = ("m2", "m3", "m4")
 SCHEDULERS = [f"{milestone}/scheduler.py" for milestone in MILESTONES[:4]]
 
 
-def carrier(root: str = "/engine", folder: str = "/own") -> Callable[[str, str], tuple[bool, str]]:
-    """A function from path and JSON to whether it went well, and the answer or what is wrong.
-
-    It carries questions to the playground, as `server.py` does on this machine.
-    """
-    files = Files(Path(root), Path(folder))
-
-    def answer(path: str, body: str) -> tuple[bool, str]:
-        answers = {**files.playground.answers, **files.answers}
-        try:
-            return True, answers[path](json.loads(body))
-        except (ValueError, RecursionError) as error:  # bad input, no JSON, too long a number
-            return False, str(error)
-
-    return answer
-
-
 class Files:
-    """Writes and checks them.
+    """Writes and checks them, and carries questions to the playground, as `server.py` does here.
 
     Args:
         root: of the engine's sources; a course's files are written there.
         folder: where the reader's scheduler is written.
     """
 
-    def __init__(self, root: Path, folder: Path) -> None:
-        self.root, self.folder = root, folder
+    def __init__(self, root: str = "/engine", folder: str = "/own") -> None:
+        self.root, self.folder = Path(root), Path(folder)
         self.playground = Playground()
         self.answers: dict[str, Callable[[Any], str]] = {
             "/files": lambda data: json.dumps(self.texts()),
             "/write": self.write,
             "/check": self.check,
         }
+
+    def answer(self, path: str, body: str) -> tuple[bool, str]:
+        """Whether all went well with this JSON, and the answer or what is wrong."""
+        try:
+            return True, {**self.playground.answers, **self.answers}[path](json.loads(body))
+        except (ValueError, RecursionError) as error:  # bad input, no JSON, too long a number
+            return False, str(error)
 
     def texts(self) -> dict[str, str]:
         """What can be opened, as the reader finds it."""

@@ -25,7 +25,7 @@ from milestone_llm.command.cli import Formatter, console, ended_in_one_line
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.playground.service import Playground, presets
 
-from .files import COURSES, SCHEDULERS, carrier
+from .files import COURSES, SCHEDULERS, Files
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
@@ -110,7 +110,7 @@ def fetched_runtime() -> Path:
 
 def _recorded_answers() -> list[str]:
     """What the playground answers to each preset."""
-    answer = carrier(str(ROOT))
+    answer = Files(str(ROOT)).answer
     answer("/files", "null")
     answer("/trace", json.dumps(presets()[0]))  # so that all modules that it needs are imported
     return [answer("/run", json.dumps(preset))[1] for preset in presets()]

@@ -8,8 +8,8 @@ export async function startPython(loadPyodide, read) {
 import sys
 sys.dont_write_bytecode = True  # the reader's files change more than once a second
 sys.path[:0] = ["/engine", "/libraries"]
-from milestone_llm.lab.playground.browser.files import carrier
-carrier()`);
+from milestone_llm.lab.playground.browser.files import Files
+Files().answer`);
   return (path, body) => {
     const told = answer(path, JSON.stringify(body));
     const [isFine, text] = told.toJs();

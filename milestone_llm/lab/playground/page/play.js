@@ -10,8 +10,9 @@ const DICE = { count: ["how many", 12], rate: ["a second", 1], seed: ["seed", 0]
 
 async function runPart() {
   lab.data = JSON.parse(byId("play-data").textContent);
-  const presets = lab.data.presets.map(({ question }, index) => el("option", { value: index }, question));
-  byId("play-preset").replaceChildren(el("option", { value: "" }, "one of your own"), ...presets);
+  const presets = lab.data.presets.map(({ question }, index) => [index, question]);
+  byId("play-preset").replaceChildren(...options([["", "one of your own"], ...presets]));
+  byId("play-machine").replaceChildren(...options(Object.entries(lab.data.machines)));
   const dice = Object.entries(DICE).map(([name, [title, value]]) => el("label", `${title} `, el("input", { type: "number", name, value, min: 0, step: "any" })));
   byId("play-dice").replaceChildren(...dice, el("button", "take these"));
   byId("axis").value = state.axis = "seconds";
@@ -86,7 +87,9 @@ function openSetting(given, index) {
   lab.setting = wholeSetting(given);
   lab.began = "";
   const [one, other = one] = lab.setting.sides.map(({ fields }) => fields);
-  lab.first = Object.keys({ ...one, ...other }).filter((name) => one[name] !== other[name]); // what it is about
+  const chosen = Object.keys({ ...one, ...other });
+  const differ = chosen.filter((name) => one[name] !== other[name]); // what it is about
+  lab.first = [...new Set(["engine", ...differ, ...Object.keys(lab.data.engines.m1_single.defaults), ...chosen])];
   byId("play-preset").value = index;
   byId("play-tell").setAttribute("aria-expanded", false);
   return changed();
@@ -121,8 +124,10 @@ async function save({ save: what, side = 0 }) {
   const setting = { ...lab.setting, sides: lab.setting.sides.slice(Number(side)) };
   const text = what === "preset" ? `${JSON.stringify(lab.setting, null, 1)}\n` : await ask(`/${what}`, setting);
   const name = { preset: "playground.json", trace: "playground.jsonl" }[what];
-  el("a", { download: name, href: URL.createObjectURL(new Blob([text])) }).click();
+  download(name, text);
 }
+
+const download = (name, text) => el("a", { download: name, href: URL.createObjectURL(new Blob([text])) }).click();
 
 // One's own scheduler stands beside the milestone's, and beside what it was when its file was saved.
 async function watchOwn() {
@@ -215,10 +220,9 @@ const columns = (cell) => lab.setting.sides.map((side, index) => el(cell, "AB"[i
 
 // A row for each field that one of the engines has, and in it a cell for each side.
 function drawSides() {
-  const { engines, machines, choices } = lab.data;
+  const { engines, choices } = lab.data;
   const { sides, machine } = lab.setting;
-  const choose = (attributes, values, chosen) => el("select", attributes, values.map(([value, title]) =>
-    el("option", value === String(chosen) ? { value, selected: "" } : { value }, title)));
+  const choose = (attributes, entries, value) => Object.assign(el("select", attributes, options(entries)), { value });
   const cell = (name, side, of) => {
     const { defaults } = engineOf(side);
     const attributes = { "data-field": name, "data-of": of, "data-focus": `${name}:${"AB"[of]}`, "aria-label": `${name} of ${"AB"[of]}` };
@@ -229,14 +233,15 @@ function drawSides() {
     if (typeof defaults[name] === "boolean") return choose(attributes, [["true", "on"], ["false", "off"]], value);
     return el("input", { ...attributes, type: "number", placeholder: "auto", value: value ?? "" });
   };
-  const rest = Object.keys(engines.m4_prefix_chunked.defaults).filter((name) => !lab.first.includes(name));
-  const rows = ["engine", ...lab.first, ...rest].map((name) => [name, sides.map((side, of) => cell(name, side, of))]);
-  const lines = rows.filter(([, cells]) => cells.some((each) => each !== "–")).map(([name, cells]) => {
+  const lines = (names) => names.flatMap((name) => {
+    const cells = sides.map((side, of) => cell(name, side, of));
     const [one, other = one] = cells.filter((each) => each !== "–").map(({ value }) => value);
+    if (one === undefined) return [];
     return el(one === other ? "tr" : "tr.differs", el("th", name.replaceAll("_", "_\u200b")), cells.map((each) => el("td", each)));
   });
-  byId("play-sides").replaceChildren(el("tr", el("th", ""), columns("th")), ...lines);
-  byId("play-machine").replaceChildren(...Object.entries(machines).map(([value, title]) => el("option", { value }, title)));
+  const more = Object.keys(engines.m4_prefix_chunked.defaults).filter((name) => !lab.first.includes(name));
+  byId("play-sides").replaceChildren(el("tr", el("th", ""), columns("th")), ...lines(lab.first));
+  byId("play-more").replaceChildren(...lines(more));
   byId("play-machine").value = machine;
 }
 

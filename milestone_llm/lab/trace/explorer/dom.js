@@ -20,6 +20,7 @@ function setAttribute(element, key, value) {
   else element.setAttribute(key, value);
 }
 
+const options = (entries) => entries.map(([value, title]) => el("option", { value }, title));
 const byId = (id) => document.getElementById(id);
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 

@@ -107,7 +107,7 @@ function drawGuess() {
 
 function whichRun() {
   if (filled().length < 2) return "";
-  const select = el("select", { id: "guessed" }, filled().map(({ run }) => el("option", titleOf(run))));
+  const select = el("select", { id: "guessed" }, options(filled().map(({ run }, index) => [index, titleOf(run)])));
   select.selectedIndex = guessing.index;
   select.addEventListener("change", () => drawGuess((guessing.index = select.selectedIndex)));
   return el("p", el("label", "run: ", select));

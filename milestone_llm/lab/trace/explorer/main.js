@@ -296,6 +296,7 @@ const ACTIONS = {
 };
 
 function connect() {
+  byId("kind").append(...options(Object.entries(MARK_SIGNS).map(([kind, sign]) => [kind, `${sign} ${kind.replaceAll("_", "-")}`])));
   for (const button of document.querySelectorAll("[data-key]"))
     button.addEventListener("click", () => ACTIONS[button.dataset.key]());
   byId("axis").addEventListener("change", (event) => setAxis(event.target.value));

@@ -206,7 +206,7 @@ function memoryAt(run, at) {
   if (kv.unit === "token") return { unit: kv.unit, rows: batch, width: Math.max(1, ...batch.map(rowEnd), run.usage[at].reserved / Math.max(1, batch.length)) };
   const owners = new Map(); // block -> ids, in order of their tables
   for (const [name, table] of holdersAt(run, at)) for (const block of table) owners.set(block, [...(owners.get(block) ?? []), name]);
-  return { unit: kv.unit, total: kv.total, size: run.blockSize, owners, fill: fillAt(run, at), cached: cachedAt(run, at), host: run.host[at] };
+  return { unit: kv.unit, size: run.blockSize, owners, fill: fillAt(run, at), cached: cachedAt(run, at) };
 }
 
 // Full blocks that were freed and not taken since. Which of two equal blocks is found by its content
