@@ -146,7 +146,9 @@ def random_steps(rank: int, size: int, num_steps: int, seed: int) -> Any:
         done += 1
     stats = engine.stats()
     return {
-        "plans": [repr((each.batch, each.preempted, each.events)) for each in engine.tracer.records],
+        "plans": [
+            repr((each.batch, each.preempted, each.events)) for each in engine.tracer.records
+        ],
         "outputs": outputs,
         "steps": stats["steps"],
         "preemptions": stats["preemptions"],
