@@ -88,13 +88,7 @@ def value_known(value: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("max_num_seqs", "max_tokens", "num_that_guess"),
-    [
-        (150, MAX_TOKENS + 200, 0),
-        (150, MAX_TOKENS + 200, 30),
-        (600, 600, 0),
-        (40, 50, 5),
-        (9, 99, 9),
-    ],
+    [(150, MAX_TOKENS + 200, 30), (600, 600, 0), (9, 50, 5)],
 )
 @torch.inference_mode()
 def test_no_step_launches_a_kernel_that_was_not_compiled(
@@ -193,25 +187,6 @@ def test_nor_does_a_step_on_hopper(launched, monkeypatch, is_int8, sizes):
     names = {name for name, *_ in compiled}
     own = {"_hopper_linear_kernel", "_register_linear_kernel", "_dot_linear_kernel"}
     assert ({"_hopper_int8_kernel"} if is_int8 else own) <= names
-
-
-def test_what_is_compiled_is_loaded_where_it_was_compiled(monkeypatch):
-    """Else each first launch would load its kernel, and compile C code for it, one by one."""
-    loaded_in = []
-
-    class Kernel:
-        @property
-        def run(self) -> None:
-            loaded_in.append(threading.current_thread())
-
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    devices = []
-    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
-    with compiling():
-        triton.runtime._async_compile.active_mode.get().submit("key", Kernel, lambda kernel: None)
-    assert loaded_in
-    assert loaded_in[0] is not threading.current_thread()
-    assert devices == [3]
 
 
 @pytest.fixture
