@@ -62,8 +62,7 @@ def _engine(model: Any, size: int, **fields: Any) -> Any:
 
 
 def _tokens(engine: Any, seed: int = 1) -> list[list[list[int]]]:
-    prompts, params = m5_helpers.workload(seed)
-    outputs = engine.generate(prompts, m5_helpers.penalised(params))
+    outputs = engine.generate(*m5_helpers.workload(seed))
     return [[each.token_ids for each in output.outputs] for output in outputs]
 
 

@@ -6,7 +6,6 @@ Here a graph is computed anew at each replay, so that its padding is tested with
 from __future__ import annotations
 
 import gc
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -15,41 +14,26 @@ import torch
 
 import m4_prefix_chunked
 import m5_kernels
-from engine_helpers import make_engine, random_prompts, run_to_end, tiny_model
+from engine_helpers import make_engine, random_prompts, tiny_model
 from m1_single import SamplingParams
-from m5_helpers import RecomputedGraphs
+from m5_helpers import RecomputedGraphs, workload
 from m5_kernels.decoder.one_gpu import OneGPU
 from m5_kernels.extras.tensor_parallel.parallel import TensorParallel
 from m5_kernels.sampler import Needs
 from m5_kernels.step_graphs import MAX_CHUNKS, MAX_TOKENS, Buckets, StepGraphs, StepShape
 
-FIELDS: dict[str, Any] = {"max_num_seqs": 5, "max_model_len": 80, "max_num_batched_tokens": 70}
-FIELDS |= {"kv_cache_tokens": 320, "long_prefill_token_threshold": 24}
+FIELDS: dict[str, Any] = {"max_num_seqs": 5, "max_model_len": 112, "max_num_batched_tokens": 70}
+FIELDS |= {"kv_cache_tokens": 448, "long_prefill_token_threshold": 24}
 
 
-def tokens_of_m4(seed: int) -> dict[str, list[int]]:
+def tokens_of(engine: Any, seed: int) -> list[Any]:
+    return [
+        each.token_ids for output in engine.generate(*workload(seed)) for each in output.outputs
+    ]
+
+
+def tokens_of_m4(seed: int) -> list[Any]:
     return tokens_of(make_engine(m4_prefix_chunked, tiny_model(), **FIELDS), seed)
-
-
-def tokens_of(engine: Any, seed: int) -> dict[str, list[int]]:
-    """What requests get that come while others run, some of them sampled, with several needs."""
-    rng = random.Random(seed)
-    prompts = random_prompts([rng.randint(1, 60) for _ in range(14)], seed)
-    done: dict[str, list[int]] = {}
-    for index, prompt in enumerate(prompts):
-        params = SamplingParams(
-            temperature=rng.choice((0, 0.8)),
-            top_k=rng.choice((0, 0, 5)),
-            repetition_penalty=rng.choice((1.0, 1.0, 1.3)),
-            presence_penalty=(0, 0, 0.9)[index % 3],
-            logprobs=rng.choice((None, None, 2)),
-            max_tokens=rng.randint(1, 12),
-            seed=index,
-        )
-        engine.add_request(prompt, params, request_id=f"q{index}")
-        for _ in range(rng.randint(0, 3)):
-            done |= {out.request_id: out.token_ids for out in engine.step() if out.finished}
-    return done | {name: out.token_ids for name, out in run_to_end(engine).items()}
 
 
 @pytest.mark.parametrize("seed", range(3))
