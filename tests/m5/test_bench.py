@@ -9,7 +9,7 @@ import torch
 
 from m5_kernels import LLMEngine
 from m5_kernels.bench import main
-from m5_kernels.tools.bench_limits import RunLimit, limit_text
+from m5_kernels.tools.bench_limits import limit_text, seconds_at_best
 from m5_kernels.tools.bench_parts import OBJECTS
 from m5_kernels.tools.measure import Ceilings
 from milestone_llm.core.sampling_params import SamplingParams
@@ -36,13 +36,11 @@ def test_the_ladder_does_the_same_work_with_the_same_tokens(bench: Any) -> None:
 
 def test_parts_can_be_switched_off_alone_and_together(bench: Any) -> None:
     everything = "+".join(("graphs", "prefix-cache", *OBJECTS))
-    out, _, data, _ = bench("--without", "pipelining", everything)
-    assert data["same_tokens"] == {"- pipelining": 4, f"- {everything}": 4}
-    assert data["without"] == ["pipelining", everything]
+    out, _, data, _ = bench("--set", "quantization=int8", "--without", "eight-bits", everything)
     assert "On a CPU there are no graphs" in out
-    engines = bench("--set", "quantization=int8", "--without", "eight-bits").data["engines"]
-    bits = {name: each["quantization"] for name, each in engines.items()}
-    assert bits == {"m5_kernels": "int8", "- eight-bits": None}
+    assert data["same_tokens"][f"- {everything}"] == 4
+    bits = {name: each["quantization"] for name, each in data["engines"].items()}
+    assert bits == {"m5_kernels": "int8", "- eight-bits": None, f"- {everything}": "int8"}
 
 
 @pytest.mark.parametrize("name", OBJECTS)
@@ -98,16 +96,18 @@ def test_a_profile_of_any_engine(name: str, bench: Any) -> None:
 def test_limit_counts_weights_a_step_and_kv_a_token() -> None:
     model = build_tiny_model("llama", tie_word_embeddings=True)
     items = [WorkItem([1] * 10, SamplingParams(max_tokens=3))]
-    limit = RunLimit.of(model, items, num_steps=3)
+    ceilings = Ceilings(read_gbps=1e-9, copy_gbps=1, matmul_tflops=1e-12)
     num_weights = sum(p.numel() for p in model.parameters())
-    assert limit.weight_bytes == 3 * 4 * num_weights
-    assert limit.kv_bytes == (11 + 12) * 2 * 2 * 2 * 16 * 4  # k and v, layers, heads, dims, fp32
     per_token = num_weights - 199 * 64
-    assert limit.prefill_flop == 2 * per_token * 10 + 2 * 100 * 4 * 16 * 2
-    lines = limit.beside(Ceilings(1e-3, 1e-3, 1e-6), 1.0, num_tokens=3)
-    best = (limit.weight_bytes + limit.kv_bytes) / 1e6 + limit.prefill_flop / 1e6
-    assert lines["share_of_limit"] == pytest.approx(best)
-    assert f"{best:.0%}" in limit_text(lines)
+    best = seconds_at_best(model, items, num_steps=3, ceilings=ceilings)
+    assert best == pytest.approx(
+        {
+            "weights": 3 * 4 * num_weights,
+            "kv": (11 + 12) * 2 * 2 * 2 * 16 * 4,  # k and v, layers, heads, dims, fp32
+            "prefill": 2 * per_token * 10 + 2 * 100 * 4 * 16 * 2,
+        }
+    )
+    assert "reached 50% of that" in limit_text(best, ceilings, 2 * sum(best.values()), 3)
 
 
 def test_an_unknown_part_is_named(capsys: pytest.CaptureFixture[str]) -> None:
