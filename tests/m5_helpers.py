@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from m5_kernels.device_step import DeviceStep
 from m5_kernels.extras.guesses.runner import GuessStep
+from m5_kernels.kernels.step_metadata import RowState, StepMetadata
 from m5_kernels.sampler import Needs
 from m5_kernels.step_graphs import StepGraphs, StepShape
 from milestone_llm.core.sampling_params import SamplingParams
@@ -100,6 +102,29 @@ def facts(output: Any) -> list[tuple[list[int], str, list[float]]]:
 def nearly(found: list[tuple[list[int], str, list[float]]]) -> list[Any]:
     """The same facts to rounding."""
     return [(tokens, reason, pytest.approx(p, abs=1e-3)) for tokens, reason, p in found]
+
+
+def same_metadata(
+    kernel: Callable[..., None],
+    twin: Callable[..., None],
+    state: RowState,
+    *arguments: torch.Tensor,
+    num_tokens: int,
+) -> StepMetadata:
+    """What a kernel makes of a step, which is what its twin does: both into memory of nonsense."""
+    rows = arguments[-1]
+    outputs = [
+        StepMetadata.allocate(num_tokens, len(rows), state.block_table.shape[1], rows.device)
+        for _ in range(2)
+    ]
+    names = [name for name, value in vars(outputs[0]).items() if torch.is_tensor(value)]
+    for function, output in zip((kernel, twin), outputs, strict=True):
+        for name in names:
+            getattr(output, name).fill_(-77)
+        function(state, *arguments, output)
+    for name in names:
+        assert torch.equal(*(getattr(output, name) for output in outputs)), name
+    return outputs[0]
 
 
 class RecomputedGraphs(StepGraphs):
