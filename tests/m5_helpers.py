@@ -77,7 +77,7 @@ def workload(
                 top_k=5 if i % 4 == 1 else 0,
                 top_p=0.9 if i % 5 == 1 else 1.0,
                 min_p=0.05 if i % 7 == 3 else 0.0,
-                stop_token_ids=list(range(3, 60, 8)) if i % 2 else [],
+                stop_token_ids=list(range(3, min(60, vocab_size), 8)) if i % 2 else [],
                 prompt_logprobs=1 if i == 2 else None,
                 n=2 if i in (5, 9) else 1,
                 **special,

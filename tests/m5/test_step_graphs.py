@@ -14,7 +14,7 @@ import torch
 
 import m4_prefix_chunked
 import m5_kernels
-from engine_helpers import make_engine, random_prompts, tiny_model
+from engine_helpers import greedy, make_engine, random_prompts, tiny_model
 from m1_single import SamplingParams
 from m5_helpers import RecomputedGraphs, workload
 from m5_kernels.decoder.one_gpu import OneGPU
@@ -26,21 +26,16 @@ FIELDS: dict[str, Any] = {"max_num_seqs": 5, "max_model_len": 112, "max_num_batc
 FIELDS |= {"kv_cache_tokens": 448, "long_prefill_token_threshold": 24}
 
 
-def tokens_of(engine: Any, seed: int) -> list[Any]:
-    return [
-        each.token_ids for output in engine.generate(*workload(seed)) for each in output.outputs
-    ]
-
-
-def tokens_of_m4(seed: int) -> list[Any]:
-    return tokens_of(make_engine(m4_prefix_chunked, tiny_model(), **FIELDS), seed)
+def tokens_of(engine: Any, work: Any) -> list[Any]:
+    return [each.token_ids for output in engine.generate(*work) for each in output.outputs]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_padded_steps_give_the_tokens_of_m4(seed, poisoned):
     engine = make_engine(m5_kernels, tiny_model(), **FIELDS)
     engine.runner.graphs = graphs = RecomputedGraphs(engine.runner.device_step)
-    assert tokens_of(engine, seed) == tokens_of_m4(seed)
+    m4 = make_engine(m4_prefix_chunked, tiny_model(), **FIELDS)
+    assert tokens_of(engine, workload(seed)) == tokens_of(m4, workload(seed))
     assert StepShape(64, 5, 5, MAX_CHUNKS) in graphs.replayed
     assert StepShape(5, 5, 5, 0) in graphs.replayed
 
@@ -51,7 +46,9 @@ def test_steps_whose_graphs_memory_does_not_hold_are_launched_as_they_are(is_war
     engine.runner.graphs = graphs = RecomputedGraphs(engine.runner.device_step, capacity=2)
     if is_warm:
         engine.runner.capture_graphs()
-    assert tokens_of(engine, 0) == tokens_of_m4(0)
+    m4 = make_engine(m4_prefix_chunked, tiny_model(), **FIELDS)
+    work = random_prompts([60, 5, 30, 9, 20, 7]), greedy(12)
+    assert tokens_of(engine, work) == tokens_of(m4, work)
     (line,) = caplog.messages
     assert ("steps, of 1, 2, 4 tokens" in line) == is_warm
     assert "Lower gpu_memory_utilization" in line
