@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import m4_prefix_chunked
 import m5_kernels
+from engine_helpers import assert_empty
 from m5_helpers import facts, nearly, workload
 from milestone_llm.models.tiny_models import build_tiny_model
 
@@ -51,9 +52,7 @@ CONFIGS = st.fixed_dictionaries(
 
 
 def assert_nothing_left(engine: Any) -> None:
-    stats = engine.stats()
-    assert stats["kv"]["free"] == stats["kv"]["total"]
-    assert not engine.has_unfinished_requests()
+    assert_empty(engine)
     if engine.decoder is not None:  # rows are taken back with the next launch
         rows = engine.runner.rows
         assert all(request.is_finished for _, request in rows.values())
