@@ -146,11 +146,6 @@ class Tensor(torch.Tensor):
         left = [part for part in parts if not isinstance(part, int)]
         return view, [part if isinstance(part, torch.Tensor) else None for part in left]
 
-    def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
-        """Itself, or a copy."""
-        is_ready = self.is_contiguous(memory_format=memory_format)
-        return self if is_ready else self.clone(memory_format=memory_format)
-
     def copy_(self, source: Any, non_blocking: bool = False) -> Any:
         """Over the bus, or on the device."""
         return aten.copy_(self, source, non_blocking)
@@ -183,7 +178,6 @@ class Work(NamedTuple):
     do: Callable[[], object]
     pinned: tuple[tuple[Counter[str], str], ...] = ()
     """What is `under_way` of pinned memory while this is."""
-    is_launch: bool = True
 
 
 class Event:
@@ -232,7 +226,7 @@ class Graph:
                 "a graph is replayed whose memory was given back after it was captured"
             )
         own = list(self.own.values())
-        self.machine.put(Work("poison", lambda: [*map(poison, own)], is_launch=False))
+        self.machine.put(Work("poison", lambda: [*map(poison, own)]))
         for work in self.works:
             self.machine.put(work)
         self.machine.num_replays += 1
@@ -277,7 +271,7 @@ class Machine:
             return
         self.todo.append(work)
         self.num_put += 1
-        self.launches[work.name] += work.is_launch
+        self.launches[work.name] += 1
         for under_way, kind in work.pinned:
             under_way[kind] += 1
 
