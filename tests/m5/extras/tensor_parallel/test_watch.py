@@ -78,8 +78,8 @@ def until(is_true: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize(
     ("word", "closes"),
-    [(b"", True), (b"\1", False), (b"GET / HTTP/1.1\r\n", False), (bytes(8) + b"\1\0", False)],
-    ids=["nothing, and closes", "one byte", "http", "a wrong secret"],
+    [(b"", True), (b"", False), (b"GET / HTTP/1.1\r\n", False), (bytes(8) + b"\1\0", False)],
+    ids=["nothing, and closes", "nothing, and waits", "http", "a wrong secret"],
 )
 def test_a_stranger_does_not_end_rank_0_and_is_no_rank(word, closes, invited, monkeypatch):
     monkeypatch.setattr(watch, "KNOCK_SECONDS", 0.2)
