@@ -108,3 +108,11 @@ def test_no_two_callers_are_the_same_rank(invited):
     invited.thread.join(PATIENCE)
     assert invited.watch is not None
     assert invited.exits == []
+
+
+def test_a_rank_that_goes_without_a_word_ends_this_one(invited, capfd):
+    rank_1 = invited.knock(invited.right_word())
+    invited.thread.join(PATIENCE)
+    rank_1.close()
+    until(lambda: invited.exits == [1])
+    assert "rank 1 of 2 has ended in the middle of the work" in capfd.readouterr().err
