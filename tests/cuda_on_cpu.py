@@ -146,6 +146,11 @@ class Tensor(torch.Tensor):
         left = [part for part in parts if not isinstance(part, int)]
         return view, [part if isinstance(part, torch.Tensor) else None for part in left]
 
+    def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
+        """Itself, or a copy."""
+        is_ready = self.is_contiguous(memory_format=memory_format)
+        return self if is_ready else self.clone(memory_format=memory_format)
+
     def copy_(self, source: Any, non_blocking: bool = False) -> Any:
         """Over the bus, or on the device."""
         return aten.copy_(self, source, non_blocking)
