@@ -183,7 +183,6 @@ class Work(NamedTuple):
     do: Callable[[], object]
     pinned: tuple[tuple[Counter[str], str], ...] = ()
     """What is `under_way` of pinned memory while this is."""
-    is_launch: bool = True
 
 
 class Event:
@@ -232,7 +231,7 @@ class Graph:
                 "a graph is replayed whose memory was given back after it was captured"
             )
         own = list(self.own.values())
-        self.machine.put(Work("poison", lambda: [*map(poison, own)], is_launch=False))
+        self.machine.put(Work("poison", lambda: [*map(poison, own)]))
         for work in self.works:
             self.machine.put(work)
         self.machine.num_replays += 1
@@ -277,7 +276,7 @@ class Machine:
             return
         self.todo.append(work)
         self.num_put += 1
-        self.launches[work.name] += work.is_launch
+        self.launches[work.name] += 1
         for under_way, kind in work.pinned:
             under_way[kind] += 1
 

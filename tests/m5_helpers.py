@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import random
-from dataclasses import replace
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from m5_kernels.device_step import DeviceStep
 from m5_kernels.extras.guesses.runner import GuessStep
+from m5_kernels.kernels.step_metadata import RowState, StepMetadata
 from m5_kernels.sampler import Needs
 from m5_kernels.step_graphs import StepGraphs, StepShape
 from milestone_llm.core.sampling_params import SamplingParams
@@ -50,41 +52,79 @@ def circling(family: str = "llama", **overrides: Any) -> Any:
     return model
 
 
-def workload(seed: int = 1) -> tuple[list[list[int]], list[SamplingParams]]:
+PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.8, "presence_penalty": -1.1}
+PENALTIES |= {"logit_bias": {7: 2.5, 30: -100, 31: 0.5}, "logprobs": 2}
+
+
+def workload(
+    seed: int = 1, vocab_size: int = VOCAB_SIZE, longest: int = 20
+) -> tuple[list[list[int]], list[SamplingParams]]:
     """Ten requests: shared prefixes, equal prompts, every way of sampling and of stopping."""
     rng = random.Random(seed)
-    base = [rng.randrange(VOCAB_SIZE) for _ in range(48)]
+    base = [rng.randrange(vocab_size) for _ in range(48)]
     prompts, params = [], []
     for i in range(10):
-        own = [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([1, 5, 16, 30]))]
+        own = [rng.randrange(vocab_size) for _ in range(rng.choice([1, 5, 16, 30]))]
         prompts.append(base[: rng.choice([0, 8, 16, 32, 48])] + own)
+        max_tokens = rng.randint(1, longest)
+        special = {**PENALTIES, "min_tokens": min(3, max_tokens)} if i in (4, 7) else {}
         params.append(
             SamplingParams(
                 temperature=0.8 if i % 2 else 0.0,
                 seed=i,
-                max_tokens=rng.randint(1, 20),
+                max_tokens=max_tokens,
                 ignore_eos=i % 3 == 0,
                 top_k=5 if i % 4 == 1 else 0,
                 top_p=0.9 if i % 5 == 1 else 1.0,
                 min_p=0.05 if i % 7 == 3 else 0.0,
-                stop_token_ids=list(range(3, 60, 8)) if i % 2 else [],
+                stop_token_ids=list(range(3, min(60, vocab_size), 8)) if i % 2 else [],
+                prompt_logprobs=1 if i == 2 else None,
+                n=2 if i in (5, 9) else 1,
+                **special,
             )
         )
     prompts[3] = prompts[4] = base[:32]
     return prompts, params
 
 
-def penalised(params: list[SamplingParams]) -> list[SamplingParams]:
-    """The same with two requests that have penalties and want log-probabilities."""
-    special = {
-        "repetition_penalty": 1.3,
-        "frequency_penalty": 0.8,
-        "presence_penalty": -1.1,
-        "logit_bias": {7: 2.5, 30: -100, 31: 0.5},
-        "min_tokens": min(3, params[4].max_tokens, params[7].max_tokens),
-        "logprobs": 2,
-    }
-    return [replace(p, **special) if i in (4, 7) else p for i, p in enumerate(params)]
+def facts(output: Any) -> list[tuple[list[int], str, list[float]]]:
+    """Of each completion tokens, why they end, and how likely they were."""
+    return [
+        (
+            each.token_ids,
+            each.finish_reason,
+            [p.logprob for step in each.logprobs or [] for _, p in sorted(step.items())],
+        )
+        for each in output.outputs
+    ]
+
+
+def nearly(found: list[tuple[list[int], str, list[float]]]) -> list[Any]:
+    """The same facts to rounding."""
+    return [(tokens, reason, pytest.approx(p, abs=1e-3)) for tokens, reason, p in found]
+
+
+def same_metadata(
+    kernel: Callable[..., None],
+    twin: Callable[..., None],
+    state: RowState,
+    *arguments: torch.Tensor,
+    num_tokens: int,
+) -> StepMetadata:
+    """What a kernel makes of a step, which is what its twin does: both into memory of nonsense."""
+    rows = arguments[-1]
+    outputs = [
+        StepMetadata.allocate(num_tokens, len(rows), state.block_table.shape[1], rows.device)
+        for _ in range(2)
+    ]
+    names = [name for name, value in vars(outputs[0]).items() if torch.is_tensor(value)]
+    for function, output in zip((kernel, twin), outputs, strict=True):
+        for name in names:
+            getattr(output, name).fill_(-77)
+        function(state, *arguments, output)
+    for name in names:
+        assert torch.equal(*(getattr(output, name) for output in outputs)), name
+    return outputs[0]
 
 
 class RecomputedGraphs(StepGraphs):

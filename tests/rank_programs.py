@@ -5,7 +5,6 @@ A program writes what it found to a file of its own; the tests read the files an
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -63,8 +62,7 @@ def _engine(model: Any, size: int, **fields: Any) -> Any:
 
 
 def _tokens(engine: Any, seed: int = 1) -> list[list[list[int]]]:
-    prompts, params = m5_helpers.workload(seed)
-    outputs = engine.generate(prompts, m5_helpers.penalised(params))
+    outputs = engine.generate(*m5_helpers.workload(seed))
     return [[each.token_ids for each in output.outputs] for output in outputs]
 
 
@@ -114,14 +112,13 @@ def guesses(rank: int, size: int, device: str = "cpu") -> Any:
 
 
 def random_steps(rank: int, size: int, num_steps: int, seed: int) -> Any:
-    """Steps under random traffic: a digest of all plans, and what came out."""
+    """Steps under random traffic: all plans, and what came out."""
     rng = random.Random(seed)
     fields = {"kv_cache_tokens": 160, "policy": "priority", "speculation": "ngram"}
-    fields["aging_seconds"] = 1e9  # ranks have clocks of their own; nobody waits for so long
-    engine = _engine(m5_helpers.circling(), size, **fields)
-    digest, outputs, num_added = hashlib.sha256(), {}, 0
+    fields |= {"aging_seconds": 1e9}  # ranks have clocks of their own; nobody waits for so long
+    engine = _engine(m5_helpers.circling(), size, trace="memory", **fields)
+    outputs, num_added = {}, 0
     beginnings = [[rng.randrange(199) for _ in range(24)] for _ in range(3)]
-    engine.step_log.watchers.append(Digest(digest))
     done = 0
     while done < num_steps or engine.has_unfinished_requests():
         if done < num_steps and len(engine.requests) < 10 and rng.random() < 0.5:
@@ -141,14 +138,16 @@ def random_steps(rank: int, size: int, num_steps: int, seed: int) -> Any:
         if engine.requests and rng.random() < 0.05:
             engine.abort(rng.choice(sorted(engine.requests)))
         if rng.random() < 0.01:
-            digest.update(repr(engine.reset_prefix_cache()).encode())
+            engine.reset_prefix_cache()
         for output in engine.step():
             if output.finished:
                 outputs[output.request_id] = [each.token_ids for each in output.outputs]
         done += 1
     stats = engine.stats()
     return {
-        "digest": digest.hexdigest(),
+        "plans": [
+            repr((each.batch, each.preempted, each.events)) for each in engine.tracer.records
+        ],
         "outputs": outputs,
         "steps": stats["steps"],
         "preemptions": stats["preemptions"],
@@ -157,25 +156,6 @@ def random_steps(rank: int, size: int, num_steps: int, seed: int) -> Any:
         "aborted": num_added - len(outputs),
         "used": stats["kv"]["used"],
     }
-
-
-class Digest:
-    """Watches the steps: remembers all that was planned, by its hash."""
-
-    def __init__(self, digest: Any) -> None:
-        self.digest = digest
-
-    def record(self, step: Any, queues: Any) -> None:
-        plan = step.plan
-        rows = [
-            (row.request.request_id, row.start, row.num_new_tokens, list(row.blocks))
-            for row in plan.rows
-        ]
-        preempted = [each.request.request_id for each in plan.preempted]
-        sampled = sorted(
-            (name, [token.token_id for token in tokens]) for name, tokens in step.sampled.items()
-        )
-        self.digest.update(repr((rows, preempted, sampled)).encode())
 
 
 def folder_part(rank: int, size: int, model: str) -> Any:
@@ -283,15 +263,3 @@ def fused_kernel(rank: int, size: int) -> Any:
                 errors.append((found.float() - expected.float()).abs().max().item())
                 errors.append((mine.float() - total).abs().max().item() / 4)
     return max(errors)
-
-
-def engines_come_and_go(rank: int, size: int) -> Any:
-    """Graphs that hold a communicator are captured, dropped and captured again, then the end."""
-    model = m5_helpers.with_biases("qwen3").to(f"cuda:{rank}")
-    found = []
-    for _ in range(3):
-        engine = _engine(model, size)
-        engine.warm_up()
-        found.append(_tokens(engine))
-        del engine
-    return found

@@ -372,6 +372,7 @@ class Storm:
         num_seats = len(scheduler.running) + scheduler.completions.num_of(scheduler.running)
         assert num_seats <= limits.max_num_seqs
         assert not (plan.preempted and newcomers)
+        self.counts["late"] += sum(each.request.num_in_flight for each in plan.preempted)
         if self.is_late:
             return
         assert seniors[:1] not in [[each.request] for each in plan.preempted]

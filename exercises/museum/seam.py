@@ -40,7 +40,8 @@ cause: The plan of step 6 preempts b while step 5 still samples b's token. When 
 invariant: The token of each position is sampled once and delivered once. A token under way
   belongs to its request, preempted or not.
 fix: Append it. Preemption drops keys and values, never tokens.
-test: tests/m5/test_late_settling.py::test_settling_a_step_late_loses_no_token_and_no_block
+test:
+  tests/test_storm.py::test_random_traffic_loses_nothing_and_gives_everybody_the_right_tokens
 seen: With steps planned ahead, a request can be preempted while its token is under way. Engines
   have lost such tokens, sent them twice, or dropped them and preempted three times as often.
 threads: vllm-project/vllm#26385 (merged), vllm-project/vllm#38624 (closed),

@@ -36,16 +36,13 @@ class Product(Protocol):
         """Whether it is to make this product."""
 
     def __call__(
-        self,
-        hidden: torch.Tensor,
-        weight: Matrix,
-        bias: torch.Tensor | None,
-        is_gated: bool,
+        self, hidden: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, is_gated: bool
     ) -> torch.Tensor:
         """Make it; arguments and result as those of `Products.linear` and `gate_up`."""
 
     def token_counts(self, max_tokens: int, weights: Sequence[Weight]) -> Iterable[int]:
         """Numbers of tokens between which it changes kernels: steps of so many compile them all."""
+        return ()
 
 
 class Products:

@@ -23,7 +23,7 @@ from milestone_llm.lab.bench.measure import Results, measure, run_engine
 from milestone_llm.lab.bench.workloads import WorkItem
 
 from .bench_all_reduce import print_all_reduces
-from .bench_limits import RunLimit, limit_text
+from .bench_limits import limit_text, seconds_at_best
 from .bench_parts import FIELDS, OBJECTS, check_against_m4
 from .bench_profile import profile_steps
 from .measure import Ceilings
@@ -85,7 +85,7 @@ def compare_engines(bench: Bench) -> None:
     if on_gpu and bench.num_ranks > 1:
         data["all_reduces"] = print_all_reduces(engine)
     elif on_gpu:
-        data["limit"] = report_limit(engine, items, data)
+        data["seconds_at_best"] = report_limit(engine, items, data)
     if args.profile:
         if hasattr(engine, "reset_prefix_cache"):
             engine.reset_prefix_cache()
@@ -176,11 +176,12 @@ def warm_up(engine: Any, items: Sequence[WorkItem]) -> None:
         run_engine(engine, whole, lambda _: None)
 
 
-def report_limit(engine: Any, items: Sequence[WorkItem], data: dict[str, Any]) -> dict[str, Any]:
+def report_limit(engine: Any, items: Sequence[WorkItem], data: dict[str, Any]) -> dict[str, float]:
     """Print how near the main engine came to what this GPU could do at best."""
     median = data["contestants"][engine.milestone]["median"]
     bits = 8 if getattr(engine.config, "quantization", None) else 0
-    limit = RunLimit.of(engine.model, items, median["steps"], bits)
-    found = limit.beside(Ceilings.measure(), median["seconds"], data["workload"]["output_tokens"])
-    console.print(f"\n{limit_text(found)}")
-    return found
+    ceilings = Ceilings.measure()
+    best = seconds_at_best(engine.model, items, median["steps"], ceilings, bits)
+    num_tokens = data["workload"]["output_tokens"]
+    console.print(f"\n{limit_text(best, ceilings, median['seconds'], num_tokens)}")
+    return best

@@ -60,8 +60,8 @@ class SomeProducts(Products):
     def linear(
         self, hidden: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As `Products.linear`; without skinny-linear, the library's."""
-        if self.has_skinny:
+        """As `Products.linear`; without skinny-linear, the library's, if it knows such weights."""
+        if self.has_skinny or not isinstance(weight, torch.Tensor):
             return super().linear(hidden, weight, bias)
         return linear_torch(hidden, weight, bias)
 

@@ -61,13 +61,18 @@ def profile_steps(engine: Any, items: Sequence[WorkItem], num_steps: int = 20) -
         f"\nA step, average of {num_steps} with {num_rows:.0f} rows: {sum(host.values()):,.0f} us",
         style="bold",
     )
-    grid = table("", ["on the host", "us"], [])
-    grid.add_column("")
-    for name, spent in host.items():
-        grid.add_row(name, f"{spent:,.0f}", HOST_PARTS[name])
+    on_host = [(name, f"{us:,.0f}", HOST_PARTS[name]) for name, us in host.items()]
+    grid = table("", ["on the host", "us", ""], on_host)
+    grid.columns[2].justify = "left"
     console.print(grid)
-    console.print()
-    _print_kernels("in kernels (profiled steps)", kernels, wall_us)
+    rest = kernels[NUM_SHOWN:]
+    others = "others", sum(n for _, n, _ in rest), sum(us for _, _, us in rest)
+    gaps = max(0.0, wall_us - sum(us for _, _, us in kernels))
+    shown = [*kernels[:NUM_SHOWN], others, ("gaps", 0.0, gaps)]
+    rows = [(name, f"{n:,.1f}", f"{us:,.1f}", f"{us / wall_us:.1%}") for name, n, us in shown]
+    grid = table("", ["in kernels (profiled steps)", "launches", "us", "share"], rows)
+    grid.columns[0].max_width = 46
+    console.print("", grid)
     return {"num_rows": num_rows, "host_us": host, "kernels": kernels, "profiled_wall_us": wall_us}
 
 
@@ -123,17 +128,3 @@ def _kernel_times(
         and "ynchronize" not in each.key
     ]
     return sorted(found, key=lambda kernel: -kernel[2]), 1e6 * wall / num_steps
-
-
-def _print_kernels(title: str, kernels: Kernels, wall_us: float) -> None:
-    """The costliest kernels of a step that took so many microseconds, the others, and the gaps."""
-    shown, rest = kernels[:NUM_SHOWN], kernels[NUM_SHOWN:]
-    if rest:
-        total = (sum(count for _, count, _ in rest), sum(us for _, _, us in rest))
-        shown = [*shown, (f"{len(rest)} others", *total)]
-    rows = [(name, f"{n:,.1f}", f"{us:,.1f}", f"{us / wall_us:.1%}") for name, n, us in shown]
-    gaps = max(0.0, wall_us - sum(us for _, _, us in kernels))
-    rows.append(("gaps", "", f"{gaps:,.1f}", f"{gaps / wall_us:.1%}"))
-    grid = table("", [title, "launches", "us", "share"], rows)
-    grid.columns[0].max_width = 46
-    console.print(grid)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +13,8 @@ from hypothesis import strategies as st
 
 import m4_prefix_chunked
 import m5_kernels
-from m5_helpers import penalised, workload
+from engine_helpers import assert_empty
+from m5_helpers import facts, nearly, workload
 from milestone_llm.models.tiny_models import build_tiny_model
 
 MAX_MODEL_LEN = 112
@@ -27,23 +27,11 @@ def model_of(family: str, device: str = "cpu") -> Any:
 
 
 @functools.cache
-def reference(family: str, has_penalties: bool, device: str = "cpu") -> list[Any]:
-    prompts, params = workload()
+def reference(family: str, device: str = "cpu") -> list[Any]:
     engine = m4_prefix_chunked.LLMEngine(
         model_of(family, device), max_num_seqs=10, max_model_len=MAX_MODEL_LEN, kv_cache_tokens=1600
     )
-    outputs = engine.generate(prompts, penalised(params) if has_penalties else params)
-    return [
-        (token_ids, reason, pytest.approx(logprobs, abs=1e-3))
-        for token_ids, reason, logprobs in map(summary, outputs)
-    ]
-
-
-def summary(output: Any) -> tuple[Any, ...]:
-    """Tokens, finish reason and log-probabilities."""
-    steps = output.logprobs or []
-    logprobs = [each.logprob for step in steps for _, each in sorted(step.items())]
-    return output.token_ids, output.finish_reason, logprobs
+    return [nearly(facts(output)) for output in engine.generate(*workload())]
 
 
 CONFIGS = st.fixed_dictionaries(
@@ -64,9 +52,7 @@ CONFIGS = st.fixed_dictionaries(
 
 
 def assert_nothing_left(engine: Any) -> None:
-    stats = engine.stats()
-    assert stats["kv"]["free"] == stats["kv"]["total"]
-    assert not engine.has_unfinished_requests()
+    assert_empty(engine)
     if engine.decoder is not None:  # rows are taken back with the next launch
         rows = engine.runner.rows
         assert all(request.is_finished for _, request in rows.values())
@@ -74,32 +60,27 @@ def assert_nothing_left(engine: Any) -> None:
         assert sorted(used + engine.runner.free_rows) == list(range(engine.config.max_num_seqs))
 
 
-def check_same_tokens(family: str, device: str, has_penalties: bool, config: Any) -> None:
-    prompts, params = workload()
+def check_same_tokens(family: str, device: str, config: Any) -> None:
     engine = m5_kernels.LLMEngine(
         model_of(family, device), max_model_len=MAX_MODEL_LEN, check_invariants=True, **config
     )
-    params = penalised(params) if has_penalties else params
     for _ in range(2):  # the second time with what is cached by then
-        outputs = engine.generate(prompts, params)
-        got = [summary(output) for output in outputs]
-        assert got == reference(family, has_penalties, device)
+        outputs = engine.generate(*workload())
+        assert [facts(output) for output in outputs] == reference(family, device)
     assert_nothing_left(engine)
 
 
 @settings(max_examples=12)
-@given(family=st.sampled_from(FUSED), has_penalties=st.booleans(), config=CONFIGS)
-def test_any_configuration_gives_the_tokens_of_m4(
-    family: str, has_penalties: bool, config: Any
-) -> None:
-    check_same_tokens(family, "cpu", has_penalties, config)
+@given(family=st.sampled_from(FUSED), config=CONFIGS)
+def test_any_configuration_gives_the_tokens_of_m4(family: str, config: Any) -> None:
+    check_same_tokens(family, "cpu", config)
 
 
 @settings(max_examples=8)
 @given(config=CONFIGS, seed=st.integers(0, 2**16))
 def test_any_arrivals_and_aborts_give_the_tokens_of_m4(config: Any, seed: int) -> None:
     prompts, params = workload()
-    expected, rng = reference("llama", False), random.Random(seed)
+    expected, rng = reference("llama"), random.Random(seed)
     engine = m5_kernels.LLMEngine(
         model_of("llama"), max_model_len=MAX_MODEL_LEN, check_invariants=True, **config
     )
@@ -111,33 +92,21 @@ def test_any_arrivals_and_aborts_give_the_tokens_of_m4(config: Any, seed: int) -
             index_of[request_id] = i
         for output in engine.step():
             if output.finished:
-                final[index_of[output.request_id]] = summary(output)
+                final[index_of[output.request_id]] = facts(output)
         if index_of and rng.random() < 0.05:
             request_id = rng.choice(list(index_of))
             output = engine.abort(request_id)
             if output is not None:
-                so_far = expected[index_of[request_id]][0]
-                assert output.token_ids == so_far[: len(output.token_ids)]
-                final[index_of[request_id]] = expected[index_of[request_id]]
+                whole = final[index_of[request_id]] = expected[index_of[request_id]]
+                for each, (tokens, *_) in zip(output.outputs, whole, strict=True):
+                    assert each.token_ids == tokens[: len(each.token_ids)]
     assert [final[i] for i in range(10)] == expected
     assert_nothing_left(engine)
 
 
 @pytest.mark.parametrize("family", ["gemma3", "opt", "gpt2"])
 def test_families_without_a_fused_decoder_give_the_tokens_of_m4(family: str) -> None:
-    check_same_tokens(family, "cpu", False, {"max_num_seqs": 6, "kv_cache_tokens": 400})
-
-
-def test_completions_of_one_prompt_are_those_of_m4() -> None:
-    prompts, params = workload()
-    params = [replace(p, n=3, temperature=1.0, max_tokens=12, ignore_eos=True) for p in params[:4]]
-    outputs = []
-    for package in (m4_prefix_chunked, m5_kernels):
-        engine = package.LLMEngine(model_of("llama"), max_model_len=MAX_MODEL_LEN)
-        outputs.append(engine.generate(prompts[:4], params))
-        assert engine.stats()["copied_blocks"] > 3
-    m4, m5 = ([[c.token_ids for c in output.outputs] for output in each] for each in outputs)
-    assert m5 == m4
+    check_same_tokens(family, "cpu", {"max_num_seqs": 6, "kv_cache_tokens": 400})
 
 
 @pytest.mark.gpu
@@ -147,8 +116,7 @@ def test_completions_of_one_prompt_are_those_of_m4() -> None:
 def test_on_a_gpu_in_fp32_tokens_are_those_of_m4(family: str, pool: int, switch: Any) -> None:
     assert not torch.backends.cuda.matmul.allow_tf32
     config = {"max_num_seqs": 6, "kv_cache_tokens": pool, "max_num_batched_tokens": 64, **switch}
-    for has_penalties in (False, True):
-        check_same_tokens(family, "cuda", has_penalties, config)
+    check_same_tokens(family, "cuda", config)
 
 
 @pytest.mark.gpu
@@ -156,5 +124,5 @@ def test_on_a_gpu_in_fp32_tokens_are_those_of_m4(family: str, pool: int, switch:
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_an_engine_runs_on_the_second_gpu_while_the_first_is_current(family: str) -> None:
     for device in ("cuda:0", "cuda:1"):
-        check_same_tokens(family, device, True, {"max_num_seqs": 6, "kv_cache_tokens": None})
+        check_same_tokens(family, device, {"max_num_seqs": 6, "kv_cache_tokens": None})
     assert torch.cuda.current_device() == 0

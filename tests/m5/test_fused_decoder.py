@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -16,22 +17,23 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from m5_helpers import rounded, with_biases
-from m5_kernels import LLMEngine, SamplingParams
+from m5_kernels import EngineConfig, LLMEngine, SamplingParams
 from m5_kernels import device_step as device_step_file
 from m5_kernels import engine as engine_file
 from m5_kernels import sampler as sampler_file
-from m5_kernels.decoder import decoder as decoder_file
 from m5_kernels.decoder import one_gpu as one_gpu_file
 from m5_kernels.decoder.attention import Attention
 from m5_kernels.decoder.config import DecoderConfig, rope_table
 from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.decoder.products import Products
 from m5_kernels.decoder.weights import read_safetensors
+from m5_kernels.device_state import DeviceState, StepSeq
+from m5_kernels.device_step import DeviceStep
 from m5_kernels.extras.hopper.products import EarlyStarts, products_of_few_rows
 from m5_kernels.extras.int8.products import Int8Matrices, int8_products
 from m5_kernels.kernels.backend import tl, triton
 from m5_kernels.kernels.early_start import Starts, supports_early_starts
-from m5_kernels.kernels.step_metadata import StepMetadata
+from m5_kernels.step_graphs import StepShape
 from m5_kernels.tools.bench_parts import NeverEarly
 from m5_kernels.tools.measure import relative_error
 from milestone_llm.models.tiny_models import build_tiny_model
@@ -77,62 +79,41 @@ WIDE = (
 """Two layers of Qwen3-0.6B's shape."""
 
 
-def step(decoder, caches, tables, computed, chunks):
-    """Logits of all tokens of a step; `chunks` maps a sequence to its new token ids."""
-    order = sorted(chunks, key=lambda seq: len(chunks[seq]) > 1)  # decode rows first
-    positions = [range(computed[seq], computed[seq] + len(chunks[seq])) for seq in order]
-    slots = [
-        int(tables[seq, position // BLOCK_SIZE]) * BLOCK_SIZE + position % BLOCK_SIZE
-        for seq, row in zip(order, positions, strict=True)
-        for position in row
-    ]
-    lens = [len(chunks[seq]) for seq in order]
-    device = decoder.embedding.device
-    ids = torch.cat([chunks[seq] for seq in order]).to(device)
-    metadata = StepMetadata(
-        input_ids=ids,
-        output_positions=ids[:0],
-        positions=torch.tensor([x for row in positions for x in row], device=device),
-        slot_mapping=torch.tensor(slots, device=device),
-        block_table=tables[order].to(device),
-        context_lens=torch.tensor([row.stop for row in positions]).int().to(device),
-        query_start_loc=torch.tensor([0, *lens]).cumsum(0).int().to(device),
-        decode_lens=torch.tensor([row.stop for row in positions]).int().to(device),
-        first_chunk=torch.tensor([sum(length == 1 for length in lens)]).int().to(device),
-        num_decodes=sum(length == 1 for length in lens),
-        num_chunks=sum(length > 1 for length in lens),
-    )
-    logits = decoder.logits(decoder.forward(ids, metadata, caches, Attention()))
-    for seq in order:
-        computed[seq] += len(chunks[seq])
-    return dict(zip(order, logits.cpu().split(lens), strict=True))
-
-
-def parts_of(device, is_int8=False, starts=None):
+def parts_of(device, is_int8):
     """What the engine gives a decoder on this device."""
     device = torch.device(device)
     if is_int8:
         products = Products(int8_products(device))
         return {"products": products, "matrices": Int8Matrices(), "starts": Starts(device)}
     products = Products(products_of_few_rows(device))
-    return {"products": products, "starts": starts or EarlyStarts(device)}
+    return {"products": products, "starts": EarlyStarts(device)}
 
 
-def logits_of_steps(model, ids, device, **parts):
+def logits_of_steps(model, ids, device, is_int8):
     """Logits of two sequences, computed in steps of every kind: prefill, chunks, decode, mixed."""
     model = copy.deepcopy(model).to(device)
-    decoder = FusedDecoder.from_hf(model, max_positions=64, **(parts or parts_of(device)))
-    caches = decoder.allocate_caches(40, BLOCK_SIZE)
-    tables = torch.randperm(40).int()[:30].view(2, 15)
+    decoder = FusedDecoder.from_hf(model, max_positions=64, **parts_of(device, is_int8))
+    keys, values = zip(*decoder.allocate_caches(40, BLOCK_SIZE), strict=True)
+    cache = SimpleNamespace(keys=keys, values=values, block_size=BLOCK_SIZE)
+    state = DeviceState(2, 64, BLOCK_SIZE, decoder.config.vocab_size, torch.device(device))
+    device_step = DeviceStep(decoder, cache, state, EngineConfig(max_num_seqs=2), 64)
+    for seq, blocks in enumerate(torch.randperm(40)[:32].view(2, 16).tolist()):
+        state.set("token_ids", seq, ids[seq].tolist())
+        state.set("block_table", seq, blocks)
     computed, seen = [0, 0], [[], []]
     for lens in [(17, 0), (1, 6), (1, 1), (5, 1), (3, 20), (1, 1), (1, 0), (11, 11)]:
-        chunks = {
-            seq: ids[seq, computed[seq] : computed[seq] + length]
-            for seq, length in enumerate(lens)
-            if length
-        }
-        for seq, logits in step(decoder, caches, tables, computed, chunks).items():
-            seen[seq].append(logits)
+        order = sorted((seq for seq in (0, 1) if lens[seq]), key=lambda seq: lens[seq] > 1)
+        for seq in order:
+            state.set("num_computed_tokens", seq, [computed[seq]])
+            computed[seq] += lens[seq]
+        state.set_step([StepSeq(seq, lens[seq], False) for seq in order])
+        state.flush()
+        num_new = [lens[seq] for seq in order]
+        num_decodes = num_new.count(1)
+        shape = StepShape(sum(num_new), len(order), num_decodes, len(order) - num_decodes)
+        logits = decoder.logits(device_step.hidden(shape)[0]).cpu().split(num_new)
+        for seq, own in zip(order, logits, strict=True):
+            seen[seq].append(own)
     assert computed == [40, 40]
     return [torch.cat(logits) for logits in seen]
 
@@ -161,8 +142,7 @@ def test_logits_equal_hugging_face_in_prefill_chunks_decode_and_mixed_steps(
             parameter.copy_(torch.randn_like(parameter) * 0.1 + 0.5)
     ids = torch.randint(3, 199, (2, 40))
     plain, expected = hf_logits(model, ids), hf_logits(rounded(model) if is_int8 else model, ids)
-    parts = parts_of(device, is_int8)
-    for seq, logits in enumerate(logits_of_steps(model, ids, device, **parts)):
+    for seq, logits in enumerate(logits_of_steps(model, ids, device, is_int8)):
         wanted = expected[seq][: len(logits)]
         torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
         is_changed = relative_error(plain[seq][: len(logits)], wanted) > 1e-3  # by rounding
@@ -185,8 +165,7 @@ def test_in_bf16_logits_are_as_near_the_exact_ones_as_those_of_hugging_face(
         reference = rounded(reference)
     ids = torch.randint(3, 199, (2, 40))
     exact, theirs = hf_logits(reference, ids), hf_logits(reference.bfloat16().to(device), ids).cpu()
-    parts = parts_of(device, is_int8)
-    for seq, logits in enumerate(logits_of_steps(model, ids, device, **parts)):
+    for seq, logits in enumerate(logits_of_steps(model, ids, device, is_int8)):
         wanted = exact[seq][: len(logits)]
         allowed = 1.5 * relative_error(theirs[seq][: len(logits)], wanted)
         assert relative_error(logits, wanted) < allowed
@@ -221,31 +200,14 @@ def delays(*places: tuple[Any, str]) -> Iterator[None]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@torch.inference_mode()
-def test_kernels_that_start_early_change_no_bit(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("num_at_once", "dtype"), [(1, torch.float32), (1, torch.bfloat16), (8, torch.bfloat16)]
+)
+def test_kernels_that_start_early_give_the_same_tokens(
+    num_at_once: int, dtype: torch.dtype
+) -> None:
     """With a slow kernel before each, the next two start long before the first has written."""
-    if not supports_early_starts(torch.device("cuda")):
-        pytest.skip("this GPU does not start kernels early")
-    model = build_tiny_model(WIDE[0], **WIDE[1]).to(dtype)
-    ids = torch.randint(3, 199, (2, 40))
-    never = NeverEarly(torch.device("cuda"))
-    late = logits_of_steps(model, ids, "cuda", **parts_of("cuda", starts=never))
-    assert all(map(torch.equal, logits_of_steps(model, ids, "cuda"), late))
-
-    with delays(
-        *((one_gpu_file, name) for name in ("embed_rms_norm", "add_rms_norm")),
-        *((Products, name) for name in ("linear", "gate_up")),
-        *((decoder_file, "rope_kv_write"), (Attention, "__call__")),
-    ):
-        assert all(map(torch.equal, logits_of_steps(model, ids, "cuda"), late))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("num_at_once", [1, 8])
-def test_an_engine_whose_kernels_start_early_gives_the_same_tokens(num_at_once: int) -> None:
-    """In graphs, one after another, with metadata and sampling between the layers."""
-    model = build_tiny_model(WIDE[0], **WIDE[1]).to(torch.bfloat16).cuda()
+    model = build_tiny_model(WIDE[0], **WIDE[1]).to(dtype).cuda()
     prompts = [[(7 * i + j) % 199 for j in range(5 + 9 * i)] for i in range(8)]
     params = SamplingParams(temperature=0.9, seed=1, max_tokens=120, ignore_eos=True)
 
@@ -257,9 +219,12 @@ def test_an_engine_whose_kernels_start_early_gives_the_same_tokens(num_at_once: 
     with patch.object(engine_file, "EarlyStarts", NeverEarly):
         assert tokens() == early
     if supports_early_starts(torch.device("cuda")):
-        around = (device_step_file, "append_sampled"), (sampler_file, "sample")
-        products = ((Products, name) for name in ("linear", "gate_up"))
-        with delays((one_gpu_file, "embed_rms_norm"), *products, *around):
+        with delays(
+            *((one_gpu_file, name) for name in ("embed_rms_norm", "add_rms_norm")),
+            *((Products, name) for name in ("linear", "gate_up")),
+            *((engine_file, "rope_kv_write"), (Attention, "__call__")),
+            *((device_step_file, "append_sampled"), (sampler_file, "sample")),
+        ):
             assert tokens() == early
 
 

@@ -30,35 +30,25 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_the_first_process_is_rank_0_and_starts_the_others(started):
+    launch.start_ranks("m5_kernels.demo", 1, [])
+    assert started == []
     launch.start_ranks("m5_kernels.demo", 3, ["--model", "tiny-llama"])
     command = [sys.executable, "-m", "m5_kernels.demo", "--model", "tiny-llama"]
     assert [each[0] for each in started] == [command, command]
     assert [each[1:4] for each in started] == [("1", "1", "3"), ("2", "2", "3")]
-    port = started[0][4]
-    assert started[1][4] == port
+    assert started[0][4] == started[1][4] != "", "they meet at one port"
     assert (os.environ["RANK"], os.environ["LOCAL_RANK"]) == ("0", "0")
-    assert launch.is_rank_0()
-    del os.environ["RANK"]
-    launch.start_ranks("m5_kernels.demo", 2, [])
-    assert started[2][4] != port, "two programs at a time"
-
-
-def test_nobody_is_started_for_one_gpu_or_under_torchrun(started):
-    launch.start_ranks("m5_kernels.demo", 1, [])
-    os.environ["RANK"] = "1"
-    launch.start_ranks("m5_kernels.demo", 2, [])
-    assert started == []
-    assert not launch.is_rank_0()
+    launch.start_ranks("m5_kernels.demo", 3, [])  # so does torchrun say who one is
+    assert len(started) == 2
 
 
 def test_only_rank_0_prints_and_writes(started, monkeypatch):
-    monkeypatch.setattr(console, "quiet", False)
-    monkeypatch.setattr(log_console, "quiet", False)
+    for each in (console, log_console):
+        monkeypatch.setattr(each, "quiet", False)
     args = argparse.Namespace(json=Path("a.json"), trace="t.jsonl", out=Path("runs"), seed=3)
     os.environ["RANK"] = "0"
     launch.silence(args)
-    assert args.json == Path("a.json")
-    assert not console.quiet
+    assert (args.json, console.quiet) == (Path("a.json"), False)
     os.environ["RANK"] = "1"
     launch.silence(args)
     assert (args.json, args.trace, args.seed) == (None, None, 3)

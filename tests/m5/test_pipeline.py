@@ -8,26 +8,20 @@ from typing import Any
 import pytest
 import torch
 
+import engine_helpers
 import m5_kernels
-from engine_helpers import break_at_call
-from m1_single import SamplingParams
-from milestone_llm.models.tiny_models import build_tiny_model
+from engine_helpers import break_at_call, greedy, run_to_end
+from milestone_llm.core.engine_core import EngineCore
+from milestone_llm.core.request import Request
+from read_back import ReadBackRunner
+from scheduler_helpers import make_scheduler, request_of
 
 PROMPT = [5, 9, 33, 60, 7]
 
 
-@functools.cache
-def model() -> Any:
-    return build_tiny_model("llama")
-
-
 def make_engine(**fields: Any) -> Any:
-    fields = {"max_num_seqs": 4, "max_model_len": 64, "check_invariants": True, **fields}
-    return m5_kernels.LLMEngine(model(), trace="memory", **fields)
-
-
-def greedy(max_tokens: int = 8, **fields: Any) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=max_tokens, **{"ignore_eos": True, **fields})
+    fields = {"max_model_len": 64, "trace": "memory", **fields}
+    return engine_helpers.make_engine(m5_kernels, **fields)
 
 
 @functools.cache
@@ -35,14 +29,17 @@ def alone(max_tokens: int = 8) -> list[int]:
     return make_engine(enforce_eager=True).generate([PROMPT], greedy(max_tokens))[0].token_ids
 
 
-def test_tokens_come_one_step_after_their_step_was_launched() -> None:
-    engine = make_engine()
+@pytest.mark.parametrize(
+    ("fields", "num_late"),
+    [({}, 1), ({"enforce_eager": True}, 0), ({"async_scheduling": False}, 0)],
+)
+def test_tokens_come_one_step_after_their_step_was_launched(fields: Any, num_late: int) -> None:
+    engine = make_engine(**fields)
     engine.add_request(PROMPT, greedy(3))
     seen = []
     while engine.has_unfinished_requests():
         seen.append([output.token_ids for output in engine.step()])
-    expected = alone()[:3]
-    assert seen == [[], [expected[:1]], [expected[:2]], [expected]]
+    assert seen == [[]] * num_late + [[alone()[:1]], [alone()[:2]], [alone()[:3]]]
 
 
 def test_a_row_launched_for_a_request_that_had_stopped_is_padding() -> None:
@@ -54,33 +51,11 @@ def test_a_row_launched_for_a_request_that_had_stopped_is_padding() -> None:
     assert output.finish_reason == "stop"
     last = engine.tracer.records[-1]
     assert [(row.phase, row.sampled_token) for row in last.batch] == [("padding", None)]
-    assert engine.stats()["kv"]["used"] == 0
-
-
-def finals(engine: Any) -> dict[str, Any]:
-    """Step to the end; the last output of each request."""
-    final = {}
-    while engine.has_unfinished_requests():
-        final.update({output.request_id: output for output in engine.step()})
-    return final
+    stats = engine.stats()
+    assert (stats["padding_tokens"], stats["kv"]["used"]) == (1, 0)
 
 
 def test_a_request_aborted_under_way_has_the_tokens_that_had_come_and_its_id_is_free_again() -> (
-    None
-):
-    engine = make_engine()
-    request_id = engine.add_request(PROMPT, greedy(8))
-    engine.step()
-    engine.step()
-    request = engine.requests[request_id]
-    assert (request.num_output_tokens, request.num_in_flight) == (1, 1)
-    output = engine.abort(request_id)
-    assert output.token_ids == alone()[:1]
-    again = engine.add_request(PROMPT, greedy(8), request_id=request_id)
-    assert finals(engine)[again].token_ids == alone()
-
-
-def test_a_name_used_again_while_a_row_of_its_first_owner_is_under_way_gets_its_own_tokens() -> (
     None
 ):
     engine = make_engine()
@@ -88,9 +63,11 @@ def test_a_name_used_again_while_a_row_of_its_first_owner_is_under_way_gets_its_
     engine.add_request(PROMPT[::-1], greedy(20), "a")
     for _ in range(4):
         engine.step()
-    engine.abort("a")
+    request = engine.requests["a"]
+    assert (request.num_output_tokens, request.num_in_flight) == (3, 1)
+    assert engine.abort("a").token_ids == request.output_token_ids
     engine.add_request(PROMPT, greedy(8), "a")
-    final = finals(engine)
+    final = run_to_end(engine)
     assert (final["a"].token_ids, final["other"].token_ids) == (alone(), alone(20))
 
 
@@ -124,7 +101,7 @@ def test_what_the_host_must_sample_pauses_the_pipeline_as_long_as_it_must(
         assert {len(each.token_ids) for each in outputs["r1"].outputs} == {number}
     assert engine.step() == []
     assert all(request.num_in_flight for request in engine.requests.values()), "late again"
-    assert finals(engine)["r0"].token_ids == alone()
+    assert run_to_end(engine)["r0"].token_ids == alone()
 
 
 def test_penalties_and_logprobs_do_not_pause_the_pipeline() -> None:
@@ -137,7 +114,7 @@ def test_penalties_and_logprobs_do_not_pause_the_pipeline() -> None:
         engine.step()
         assert len(engine.core.in_flight) == 1
         assert engine.requests["r1"].num_in_flight == 1
-    assert finals(engine)["r0"].token_ids == alone()
+    assert run_to_end(engine)["r0"].token_ids == alone()
 
 
 def test_log_probabilities_of_a_prompt_are_read_when_its_token_is_due(
@@ -157,16 +134,6 @@ def test_log_probabilities_of_a_prompt_are_read_when_its_token_is_due(
     assert [len(each) for each in output.prompt_logprobs[1:]] >= [2] * (len(PROMPT) - 1)
 
 
-@pytest.mark.parametrize("fields", [{"enforce_eager": True}, {"async_scheduling": False}])
-def test_without_pipelining_a_step_gives_its_tokens_itself(fields: Any) -> None:
-    engine = make_engine(**fields)
-    engine.add_request(PROMPT, greedy(3))
-    seen = []
-    while engine.has_unfinished_requests():
-        seen.append([output.token_ids for output in engine.step()])
-    assert seen == [[alone()[:1]], [alone()[:2]], [alone()[:3]]]
-
-
 @pytest.mark.parametrize("where", ["launch", "wait"])
 @pytest.mark.parametrize("num_steps", [1, 3])
 def test_a_step_that_raises_ends_its_requests_and_keeps_those_that_wait(
@@ -184,7 +151,7 @@ def test_a_step_that_raises_ends_its_requests_and_keeps_those_that_wait(
     with pytest.raises(RuntimeError, match="device is gone"):
         engine.step()
     assert not engine.runner.rows
-    final = finals(engine)
+    final = run_to_end(engine)
     assert final["r0"].finish_reason == "error"
     # A launch that fails leaves the step before as it was: its token is taken in.
     num_tokens = num_steps if where == "launch" else num_steps - 1
@@ -211,10 +178,28 @@ def test_a_row_without_a_token_ends_its_request_and_its_next_row_is_padding(
     with monkeypatch.context() as patch:
         patch.setattr(engine.decoder, "logits", spoilt)
         engine.step()
-    final = finals(engine)
+    final = run_to_end(engine)
     assert (final["good"].token_ids, final["good"].finish_reason) == (alone(), "length")
     assert (len(final["bad"].token_ids), final["bad"].finish_reason) == (3, "error")
     rows = [row for record in engine.tracer.records for row in record.batch]
     padding = [row.request_id for row in rows if row.phase == "padding"]
     assert padding == ["bad"]
     assert engine.stats()["kv"]["used"] == 0
+
+
+def test_a_block_whose_last_token_was_in_flight_when_it_filled_up_is_found_later():
+    """It has no name then: it gets one when its owner is preempted, or ends."""
+    core = EngineCore(make_scheduler(3), ReadBackRunner(4), lambda plan: True)
+    cache = core.scheduler.prefix_cache
+
+    def run(*requests: Request) -> None:
+        for request in requests:
+            core.add_request(request)
+        while core.scheduler.has_unfinished_requests():
+            core.step()
+
+    run(request_of("a", [4, 5, 6], 3), b := request_of("b", [7, 8, 9], 6, arrival=1))
+    assert (b.num_preemptions, cache.counts["saved_tokens"]) == (1, 4)
+    run(c := request_of("c", [3, 4, 5], 2))
+    run(request_of("d", [*c.token_ids[:4], 9]))
+    assert cache.counts["saved_tokens"] == 8

@@ -6,7 +6,6 @@ Here a graph is computed anew at each replay, so that its padding is tested with
 from __future__ import annotations
 
 import gc
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -15,60 +14,41 @@ import torch
 
 import m4_prefix_chunked
 import m5_kernels
-from engine_helpers import make_engine, random_prompts, run_to_end, tiny_model
+from engine_helpers import greedy, make_engine, random_prompts, tiny_model
 from m1_single import SamplingParams
-from m5_helpers import RecomputedGraphs
+from m5_helpers import RecomputedGraphs, workload
 from m5_kernels.decoder.one_gpu import OneGPU
 from m5_kernels.extras.tensor_parallel.parallel import TensorParallel
 from m5_kernels.sampler import Needs
 from m5_kernels.step_graphs import MAX_CHUNKS, MAX_TOKENS, Buckets, StepGraphs, StepShape
 
+FIELDS: dict[str, Any] = {"max_num_seqs": 5, "max_model_len": 112, "max_num_batched_tokens": 70}
+FIELDS |= {"kv_cache_tokens": 448, "long_prefill_token_threshold": 24}
 
-def tokens_of(engine: Any, seed: int) -> dict[str, list[int]]:
-    """What requests get that come while others run, some of them sampled, with several needs."""
-    rng = random.Random(seed)
-    prompts = random_prompts([rng.randint(1, 60) for _ in range(14)], seed)
-    done: dict[str, list[int]] = {}
-    for index, prompt in enumerate(prompts):
-        params = SamplingParams(
-            temperature=rng.choice((0, 0.8)),
-            top_k=rng.choice((0, 0, 5)),
-            repetition_penalty=rng.choice((1.0, 1.0, 1.3)),
-            presence_penalty=(0, 0, 0.9)[index % 3],
-            logprobs=rng.choice((None, None, 2)),
-            max_tokens=rng.randint(1, 12),
-            seed=index,
-        )
-        engine.add_request(prompt, params, request_id=f"q{index}")
-        for _ in range(rng.randint(0, 3)):
-            done |= {out.request_id: out.token_ids for out in engine.step() if out.finished}
-    return done | {name: out.token_ids for name, out in run_to_end(engine).items()}
+
+def tokens_of(engine: Any, work: Any) -> list[Any]:
+    return [each.token_ids for output in engine.generate(*work) for each in output.outputs]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_padded_steps_give_the_tokens_of_m4(seed, poisoned):
-    fields: dict[str, Any] = {"max_num_seqs": 5, "max_model_len": 80, "max_num_batched_tokens": 70}
-    fields |= {"kv_cache_tokens": 320, "long_prefill_token_threshold": 24}
-    engine = make_engine(m5_kernels, tiny_model(), **fields)
+    engine = make_engine(m5_kernels, tiny_model(), **FIELDS)
     engine.runner.graphs = graphs = RecomputedGraphs(engine.runner.device_step)
-    assert tokens_of(engine, seed) == tokens_of(
-        make_engine(m4_prefix_chunked, tiny_model(), **fields), seed
-    )
+    m4 = make_engine(m4_prefix_chunked, tiny_model(), **FIELDS)
+    assert tokens_of(engine, workload(seed)) == tokens_of(m4, workload(seed))
     assert StepShape(64, 5, 5, MAX_CHUNKS) in graphs.replayed
     assert StepShape(5, 5, 5, 0) in graphs.replayed
 
 
 @pytest.mark.parametrize("is_warm", [True, False])
 def test_steps_whose_graphs_memory_does_not_hold_are_launched_as_they_are(is_warm, caplog):
-    fields: dict[str, Any] = {"max_num_seqs": 5, "max_model_len": 80, "max_num_batched_tokens": 70}
-    fields |= {"kv_cache_tokens": 320, "long_prefill_token_threshold": 24}
-    engine = make_engine(m5_kernels, tiny_model(), **fields)
+    engine = make_engine(m5_kernels, tiny_model(), **FIELDS)
     engine.runner.graphs = graphs = RecomputedGraphs(engine.runner.device_step, capacity=2)
     if is_warm:
         engine.runner.capture_graphs()
-    assert tokens_of(engine, 0) == tokens_of(
-        make_engine(m4_prefix_chunked, tiny_model(), **fields), 0
-    )
+    m4 = make_engine(m4_prefix_chunked, tiny_model(), **FIELDS)
+    work = random_prompts([60, 5, 30, 9, 20, 7]), greedy(12)
+    assert tokens_of(engine, work) == tokens_of(m4, work)
     (line,) = caplog.messages
     assert ("steps, of 1, 2, 4 tokens" in line) == is_warm
     assert "Lower gpu_memory_utilization" in line
@@ -181,10 +161,8 @@ def test_graphs_that_become_garbage_break_no_capture():
     ("shape", "bucket"),
     [
         ((1, 1, 1, 0), (1, 1, 1, 0)),
-        ((3, 3, 3, 0), (4, 4, 4, 0)),
         ((100, 100, 100, 0), (112, 112, 112, 0)),
         ((20, 1, 0, 1), (64, 16, 16, MAX_CHUNKS)),
-        ((70, 50, 49, 1), (128, 64, 64, MAX_CHUNKS)),
         ((140, 130, 129, 1), (256, 200, 200, MAX_CHUNKS)),  # as many tokens as rows, at least
         ((MAX_TOKENS, 17, 1, 16), (MAX_TOKENS, 64, 64, MAX_CHUNKS)),
         ((MAX_TOKENS + 1, 17, 1, 16), None),
@@ -194,14 +172,7 @@ def test_graphs_that_become_garbage_break_no_capture():
 def test_the_smallest_bucket_that_holds_a_step(shape, bucket):
     expected = None if bucket is None else StepShape(*bucket)
     assert Buckets(200, 8192).bucket_for(StepShape(*shape)) == expected
-
-
-def test_there_is_no_bucket_beyond_the_steps_that_the_engine_makes():
-    buckets = Buckets(8, 100)
-    assert buckets.mixed_tokens == [64]
-    assert buckets.bucket_for(StepShape(64, 2, 1, 1)) is not None
-    assert buckets.bucket_for(StepShape(65, 2, 1, 1)) is None
-    assert [bucket.num_tokens for bucket in buckets.all()] == [64, 8, 4, 2, 1]
+    assert [each.num_tokens for each in Buckets(8, 100).all()] == [64, 8, 4, 2, 1], "no larger step"
 
 
 def part_of(smallest: Callable[[int], int]) -> TensorParallel:

@@ -1,4 +1,4 @@
-"""The demos of M2 to M4, run end to end on a tiny model: what each chapter tells must show."""
+"""The demos of M2 to M5, run end to end on a tiny model: what each chapter tells must show."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import m2_batching.demo
 import m3_paged.demo
 import m4_prefix_chunked.demo
+import m5_kernels.demo
 from engine_helpers import greedy, tiny_model
 from m3_paged.demo import parser, small_pool
 from milestone_llm.lab.bench.workloads import WorkItem
@@ -26,6 +27,7 @@ MAINS = {
     "m2": m2_batching.demo.main,
     "m3": m3_paged.demo.main,
     "m4": m4_prefix_chunked.demo.main,
+    "m5": m5_kernels.demo.main,
 }
 Demo = Callable[..., tuple[str, list[dict[str, Any]]]]
 small = pytest.mark.usefixtures("no_pixels")
@@ -257,6 +259,28 @@ def test_m4_own_questions(demo: Demo) -> None:
     own = ["--prompts", "one", "two three", "--system-prompt", "a b c " * 20]
     out, _ = demo("m4", "--part", "1", "--max-tokens", "2", *own)
     assert column(out, "Requests, times in ms", "saved", "r") == ["-", "48"]
+
+
+# --- M5: kernels --------------------------------------------------------------------------------
+
+
+def test_m5_takes_the_steps_of_m4_to_the_same_tokens(demo: Demo) -> None:
+    out, trace = demo("m5")
+    assert [len(record["batch"]) for record in trace] == [3] * 10 + [2] * 40 + [1] * 50
+    assert "M4 and M5 gave the same tokens" in out
+    assert "torch's kernels" in out or "Triton kernels" in out
+
+
+@small
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--enforce-eager"], "M4 and M5 gave the same tokens"),
+        (["--model", "tiny-gpt2"], "there is no fused decoder for gpt2"),
+    ],
+)
+def test_m5_says_what_computes(demo: Demo, options: list[str], told: str) -> None:
+    assert told in in_a_line(demo("m5", *options, *SHORT)[0])
 
 
 # --- what is wrong ------------------------------------------------------------------------------

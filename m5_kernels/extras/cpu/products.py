@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from m5_kernels.decoder.products import Matrix, Weight
+from m5_kernels.decoder.products import Matrix, Product
 
 
-class OwnProduct:
+class OwnProduct(Product):
     """Of weights that know how they are multiplied with.
 
     Args:
@@ -32,12 +31,8 @@ class OwnProduct:
         output = weight.product(hidden, bias)
         return gated(output) if is_gated else output
 
-    def token_counts(self, max_tokens: int, weights: Sequence[Weight]) -> Iterable[int]:
-        """None: nothing is compiled."""
-        return ()
 
-
-class PlainProduct:
+class PlainProduct(Product):
     """`F.linear`, and the gate in two calls."""
 
     def suits(self, hidden: torch.Tensor, weight: Matrix, is_gated: bool) -> bool:
@@ -50,10 +45,6 @@ class PlainProduct:
         """As `Products.linear`, or gated as `gate_up`."""
         output = F.linear(hidden, weight, bias)
         return gated(output) if is_gated else output
-
-    def token_counts(self, max_tokens: int, weights: Sequence[Weight]) -> Iterable[int]:
-        """None: nothing is compiled."""
-        return ()
 
 
 def gated(output: torch.Tensor) -> torch.Tensor:

@@ -42,7 +42,7 @@ def products_of_few_rows(device: torch.device) -> list[Product]:
     return products
 
 
-class RegisterProduct:
+class RegisterProduct(Product):
     """`register_linear`, for a few rows and a small weight."""
 
     def suits(self, hidden: torch.Tensor, weight: Matrix, is_gated: bool) -> bool:
@@ -55,12 +55,8 @@ class RegisterProduct:
         """As `Products.linear`, or gated as `gate_up`."""
         return register_linear(hidden, weight, bias, is_gated)
 
-    def token_counts(self, max_tokens: int, weights: Sequence[Weight]) -> Iterable[int]:
-        """None but the usual ones."""
-        return ()
 
-
-class HopperProduct:
+class HopperProduct(Product):
     """`hopper_linear`, for rows up to some hundreds: larger weights the library reads as fast."""
 
     def suits(self, hidden: torch.Tensor, weight: Matrix, is_gated: bool) -> bool:
@@ -84,7 +80,7 @@ class HopperProduct:
         return (128, 192, MAX_HOPPER_TOKENS, MAX_HOPPER_TOKENS + 1)
 
 
-class DotProduct:
+class DotProduct(Product):
     """`dot_linear`, for a few rows of any weight."""
 
     def suits(self, hidden: torch.Tensor, weight: Matrix, is_gated: bool) -> bool:
@@ -102,10 +98,6 @@ class DotProduct:
         """As `Products.linear`, or gated as `gate_up`."""
         output = dot_linear(hidden, weight, bias)
         return silu_mul(output) if is_gated else output
-
-    def token_counts(self, max_tokens: int, weights: Sequence[Weight]) -> Iterable[int]:
-        """None but the usual ones."""
-        return ()
 
 
 class EarlyStarts(Starts):

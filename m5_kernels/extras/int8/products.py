@@ -45,7 +45,7 @@ def check_quantization(hf_config: PretrainedConfig, quantization: str) -> None:
         raise InputError(f'quantization="{quantization}": {error}') from None
 
 
-class HopperInt8Product:
+class HopperInt8Product(Product):
     """`hopper_int8`, for as many rows as tensor cores are quicker with."""
 
     def suits(self, hidden: torch.Tensor, weight: Matrix, is_gated: bool) -> bool:
@@ -74,7 +74,7 @@ class HopperInt8Product:
         return token_counts(max_tokens, products)
 
 
-class Int8Product:
+class Int8Product(Product):
     """`int8_linear`, for all that is left."""
 
     def suits(self, hidden: torch.Tensor, weight: Matrix, is_gated: bool) -> bool:
@@ -87,10 +87,6 @@ class Int8Product:
         """As `Products.linear`, or gated as `gate_up`."""
         output = int8_linear(hidden, weight, bias)
         return silu_mul(output) if is_gated else output
-
-    def token_counts(self, max_tokens: int, weights: Sequence[Weight]) -> Iterable[int]:
-        """None but the usual ones."""
-        return ()
 
 
 class Int8Matrices(Matrices):

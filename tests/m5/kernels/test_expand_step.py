@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+from m5_helpers import same_metadata
 from m5_kernels.device_state import DeviceState
 from m5_kernels.kernels.expand_step import (
     append_sampled,
@@ -14,7 +15,6 @@ from m5_kernels.kernels.expand_step import (
     expand_step,
     expand_step_torch,
 )
-from m5_kernels.kernels.step_metadata import StepMetadata
 
 
 def check(
@@ -33,19 +33,7 @@ def check(
     state.prompt_lens.random_(1, max_model_len // 2)
     row_ids = torch.tensor(rows, dtype=torch.int32, device=device)
     new = torch.tensor(num_new, dtype=torch.int32, device=device)
-    output, expected = (
-        StepMetadata.allocate(num_tokens, len(rows), state.block_table.shape[1], device)
-        for _ in range(2)
-    )
-    names = [name for name, value in vars(output).items() if torch.is_tensor(value)]
-    for name in names:  # poison, but for what a step does not have to write
-        if name != "block_table":
-            getattr(output, name).fill_(-77)
-    expand_step(state, row_ids, new, output)
-    expand_step_torch(state, row_ids, new, expected)
-    for name in names:
-        assert torch.equal(getattr(output, name), getattr(expected, name)), name
-
+    same_metadata(expand_step, expand_step_torch, state, row_ids, new, num_tokens=num_tokens)
     sampled = torch.randint(-1, 99, (len(rows),), dtype=torch.int32, device=device)
     other = copy.deepcopy(state)
     samples = torch.randint(0, 2, (len(rows),), dtype=torch.int32, device=device)

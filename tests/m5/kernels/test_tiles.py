@@ -68,9 +68,3 @@ def test_tiles_fit(on, name, dtype, head_dim):
     for number in (decode.tokens, prefill.rows, prefill.tokens):
         assert number >= 16, "tl.dot wants 16 at least"
         assert number & (number - 1) == 0, "a tile's sides are powers of two"
-
-
-def test_without_a_gpu_nothing_is_asked_of_one(monkeypatch):
-    monkeypatch.delattr(torch.cuda, "get_device_properties")
-    assert decode_tile(128, torch.bfloat16, torch.device("cpu")) == DecodeTile(64, 4, 2, 2)
-    assert prefill_tile(256, torch.float32, torch.device("cpu")) == PrefillTile(32, 16, 4, 2)

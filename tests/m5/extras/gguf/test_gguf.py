@@ -156,15 +156,3 @@ def test_what_is_refused(tmp_path: Path) -> None:
         write(tmp_path / "tiny.gguf", model, TYPES.Q5_0)
     with pytest.raises(InputError, match="Q5_0"):
         GGUFFile(tmp_path / "tiny.gguf", tensor_index(tmp_path / "tiny.gguf"))
-
-
-def test_products_do_without_the_private_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = packed.Words(
-        torch.randint(0, 256, (2, 16, 16), dtype=torch.uint8),
-        torch.rand(2, 1, 16), torch.randn(2, 1, 16),
-    )  # fmt: skip
-    hidden = torch.randn(2, 64).bfloat16()
-    wanted = PackedMatrix(16, 64, words).product(hidden)
-    monkeypatch.setattr(packed, "has_packed_product", lambda: False)
-    product = PackedMatrix(16, 64, words).product(hidden)
-    torch.testing.assert_close(product, wanted, rtol=3e-2, atol=5e-2)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from m4_prefix_chunked.ngram import NgramProposer
+from m5_helpers import same_metadata
 from m5_kernels.device_state import DeviceState
 from m5_kernels.extras.guesses.guesses import (
     MAX_GUESSES,
@@ -119,29 +120,17 @@ def test_what_was_sampled_behind_a_wrong_guess_is_rejected(device):
     assert tokens[:-2].tolist() == [5, 6, 7, 8, 5, 1, gone, gone, 5, none, none, none]
 
 
-def check_expand(
+def expanded(
     state: RowState, num_guesses: torch.Tensor, rows: torch.Tensor, offsets: torch.Tensor
 ) -> StepMetadata:
-    """The kernel beside its twin; what neither has to write holds nonsense, before and after."""
-    output, expected = (
-        StepMetadata.allocate(len(rows), len(rows), state.block_table.shape[1], rows.device)
-        for _ in range(2)
-    )
-    names = [name for name, value in vars(output).items() if torch.is_tensor(value)]
-    for name in names:
-        getattr(output, name).fill_(-77)
-        getattr(expected, name).fill_(-77)
-    expand_guesses(state, num_guesses, rows, offsets, output)
-    expand_guesses_torch(state, num_guesses, rows, offsets, expected)
-    for name in names:
-        assert torch.equal(getattr(output, name), getattr(expected, name)), name
-    return output
+    arguments = state, num_guesses, rows, offsets
+    return same_metadata(expand_guesses, expand_guesses_torch, *arguments, num_tokens=len(rows))
 
 
 def test_a_guess_is_a_place_of_its_own_and_a_missing_one_is_padding(device):
     state = state_of(device, [6, 9, 3, 7], 99, 40)
     rows, offsets = places_of([3, 2, 1, 0], device)
-    output = check_expand(state, ints([3, 0, 1, 0], device), rows, offsets)
+    output = expanded(state, ints([3, 0, 1, 0], device), rows, offsets)
     assert output.context_lens.tolist() == [6, 7, 8, 9, 9, 0, 0, 3, 4, 7, 0, 0]
     assert output.decode_lens.tolist() == output.context_lens.tolist()
     assert output.positions.tolist() == [5, 6, 7, 8, 8, 0, 0, 2, 3, 6, 0, 0]
@@ -165,6 +154,6 @@ def test_any_places(device, num_rows, block_size):
     for _ in range(3):
         places.insert(int(torch.randint(len(places) + 1, ())), (-1, 0))
     rows, offsets = zip(*places, strict=True)
-    check_expand(
+    expanded(
         state, (wanted * has_any).int().to(device), ints([*rows], device), ints([*offsets], device)
     )

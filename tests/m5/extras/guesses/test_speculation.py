@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
+import m4_prefix_chunked
 import m5_kernels
-from engine_helpers import assert_empty, greedy, make_engine, random_prompts
-from m1_single import RequestOutput, SamplingParams
+from engine_helpers import assert_empty, greedy, make_engine, random_prompts, tiny_model
+from m1_single import SamplingParams
 from m4_prefix_chunked.ngram import NgramProposer
-from m5_helpers import circling
+from m5_helpers import RecomputedGraphs, circling, facts, nearly, workload
+from m5_kernels.extras.guesses.runner import shape_of
 from m5_kernels.hf_runner import HFRunner
+from m5_kernels.step_graphs import MAX_CHUNKS
 from milestone_llm.core.request import Request
 
 VOCAB = 40
@@ -29,46 +32,6 @@ def model(family: str = "llama") -> Any:
     return circling(family, vocab_size=VOCAB).double()
 
 
-def work(rng: random.Random) -> tuple[list[list[int]], list[SamplingParams]]:
-    beginning = [token % VOCAB for token in random_prompts([12], seed=rng.randrange(3))[0]]
-    prompts, params = [], []
-    for index in range(6):
-        own = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
-        prompts.append(rng.choice([[], beginning]) + own)
-        max_tokens = rng.choice([1, 2, 20, 40, 60])
-        params.append(
-            SamplingParams(
-                temperature=rng.choice([0, 0, 0.3, 1]),
-                top_k=rng.choice([0, 4]),
-                seed=index,
-                max_tokens=max_tokens,
-                min_tokens=rng.choice([0, max_tokens // 2]),
-                repetition_penalty=rng.choice([1, 1, 1.1]),
-                frequency_penalty=(0, 0, 0.05)[index % 3],
-                presence_penalty=(0, -0.1)[index % 2],
-                logit_bias=({}, {}, {5: 0.5, 9: -100})[index // 2],
-                stop_token_ids=rng.choice([[], [rng.randrange(VOCAB)], list(range(20, 38))]),
-                ignore_eos=rng.random() < 0.5,
-                logprobs=rng.choice([None, 2]),
-                prompt_logprobs=rng.choice([None, None, 1]),
-                n=rng.choice([1, 1, 2]),
-            )
-        )
-    return prompts, params
-
-
-def facts(output: RequestOutput) -> Any:
-    """Tokens, why they end, and how likely they were."""
-    return [
-        (
-            each.token_ids,
-            each.finish_reason,
-            [{k: round(v.logprob, 4) for k, v in entry.items()} for entry in each.logprobs or []],
-        )
-        for each in output.outputs
-    ]
-
-
 def engine(**fields: Any) -> Any:
     fields = {"max_model_len": 64, "block_size": 4, "max_num_batched_tokens": 16, **fields}
     return make_engine(m5_kernels, fields.pop("model", model()), **fields)
@@ -76,21 +39,39 @@ def engine(**fields: Any) -> Any:
 
 @pytest.mark.parametrize("seed", range(1, 7))
 def test_whatever_is_asked_for_every_request_gets_what_it_gets_without_guesses(seed):
-    rng = random.Random(seed)
-    prompts, params = work(rng)
-    wanted = [facts(output) for output in engine().generate(prompts, params)]
-    fields = {
+    rng, work = random.Random(seed), workload(seed, VOCAB, longest=60)
+    fields: dict[str, Any] = {"max_model_len": 144}
+    wanted = [nearly(facts(output)) for output in engine(**fields).generate(*work)]
+    fields |= {
         "speculation": "ngram",
         "num_speculative_tokens": rng.choice([1, 3, 5]),
-        "kv_cache_tokens": rng.choice([64, 100, 500]),
+        "kv_cache_tokens": rng.choice([144, 200, 500]),
         "preemption": rng.choice(["recompute", "swap"]),
         "enable_prefix_caching": rng.random() < 0.7,
     }
     for switch in ({}, {"async_scheduling": False}):
         made = engine(**fields, **switch)
-        assert [facts(output) for output in made.generate(prompts, params)] == wanted
+        assert [facts(output) for output in made.generate(*work)] == wanted
         assert made.stats()["spec_decode_num_accepted_tokens"] > 0
         assert_empty(made)
+
+
+def test_padded_steps_with_guesses_give_the_tokens_of_m4(poisoned):
+    """Prompts that repeat, so that there are guesses; three rows of four places in a bucket."""
+    prompts = [prompt * 3 for prompt in random_prompts([5, 7, 4])]
+    fields: dict[str, Any] = {"max_num_seqs": 3, "max_model_len": 80}
+    engine = make_engine(m5_kernels, tiny_model(), speculation="ngram", **fields)
+    guessing = engine.runner
+    guessing.graphs = graphs = RecomputedGraphs(guessing.step)
+    guessing.runner.graphs = others = RecomputedGraphs(guessing.runner.device_step)
+    plain = make_engine(m4_prefix_chunked, tiny_model(), **fields)
+    wanted, got = (
+        [output.token_ids for output in each.generate(prompts, SamplingParams(seed=3))]
+        for each in (plain, engine)
+    )
+    assert got == wanted
+    assert shape_of(12) in graphs.replayed
+    assert any(shape.num_chunks == MAX_CHUNKS for shape in others.replayed)
 
 
 @pytest.mark.gpu

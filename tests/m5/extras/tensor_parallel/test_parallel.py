@@ -28,13 +28,13 @@ PATIENCE_S = 1800 if STORM else 240
 NUM_STEPS = 10_000 if STORM else 150
 
 CASES: dict[str, Any] = {
-    "llama": ("llama", {}, {}),
-    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}, {}),
+    "llama": ("llama", {"attention_bias": True, "mlp_bias": True}, {}),
     "llama, one KV head": ("llama", {"num_key_value_heads": 1}, {}),
-    "qwen2": ("qwen2", {}, {}),
-    "qwen3, tied": ("qwen3", {"tie_word_embeddings": True, "vocab_size": 200}, {}),
-    "qwen3, swapping": ("qwen3", {}, {"preemption": "swap"}),
-    "mistral": ("mistral", {}, {}),
+    "qwen3, tied": (
+        "qwen3",
+        {"tie_word_embeddings": True, "vocab_size": 200},
+        {"preemption": "swap"},
+    ),
     "llama in eight bits": ("llama", {"mlp_bias": True}, {"quantization": "int8"}),
 }
 
@@ -211,6 +211,7 @@ def test_ranks_take_leave_of_an_engine_that_was_refused_while_it_was_built():
 @needs_two_gpus
 @pytest.mark.parametrize("enforce_eager", [False, True])
 def test_two_gpus_give_the_tokens_of_one(tmp_path, enforce_eager):
+    """Graphs that hold a communicator are captured and dropped, engine after engine."""
     cases = {
         name: (family, changes, {**fields, "enforce_eager": enforce_eager})
         for name, (family, changes, fields) in CASES.items()
@@ -234,14 +235,6 @@ def test_two_gpus_guess_together(tmp_path):
 @needs_two_gpus
 def test_the_fused_all_reduce_agrees_with_its_specification(tmp_path):
     assert max(Started("fused_kernel", 2, tmp_path).results()) < 0.05
-
-
-@pytest.mark.gpu
-@needs_two_gpus
-def test_graphs_are_released_before_the_communicator(tmp_path):
-    found = Started("engines_come_and_go", 2, tmp_path).results()
-    assert found[0] == found[1]
-    assert found[0][0] == found[0][1] == found[0][2]
 
 
 def test_the_store_listens_at_the_masters_address_alone(monkeypatch):
