@@ -155,6 +155,7 @@ def measure(
     Every second round goes backwards: no contestant always runs on a machine that another has
     heated.
     """
+
     def run(name: str, work: Sequence[WorkItem], what: str) -> RunResult:
         each = contestants[name]
         serve_work: ServeWork = (
