@@ -12,13 +12,8 @@ from typing import Any
 
 import pytest
 
-from milestone_llm.models.families import MILESTONES
-from milestone_llm.models.family_check import (
-    VARIANTS,
-    Outcome,
-    family_names,
-    try_family,
-)
+from milestone_llm import MILESTONES
+from milestone_llm.models.families import VARIANTS, Outcome, family_names, try_family
 
 IS_STORM = bool(os.environ.get("STORM"))
 FIRST_AND_SECOND = ("m1_single", "m2_batching")
