@@ -497,6 +497,7 @@ def test_a_live_page_asks_for_the_key_grows_with_the_run_and_runs_no_markup(brow
         assert "64" in opened.page.inner_text("[data-panel=budget]"), "the server's budget"
         shown = opened("() => views[0].run.records.map((record) => record.batch)")
         assert shown == [record.to_dict()["batch"] for record in records[10:]]
+        assert opened("() => Object.keys(views[0].run.meta.texts).length") > 1, "texts of tokens"
         opened.page.fill("#prompt", "it's <b>")
         opened.page.click("#prompt-form button")
         opened.page.wait_for_function("(text) => byId('answer').textContent === text", arg=MARKUP)
