@@ -25,7 +25,7 @@ from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.frontend.engine import BaseEngine
-from milestone_llm.frontend.engine_driver import Alone, Peers
+from milestone_llm.frontend.engine_driver import Peers
 from milestone_llm.frontend.scheduler_file import scheduler_class
 from milestone_llm.frontend.step_log import StepLog
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
@@ -89,7 +89,7 @@ class LLMEngine(BaseEngine):
     ) -> None:
         config = EngineConfig.from_fields(**fields)
         ranks, device = None, config.device
-        peers: Peers = Alone()
+        peers = Peers()
         if config.tensor_parallel_size > 1:
             ranks = Ranks.join(config.tensor_parallel_size, config.device)
             config = config.on_device(ranks.device.type, fields)

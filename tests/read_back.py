@@ -76,7 +76,6 @@ class ReadBackRunner:
         self.block_size = block_size
         self.device: dict[Slot, bytes] = {}
         self.host: dict[Slot, bytes] = {}
-        self.num_read = 0
         self.raise_at: dict[str, BaseException] = {}
         """What to raise in the next `launch` or `wait`."""
         self._tokens: dict[str, tuple[Request, list[int]]] = {}
@@ -103,7 +102,6 @@ class ReadBackRunner:
                     f"{row.request.request_id} finds another KV at position {position} of "
                     f"{row.start}..{row.end}, blocks {row.blocks}"
                 )
-                self.num_read += 1
             for request in row.sampling_requests:
                 seed = seed_of(request.sampling_params, request.index)
                 known, tokens = list(self._known_tokens(request)), []

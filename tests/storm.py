@@ -27,7 +27,7 @@ from typing import Any
 from engine_helpers import assert_empty, make_engine
 from interrupter import Interrupter
 from m1_single import RequestOutput, SamplingParams
-from m4_prefix_chunked.speculation import GuessingRow, draft_token_ids
+from m4_prefix_chunked.speculation import draft_token_ids
 from m5_kernels.extras.guesses.proposer import DeviceProposer
 from m5_kernels.runner import FusedRunner
 from milestone_llm import MILESTONES
@@ -49,7 +49,6 @@ class BrittleRunner(ReadBackRunner):
         super().__init__(block_size)
         self.failed: set[str] = set()
         self.is_next_token_none = False
-        self.counts: Counter[str] = Counter()
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """As ever, but a token may be none."""
@@ -60,11 +59,6 @@ class BrittleRunner(ReadBackRunner):
     def _collect(self, plan: StepPlan, launched: LaunchedStep) -> dict[str, list[SampledToken]]:
         with self._failing(plan):
             sampled = launched.wait()
-        for row in plan.rows:
-            if isinstance(row, GuessingRow):
-                num_accepted = len(sampled[row.request.request_id]) - 1
-                self.counts["accepted"] += num_accepted
-                self.counts["rejected"] += len(row.draft_token_ids) - num_accepted
         if self.is_next_token_none and sampled:
             name = min(sampled)
             sampled[name] = [SampledToken(-1)]
@@ -127,10 +121,8 @@ class Storm:
             action = self.rng.random()
             if action < 0.06 and self.expected:
                 self._abort()
-            elif action < 0.07:
-                self._generate()
             elif action < 0.08:
-                self._stream()
+                self._call()
             elif action < 0.10 and hasattr(self.engine, "reset_prefix_cache"):
                 is_reset = self.engine.reset_prefix_cache()
                 assert is_reset in (True, False)
@@ -146,6 +138,9 @@ class Storm:
         stats = self.engine.stats()
         for name in ("preemptions", "copied_blocks"):
             self.counts[name] += stats.get(name, 0)
+        num_accepted = stats.get("spec_decode_num_accepted_tokens", 0)
+        self.counts["accepted"] += num_accepted
+        self.counts["rejected"] += stats.get("spec_decode_num_draft_tokens", 0) - num_accepted
         if self.milestone >= "m3":
             assert self.scheduler.preempter.host.pool.num_used == 0
         if self.milestone >= "m4":
@@ -153,8 +148,7 @@ class Storm:
             for name in ("saved_tokens", "evictions"):
                 self.counts[name] += stats["prefix_cache"][name]
             assert self.engine.reset_prefix_cache()
-        self.counts["read"] += self.runner.num_read
-        return self.counts + self.runner.counts
+        return self.counts
 
     def _random_fields(self) -> dict[str, Any]:
         rng = self.rng
@@ -240,31 +234,23 @@ class Storm:
             self._check(output, prompt, params)
             self.counts["aborted"] += 1
 
-    def _generate(self) -> None:
-        work = [self._request() for _ in range(self.rng.randint(1, 3))]
-        limit = self.fields["max_num_batched_tokens"]
-        if not self.fields.get("enable_chunked_prefill") and any(len(p) > limit for p, _ in work):
-            return
-        with contextlib.suppress(FaultError, KeyboardInterrupt):
-            outputs = self.engine.generate([p for p, _ in work], [params for _, params in work])
-            for output, (prompt, params) in zip(outputs, work, strict=True):
-                self._check(output, prompt, params)
-            self.counts["generated"] += len(work)
-
-    def _stream(self) -> None:
-        """Begin to read a stream, and close it or throw it away."""
+    def _call(self) -> None:
+        """`generate`, or a stream of which the beginning is read; it is closed or thrown away."""
         prompt, params = self._request()
         limit = self.fields["max_num_batched_tokens"]
         if not self.fields.get("enable_chunked_prefill") and len(prompt) > limit:
             return
         with contextlib.suppress(FaultError, KeyboardInterrupt):
+            if self.rng.random() < 0.5:
+                for output in self.engine.generate([prompt] * self.rng.randint(1, 3), params):
+                    self._check(output, prompt, params)
+                return
             outputs = self.engine.stream([prompt], params)
             for output in itertools.islice(outputs, self.rng.randrange(4)):
                 self._check(output, prompt, params)
             if self.rng.random() < 0.5:
                 with self._sometimes_interrupted():
                     outputs.close()
-        self.counts["streams"] += 1
 
     @contextlib.contextmanager
     def _sometimes_interrupted(self) -> Iterator[None]:

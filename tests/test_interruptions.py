@@ -184,26 +184,6 @@ def test_an_abort_does_not_raise_what_the_step_in_flight_raised(package):
     assert_empty(engine)
 
 
-@pytest.mark.parametrize("package", PACKAGES[3:])
-@pytest.mark.parametrize("where", ["launch", "wait"])
-@pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])
-def test_the_prefix_cache_can_be_reset_after_a_step_that_did_not_end(package, where, error):
-    engine = engine_of(package)
-    engine.core.can_run_ahead = (lambda plan: True) if package.__name__ >= "m5" else None
-    submit(engine)
-    engine.step()
-    engine.runner.raise_at[where] = error
-    with pytest.raises(type(error)):
-        run_to_end(engine)
-    run_to_end(engine)
-    assert engine.reset_prefix_cache() is True
-    submit(engine)
-    engine.step()
-    assert engine.reset_prefix_cache() is False
-    run_to_end(engine)
-    assert engine.reset_prefix_cache() is True
-
-
 def test_what_went_wrong_first_is_raised_where_the_restart_fails_as_well():
     engine, steps = engine_of(PACKAGES[0]), []
 

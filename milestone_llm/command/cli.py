@@ -33,11 +33,6 @@ log_console = Console(stderr=True, highlight=False, emoji=False)
 """Progress and complaints go here."""
 
 
-def warn(text: str) -> None:
-    """Tell who sits at the terminal."""
-    log_console.print(text, style="yellow", markup=False)
-
-
 class Formatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
     """Help with the module docstring as it stands and the default of every option."""
 

@@ -49,8 +49,11 @@ class OutputSink(Protocol):
         """
 
 
-class Peers(Protocol):
-    """The same engine in other processes, which plans the same steps (tensor parallelism)."""
+class Peers:
+    """The same engine in other processes, which plans the same steps (tensor parallelism).
+
+    This one has none; a subclass tells them.
+    """
 
     def before(self, call: str, core: EngineCore) -> None:
         """Before a call that all make: what came to another engine comes to this core now."""
@@ -63,22 +66,6 @@ class Peers(Protocol):
 
     def parted(self) -> None:
         """This engine begins anew, and no longer knows what the others know."""
-
-
-class Alone:
-    """The peers of an engine that has none."""
-
-    def before(self, call: str, core: EngineCore) -> None:
-        """Nothing comes from elsewhere."""
-
-    def added(self, requests: Sequence[Request]) -> None:
-        """Nothing has to be told."""
-
-    def finished(self, request: Request, reason: str) -> None:
-        """Nothing has to be told."""
-
-    def parted(self) -> None:
-        """There is nothing to part from."""
 
 
 class EngineDriver:
@@ -98,7 +85,7 @@ class EngineDriver:
     ) -> None:
         self.core = core
         self.log = log
-        self.peers = peers or Alone()
+        self.peers = peers or Peers()
         self.requests: dict[str, Request] = {}
         """Completions of whose end the sink has not said anything, by id."""
         self._sink = sink

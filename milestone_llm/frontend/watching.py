@@ -5,21 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from milestone_llm.core.kv import KVEvent, KVUsage
+from milestone_llm.core.kv import KVEvent
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import StepPlan
-from milestone_llm.core.request import Request
-from milestone_llm.core.request_queue import RequestQueue
-
-
-class QueueState(Protocol):
-    """What a watcher may ask of a scheduler, at the end of a step."""
-
-    waiting: RequestQueue
-    running: list[Request]
-
-    def kv_usage(self) -> KVUsage:
-        """How full KV memory is."""
+from milestone_llm.core.scheduler import BaseScheduler
 
 
 @dataclass(frozen=True)
@@ -43,5 +32,5 @@ class SettledStep:
 class StepWatcher(Protocol):
     """Gets every step of an engine: a tracer."""
 
-    def record(self, step: SettledStep, queues: QueueState) -> None:
-        """Called once a step, at its end. Must not raise."""
+    def record(self, step: SettledStep, scheduler: BaseScheduler) -> None:
+        """Called once a step, at its end, with its scheduler. Must not raise."""

@@ -35,7 +35,7 @@ from .pretrained import (
     load_whole_model,
 )
 from .shapes import PREFIX, shape_config
-from .threads import ThreadWatch
+from .threads import settle_threads
 from .tiny_models import TINY_FAMILIES, build_tiny_model
 
 __all__ = [
@@ -134,8 +134,9 @@ def load_model(
         if ready.dtype != target_dtype:
             _cast(ready, target_dtype)
     ready = ready.eval().requires_grad_(False)
-    if not isinstance(model, PreTrainedModel) and not str(model).startswith(("tiny-", PREFIX)):
-        ThreadWatch(ready.device.type, log.warning)
+    is_random = str(model).startswith(("tiny-", PREFIX))
+    if ready is not model and not is_random and ready.device.type == "cpu":
+        settle_threads(log.warning)
     if isinstance(tokenizer, (str, Path)):
         own_tokenizer = _load_tokenizer(locate(tokenizer)[0])
         if own_tokenizer is None:

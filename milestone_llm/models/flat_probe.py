@@ -7,32 +7,24 @@ any order, and each still gets the logits that it gets at home:
     positions   0  1  2  3    0  1  2                    1  3  0  2  1  0  2
 
 What looks at neighbours in memory (a convolution, a recurrence), counts positions itself or attends
-elsewhere than through `AttentionInterface` comes out different. What a few tokens cannot show, a
-window of thousands for instance, is read off the masks that Hugging Face would have built.
+elsewhere than through `AttentionInterface` comes out different. A window of thousands, which a few
+tokens cannot show, is one that the KV cache of Hugging Face knows of: attention has to know it too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    DynamicCache,
-    PreTrainedModel,
-)
+from transformers import AttentionInterface, DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 
 from .hf_model import with_attention
 from .kv_shape import KVShape
 
 NAME = "probed_attention"
-
-MaskFunction = Callable[..., torch.Tensor]
-"""Whether query may see key: `(batch, head, query position, key position) -> bool tensor`."""
 
 FEATURES = {
     "softcap": "soft-capping of attention logits",
@@ -62,8 +54,6 @@ class Probe:
     """Calls of each layer, by `layer_idx`."""
     windows: list[int | None] = field(default_factory=list)
     """`sliding_window` of each call."""
-    masks: list[torch.Tensor | None] = field(default_factory=list)
-    """What each call got as its mask."""
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
@@ -86,17 +76,8 @@ def run_flat(model: PreTrainedModel, prompts: list[torch.Tensor]) -> list[torch.
         UnsupportedError: the model does not do with attention what M2 to M5 rely on.
     """
     model = with_attention(model, NAME)
-    _check_masks(model, prompts[0])
-    order = torch.randperm(sum(map(len, prompts)), generator=torch.Generator().manual_seed(1))
-    logits, _ = _forward(model, prompts, order)
-    return list(logits.split([len(prompt) for prompt in prompts]))
-
-
-def _forward(
-    model: PreTrainedModel, prompts: list[torch.Tensor], order: torch.Tensor
-) -> tuple[torch.Tensor, Probe]:
-    """Logits of all tokens in the order of the prompts, of a batch that is ordered otherwise."""
     lengths = torch.tensor([len(prompt) for prompt in prompts])
+    order = torch.randperm(int(lengths.sum()), generator=torch.Generator().manual_seed(1))
     owners = torch.repeat_interleave(torch.arange(len(prompts)), lengths)[order].to(model.device)
     positions = torch.cat([torch.arange(length) for length in lengths.tolist()])[order]
     positions = positions.to(model.device)
@@ -108,8 +89,8 @@ def _forward(
         logits_to_keep=order.argsort().to(model.device),
         attention_metadata=probe,
     )
-    _check_calls(probe)
-    return output.logits[0], probe
+    _check_calls(probe, DynamicCache(config=model.config).layers)
+    return list(output.logits[0].split(lengths.tolist()))
 
 
 def _kv_shape(model: PreTrainedModel) -> KVShape:
@@ -156,12 +137,11 @@ def probed_attention(
         raise UnsupportedError("attention modules that do not know their layer's number")
     probe.num_calls[layer] = probe.num_calls.get(layer, 0) + 1
     probe.windows.append(keywords.get("sliding_window"))
-    probe.masks.append(attention_mask)
     return probe.attend(query, key, value, keywords["scaling"]), None
 
 
-def _check_calls(probe: Probe) -> None:
-    """Each layer must have attended, and once."""
+def _check_calls(probe: Probe, cache_layers: list[CacheLayerMixin]) -> None:
+    """Each layer must have attended, and once, with the window to which its KV cache keeps."""
     if not probe.num_calls:
         raise UnsupportedError("attention that cannot be replaced through AttentionInterface")
     num_layers = probe.kv_shape.num_layers
@@ -170,61 +150,10 @@ def _check_calls(probe: Probe) -> None:
             f"attention that is not called once in each of its {num_layers} layers, but so often "
             f"by layer: {probe.num_calls}"
         )
-
-
-# --- masks ---------------------------------------------------------------------------------
-
-
-class _NotedMask(torch.Tensor):
-    """A mask that remembers the function it is made of, as long as nobody changes it."""
-
-    mask_function: MaskFunction
-
-
-def noted_mask(
-    batch_size: int, q_length: int, kv_length: int, mask_function: MaskFunction, **_: Any
-) -> torch.Tensor:
-    """The mask function that goes with `probed_attention`."""
-    mask = torch.zeros(batch_size, 1, q_length, kv_length).as_subclass(_NotedMask)
-    mask.mask_function = mask_function
-    return mask
-
-
-def _check_masks(model: PreTrainedModel, prompt: torch.Tensor) -> None:
-    """Compare the masks and windows of Hugging Face with what each layer's attention is told."""
-    _, probe = _forward(model, [prompt], torch.arange(len(prompt)))
-    config = model.config.get_text_config(decoder=True)
-    num_positions = min(getattr(config, "max_position_embeddings", None) or 1 << 17, 1 << 17)
-    cache_layers = DynamicCache(config=model.config).layers
-    checked = set()
-    for layer, mask, window in zip(probe.num_calls, probe.masks, probe.windows, strict=True):
+    for layer, window in zip(probe.num_calls, probe.windows, strict=True):
         kept = getattr(cache_layers[layer], "sliding_window", None) if cache_layers else None
         if kept not in (None, window):
             raise UnsupportedError(f"a sliding window of {kept} that attention is not told of")
-        if (id(mask), window) in checked:
-            continue
-        checked.add((id(mask), window))
-        mask_function = getattr(mask, "mask_function", None)
-        if mask_function is None:
-            raise UnsupportedError("attention masks of its own")
-        if not _is_causal(mask_function, window, num_positions):
-            told = "causal attention" if window is None else f"a sliding window of {window}"
-            raise UnsupportedError(f"masks that are not {told}, which is what attention is told")
-
-
-def _is_causal(mask_function: MaskFunction, window: int | None, num_positions: int) -> bool:
-    """Whether each token may see itself and those before it, or the last `window` of these."""
-    queries = torch.arange(num_positions)
-    distances = [-1, 0, 1, 2] + ([window - 1, window] if window else [])
-    for keys in [queries * 0] + [queries - distance for distance in distances]:
-        real = keys >= 0
-        seen = mask_function(torch.tensor(0), torch.tensor(0), queries[real], keys[real])
-        distance = queries[real] - keys[real]
-        wanted = (distance >= 0) & (distance < (window or num_positions))
-        if not torch.equal(seen.expand_as(wanted), wanted):
-            return False
-    return True
 
 
 AttentionInterface.register(NAME, probed_attention)
-AttentionMaskInterface.register(NAME, noted_mask)

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -44,16 +44,8 @@ Converter = Callable[[Path, Path], None]
 
 
 def cache_directory() -> Path:
-    """Where converted models are kept: `milestone-llm` in the user's cache directory."""
-    if os.environ.get("XDG_CACHE_HOME"):
-        base = Path(os.environ["XDG_CACHE_HOME"])
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    else:
-        base = Path.home() / ".cache"
-    return base / "milestone-llm"
+    """Where converted models are kept, beside those of Hugging Face."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "milestone-llm"
 
 
 def packaged_gguf() -> tuple[Path, str]:
@@ -103,7 +95,8 @@ def converted_folder(gguf: Path, key: str, convert: Converter | None = None) -> 
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = _acquire(FileLock(folder.parent / f"{key}.lock"), gguf)
+        lock = FileLock(folder.parent / f"{key}.lock")
+        lock.acquire()
     except OSError as error:
         raise InputError(
             f"cannot keep the converted model in {folder.parent} ({error.strerror}); "
@@ -122,15 +115,6 @@ def converted_folder(gguf: Path, key: str, convert: Converter | None = None) -> 
     return folder
 
 
-def _acquire(lock: FileLock, gguf: Path) -> FileLock:
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        Console(stderr=True).print(f"Waiting for another process that converts {gguf.name}")
-        lock.acquire()
-    return lock
-
-
 def _convert(gguf: Path, folder: Path) -> None:
     """The real conversion, some 6 s for 135M parameters on two cores."""
     try:
@@ -138,19 +122,18 @@ def _convert(gguf: Path, folder: Path) -> None:
             importlib.import_module(library)
     except ModuleNotFoundError as error:
         raise InputError(how_to_install(error)) from None
+    text = f"Converting {gguf.name} (once, some 6 s for 135M) ..."
+    Console(stderr=True).print(text, soft_wrap=True)
     with (
-        _progress_line(f"Converting {gguf.name} (once, some 6 s for 135M)") as stage,
         quiet_transformers(),
         # Reading GGUF draws a progress bar that no transformers setting turns off.
         contextlib.redirect_stderr(io.StringIO()),
     ):
         try:
             with _read_once():
-                stage("reading the tokenizer")
                 tokenizer = AutoTokenizer.from_pretrained(
                     gguf.parent, gguf_file=gguf.name, trust_remote_code=False
                 )
-                stage("reading the weights")
                 model, info = AutoModelForCausalLM.from_pretrained(
                     gguf.parent,
                     gguf_file=gguf.name,
@@ -170,7 +153,6 @@ def _convert(gguf: Path, folder: Path) -> None:
         model.hf_quantizer = None
         model.is_quantized = False
         del model.config.quantization_config
-        stage("writing")
         tokenizer.save_pretrained(folder)
         model.save_pretrained(folder)
         (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
@@ -226,15 +208,3 @@ def _read_once() -> Iterator[None]:
     finally:
         for name, original in originals.items():
             setattr(gguf, name, original)
-
-
-@contextlib.contextmanager
-def _progress_line(text: str) -> Iterator[Callable[[str], None]]:
-    """One line on stderr that tells the stage of the work: animated on a terminal, else static."""
-    console = Console(file=sys.stderr)
-    if not console.is_terminal:
-        console.print(f"{text} ...", soft_wrap=True)
-        yield lambda stage: None
-        return
-    with console.status(text) as status:
-        yield lambda stage: status.update(f"{text}: {stage}")

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from milestone_llm.core.errors import InputError
@@ -173,24 +172,6 @@ def _check_config(model: PreTrainedModel) -> None:
     for layer in DynamicCache(config=config).layers:  # a dummy uses what another layer keeps
         if type(layer).__name__ not in _KV_LAYERS:
             raise UnsupportedError(f"other state than keys and values ({type(layer).__name__})")
-        _check_window(layer)
-
-
-def _check_window(layer: CacheLayerMixin) -> None:
-    """Raise `UnsupportedError` if a layer of Hugging Face's cache does not keep to its window.
-
-    One of a window of 1 drops `keys[-1 + 1 :]`, all of them where it should keep none.
-    """
-    window = getattr(layer, "sliding_window", None)
-    if window is None:
-        return
-    for num_tokens in _NUM_TOKENS:
-        keys, _ = layer.update(*[torch.zeros(1, 1, num_tokens, 1)] * 2)
-    if keys.shape[2] != min(window - 1, _NUM_TOKENS[0]) + _NUM_TOKENS[1]:
-        raise UnsupportedError(
-            f"a sliding window of {window}, which Hugging Face's KV cache does not keep to: "
-            "`generate` gives other tokens than the model without a cache"
-        )
 
 
 def _prompts(model: PreTrainedModel) -> list[torch.Tensor]:

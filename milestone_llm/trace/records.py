@@ -15,8 +15,9 @@ from milestone_llm.core.kv import KVEvent, KVUsage
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.core.request import Request, RequestStatus
+from milestone_llm.core.scheduler import BaseScheduler
 from milestone_llm.frontend.block_hashes import hash_blocks
-from milestone_llm.frontend.watching import QueueState, SettledStep
+from milestone_llm.frontend.watching import SettledStep
 
 from .device_times import DeviceTimes
 
@@ -133,11 +134,13 @@ class StepRecord:
     """Where a profiler has looked."""
 
     @classmethod
-    def of(cls, step: SettledStep, queues: QueueState, start: float | None = None) -> StepRecord:
+    def of(
+        cls, step: SettledStep, scheduler: BaseScheduler, start: float | None = None
+    ) -> StepRecord:
         """The record of a settled step.
 
         Args:
-            queues: they and KV memory as they are now.
+            scheduler: its queues and KV memory as they are now.
             start: when the trace began, in seconds of `time.perf_counter()`; None: now.
         """
         plan = step.plan
@@ -145,7 +148,7 @@ class StepRecord:
             round((end - start) * 1e3, 3) for start, end in pairwise(step.times)
         )
         num_decode_tokens = sum(row.num_new_tokens for row in plan.rows if row.phase == "decode")
-        queued = list(queues.waiting)
+        queued = list(scheduler.waiting)
         return cls(
             step=step.number,
             milestone=step.milestone,
@@ -158,7 +161,7 @@ class StepRecord:
             num_padding_tokens=plan.num_padding_tokens,
             start_s=0.0 if start is None else round(step.times[0] - start, 6),
             waiting=_ids(r for r in queued if r.status is RequestStatus.WAITING),
-            running=_ids(queues.running),
+            running=_ids(scheduler.running),
             swapped=_ids(r for r in queued if r.status is RequestStatus.SWAPPED),
             waiting_reasons=plan.waiting_reasons,
             arrived=step.arrived,
@@ -168,10 +171,10 @@ class StepRecord:
                 {"request_id": p.request.request_id, "reason": p.reason} for p in plan.preempted
             ],
             finished=[{"request_id": name, "reason": reason} for name, reason in step.finished],
-            kv=queues.kv_usage(),
+            kv=scheduler.kv_usage(),
             events=step.events,
-            policy=queues.waiting.policy,
-            prompts=_prompts(step, queues),
+            policy=scheduler.waiting.policy,
+            prompts=_prompts(step, scheduler),
         )
 
     @classmethod
@@ -219,11 +222,11 @@ class StepRecord:
 _READER = TypeAdapter(StepRecord)
 
 
-def _prompts(step: SettledStep, queues: QueueState) -> dict[str, Prompt]:
+def _prompts(step: SettledStep, scheduler: BaseScheduler) -> dict[str, Prompt]:
     if not step.arrived:
         return {}
-    kv, rows = queues.kv_usage(), (row.request for row in step.plan.rows)
-    here = {each.request_id: each for each in chain(queues.waiting, queues.running, rows)}
+    kv, rows = scheduler.kv_usage(), (row.request for row in step.plan.rows)
+    here = {each.request_id: each for each in chain(scheduler.waiting, scheduler.running, rows)}
     block_size = kv.reserved_tokens // kv.used if kv.unit == "block" and kv.used else 0
     return {name: _prompt(here[name], block_size) for name in step.arrived if name in here}
 

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from milestone_llm.core.errors import InputError
-from milestone_llm.frontend.watching import QueueState, SettledStep
+from milestone_llm.core.scheduler import BaseScheduler
+from milestone_llm.frontend.watching import SettledStep
 
 from .jsonl import JsonlSink
 from .records import StepRecord
@@ -39,14 +40,14 @@ class Tracer:
         self.keeps_records = keeps_records
         self._start: float | None = None
 
-    def record(self, step: SettledStep, queues: QueueState) -> None:
+    def record(self, step: SettledStep, scheduler: BaseScheduler) -> None:
         """Keep one record and show or write it.
 
         A sink that fails (a full disk, a closed pipe) gets no more records; the engine goes on.
         """
         if self._start is None:
             self._start = step.times[0]
-        record = StepRecord.of(step, queues, self._start)
+        record = StepRecord.of(step, scheduler, self._start)
         if self.keeps_records:
             self.records.append(record)
         for sink in list(self.sinks):

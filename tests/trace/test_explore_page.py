@@ -19,7 +19,6 @@ import m3_paged
 import m5_kernels
 from engine_helpers import every_milestone, greedy, make_engine
 from milestone_llm.core.plan import LaunchedStep, StepPlan
-from milestone_llm.lab.plots import timeline_panels
 from milestone_llm.lab.plots.block_history import kv_during_steps
 from milestone_llm.lab.trace import explore
 from milestone_llm.lab.trace.explore import LiveSource, Run, explorer_html, write_page
@@ -105,10 +104,9 @@ def random_run(package: Any, seed: int = 0, **fields: Any) -> tuple[Any, Watched
     return engine, runner
 
 
-def page_of(tmp_path: Path, *engines: Any) -> str:
+def page_of(tmp_path: Path, engine: Any) -> str:
     """The page's address."""
-    runs = [Run.of(engine.milestone, engine) for engine in engines]
-    return write_page(runs, tmp_path / "run.html").as_uri()
+    return write_page([Run.of(engine.milestone, engine)], tmp_path / "run.html").as_uri()
 
 
 OWNERS = """() => views[0].run.records.map((_, at) => {
@@ -162,7 +160,8 @@ def test_the_page_shows_what_the_engine_did_at_every_step(package, browser, tmp_
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory: pytest.TempPathFactory) -> str:
     engines = [random_run(package, seed=3)[0] for package in (m1_single, m2_batching)]
-    return page_of(tmp_path_factory.mktemp("two"), *engines)
+    runs = [Run.of("one", engines[0]), Run.of("two", engines[1], look_at=2)]
+    return write_page(runs, tmp_path_factory.mktemp("two") / "run.html").as_uri()
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +172,7 @@ def paged(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
 
 def test_two_traces_share_one_clock_and_stand_line_by_line(browser, two_runs):
     opened = Opened(browser, two_runs)
+    assert opened("() => views.map((view) => view.at)") == [2, 2], "it begins there"
     assert opened("() => { moveTo(9); return views.map((view) => view.at) }") == [9, 9]
     opened.page.keyboard.press("s")
     opened("() => moveTo(lastTime() / 2)")
@@ -184,13 +184,6 @@ def test_two_traces_share_one_clock_and_stand_line_by_line(browser, two_runs):
     )
     assert first == second == sorted(first)
     assert opened.errors == []
-
-
-def test_it_begins_at_the_step_that_it_is_about(browser, tmp_path):
-    engine, _ = random_run(m2_batching, seed=3)
-    runs = [Run.of("one", engine), Run.of("two", engine, look_at=2)]
-    opened = Opened(browser, write_page(runs, tmp_path / "about.html").as_uri())
-    assert opened("() => views.map((view) => view.at)") == [2, 2]
 
 
 def test_everything_can_be_done_with_the_keyboard(browser, paged):
@@ -362,17 +355,6 @@ def test_the_batch_says_which_positions_are_written_to_which_blocks(browser, pag
             assert written == row.blocks[row.start // 4 : (row.end - 1) // 4 + 1]
 
 
-def test_page_and_pictures_have_one_meaning_for_a_colour():
-    style = explore._asset("style.css").split("}")[0]
-    phases, kv = timeline_panels._PHASES, timeline_panels._KV
-    pictures = {name: phases[name]["facecolor"] for name in ("prefill", "decode")}
-    pictures |= {"stored": kv[0]["facecolor"], "waste-pale": kv[1]["facecolor"]}
-    pictures["waste"] = kv[1]["edgecolor"]
-    for name, color in pictures.items():
-        assert f"--{name}: {color};" in style, name
-    assert {**phases["padding"], "label": ""} == {**kv[1], "label": ""}
-
-
 MARKUP = '<img src=x onerror="window.isRun = true"></script><script>window.isRun = true</script>'
 MARKUP += "<!--\u2028</title></style><b data-evil>"
 FIELDS = ("request_id", "reason", "priority", "num_tokens", "hashes")
@@ -491,48 +473,31 @@ class Server:
         self.http.server_close()
 
 
-def test_a_live_page_asks_for_the_key_and_grows_with_the_run(browser):
-    engine, _ = random_run(m3_paged)
-    records = engine.tracer.records
-    live = LiveTrace(max_records=20)
+def test_a_live_page_asks_for_the_key_grows_with_the_run_and_runs_no_markup(browser):
+    records = [marked_up(record) for record in random_run(m3_paged)[0].tracer.records[:40]]
+    live = LiveTrace(max_records=20, decode=lambda token_ids: MARKUP)
     for record in records[:30]:
         live(record)
     server = Server(live)
     try:
         opened = Opened(browser, server.url)
         assert opened("() => getComputedStyle(document.querySelector('#runs')).display") == "none"
-        opened.page.fill("#key", "wrong")
-        opened.page.keyboard.press("Enter")
-        opened.page.wait_for_selector("text=That key was refused")
-        opened.page.fill("#key", "secret")
-        opened.page.keyboard.press("Enter")
+        for key in ("wrong", "secret"):
+            opened.page.fill("#key", key)
+            opened.page.keyboard.press("Enter")
+            if key == "wrong":
+                opened.page.wait_for_selector("text=That key was refused")
         opened.page.wait_for_function("() => views[0] && views[0].run.records.length === 20")
-        for record in records[30:40]:
+        for record in records[30:]:
             live(record)
         opened.page.wait_for_function("() => views[0].run.records.length === 30")
         opened.page.wait_for_function("() => views[0].at === 29")  # the cursor goes on with it
-        step = f"step {records[39].step} (30 of 30)"
+        step = f"step {records[-1].step} (30 of 30)"
         opened.page.wait_for_function(f"() => byId('where').textContent === '{step}'")
         assert "64" in opened.page.inner_text("[data-panel=budget]"), "the server's budget"
-        assert '"model":"tiny","prompt":"Once upon a time"' in opened.page.inner_text("#curl")
         shown = opened("() => views[0].run.records.map((record) => record.batch)")
-        assert shown == [record.to_dict()["batch"] for record in records[10:40]]
-        assert not [url for url in opened.requests if not url.startswith((server.url, "data:"))]
-    finally:
-        server.close()
-
-
-@pytest.mark.slow
-def test_markup_on_a_live_page_is_shown_and_not_run(browser):
-    live = LiveTrace(decode=lambda token_ids: MARKUP)
-    for record in random_run(m3_paged)[0].tracer.records[:40]:
-        live(marked_up(record))
-    server = Server(live)
-    try:
-        opened = Opened(browser, server.url)
-        opened.page.fill("#key", "secret")
-        opened.page.keyboard.press("Enter")
-        opened.page.wait_for_function("() => views[0] && views[0].run.records.length === 40")
+        assert shown == [record.to_dict()["batch"] for record in records[10:]]
+        assert opened("() => Object.keys(views[0].run.meta.texts).length") > 1, "texts of tokens"
         opened.page.fill("#prompt", "it's <b>")
         opened.page.click("#prompt-form button")
         opened.page.wait_for_function("(text) => byId('answer').textContent === text", arg=MARKUP)
@@ -540,5 +505,6 @@ def test_markup_on_a_live_page_is_shown_and_not_run(browser):
         assert server.bodies == [asked]
         assert """"prompt":"it'\\''s <b>\"""" in opened.page.inner_text("#curl")
         assert is_run(opened) == [False, 0]
+        assert not [url for url in opened.requests if not url.startswith((server.url, "data:"))]
     finally:
         server.close()

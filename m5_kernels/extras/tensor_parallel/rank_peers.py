@@ -14,6 +14,7 @@ from milestone_llm.core.allowed_tokens import AllowedTokens
 from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.frontend.engine_driver import Peers
 from milestone_llm.frontend.input_processor import build_requests
 
 from .ranks import Ranks
@@ -53,7 +54,7 @@ class FinishedRequest(NamedTuple):
     reason: str
 
 
-class RankPeers:
+class RankPeers(Peers):
     """The engines of the other ranks, as the driver of this one sees them.
 
     Args:

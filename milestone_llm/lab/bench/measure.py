@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from milestone_llm.command.cli import log_console, warn
+from milestone_llm.command.cli import log_console
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.garbage import freeze_garbage
 from milestone_llm.frontend.outputs import RequestOutput
-from milestone_llm.models.threads import ThreadWatch
 from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.tracer import Tracer
 
@@ -153,9 +152,6 @@ def measure(
     Every second round goes backwards: no contestant always runs on a machine that another has
     heated.
     """
-    engines = [each for each in contestants.values() if isinstance(each, BaseEngine)]
-    device_type = engines[0].model.device.type if engines else ""
-    watch = ThreadWatch(device_type, warn, may_change=False)
 
     def run(name: str, work: Sequence[WorkItem], what: str) -> RunResult:
         each = contestants[name]
@@ -163,7 +159,7 @@ def measure(
             partial(run_engine, each, facts=facts) if isinstance(each, BaseEngine) else each
         )
         total = sum(item.params.max_tokens for item in work)
-        with token_count(f"{what}  {name}", total, watch, is_hidden=not has_bar) as progress:
+        with token_count(f"{what}  {name}", total, is_hidden=not has_bar) as progress:
             return serve_work(work, progress)
 
     names = list(contestants)

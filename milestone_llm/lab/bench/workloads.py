@@ -13,7 +13,6 @@ from typing import Any
 from milestone_llm.command.cli import log_console
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.outputs import RequestOutput
-from milestone_llm.models.threads import ThreadWatch
 from milestone_llm.trace.text import plural
 
 Progress = Callable[[int], None]
@@ -172,12 +171,10 @@ def serve(
 def token_count(
     description: str,
     total: int,
-    watch: ThreadWatch,
     is_hidden: bool = False,
     newest_text: Callable[[], str] = str,
 ) -> Iterator[Progress]:
-    """A line that counts `total` output tokens, with the end of the newest text after the count,
-    and an eye on the threads at each step of them.
+    """A line that counts `total` output tokens, with the end of the newest text after the count.
 
     No live display, which would keep the terminal from `breakpoint()`; and nothing of it belongs in
     a log, or between the lines of `python -m pdb`.
@@ -186,18 +183,16 @@ def token_count(
         What to call after each step.
     """
     is_hidden = is_hidden or not log_console.is_terminal or sys.gettrace() is not None
-    num_tokens, last, next_update = 0, time.perf_counter(), 0.0
+    num_tokens, next_update = 0, 0.0
 
     def show(text: str) -> None:
         if not is_hidden:
             log_console.print(text.ljust(log_console.width - 1), end="\r", markup=False)
 
     def progress(num_new: int) -> None:
-        nonlocal num_tokens, last, next_update
+        nonlocal num_tokens, next_update
         num_tokens += num_new
         now = time.perf_counter()
-        watch.note_step(now - last, num_new)
-        last = now
         if now > next_update:  # a GPU's step is short
             count = f"{description}  {num_tokens:,} of {plural(total, 'token')}"
             room = max(0, log_console.width - len(count) - 5)

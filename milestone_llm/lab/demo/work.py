@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from milestone_llm.command.cli import OPTIONS, console, log_console, warn
+from milestone_llm.command.cli import OPTIONS, console, log_console
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.inputs import encode_prompt
 from milestone_llm.frontend.outputs import RequestOutput
@@ -24,7 +24,7 @@ from milestone_llm.lab.bench.workloads import (
     token_count,
 )
 from milestone_llm.models.checkpoint import LoadedModel, load_model, max_position
-from milestone_llm.models.threads import ThreadWatch
+from milestone_llm.models.threads import slowness
 from milestone_llm.trace.console import ConsoleSink
 from milestone_llm.trace.records import StepRecord
 
@@ -76,15 +76,13 @@ class Work:
         tokenizer = self.loaded.tokenizer
         return [len(encode_prompt(tokenizer, item.prompt, self.is_chat)) for item in self.items]
 
-    @cached_property
-    def thread_watch(self) -> ThreadWatch:
-        """Over all runs, so that it speaks once; then how long they will take is known."""
-        watch = ThreadWatch(self.loaded.model.device.type, warn)
-        if watch.slowness and self.args.model == OPTIONS["model"]["default"]:
-            seconds, self.args.seconds = self.args.seconds * max(1.0, watch.slowness), 0
-            if seconds:  # said once, for all the work of a demo
-                log_console.print(f"About {5 * max(1, round(seconds / 5))} s.", style="dim")
-        return watch
+    def _say_how_long(self) -> None:
+        """Once, for all the work of a demo, where it is known."""
+        seconds, self.args.seconds = self.args.seconds, 0
+        is_on_cpu = self.loaded.model.device.type == "cpu"
+        if seconds and is_on_cpu and self.args.model == OPTIONS["model"]["default"]:
+            seconds *= max(1.0, slowness())
+            log_console.print(f"About {5 * max(1, round(seconds / 5))} s.", style="dim")
 
     @property
     def longest(self) -> int:
@@ -129,9 +127,8 @@ class Work:
                 newest[0] = outputs[-1].text
             progress(len(outputs))
 
-        with token_count(
-            label, total, self.thread_watch, run.prints_steps, lambda: newest[0]
-        ) as progress:
+        self._say_how_long()
+        with token_count(label, total, run.prints_steps, lambda: newest[0]) as progress:
             run.outputs = serve(engine, self.items, chat=self.is_chat, on_step=on_step)
         return run
 

@@ -25,7 +25,7 @@ from milestone_llm.frontend.input_processor import InputProcessor
 from milestone_llm.frontend.inputs import check_priority
 from milestone_llm.frontend.own_code import place_of
 from milestone_llm.frontend.step_log import StepLog
-from milestone_llm.frontend.watching import QueueState, SettledStep
+from milestone_llm.frontend.watching import SettledStep
 from milestone_llm.lab.trace.kv_figures import kv_figures
 from milestone_llm.lab.trace.positions import useful_share
 from milestone_llm.trace.records import StepRecord
@@ -83,10 +83,10 @@ class SimulatedClock:
     now: float
     """Seconds."""
 
-    def record(self, step: SettledStep, queues: QueueState) -> None:
+    def record(self, step: SettledStep, scheduler: BaseScheduler) -> None:
         """Go on by a step."""
         end = self.now + self.machine.seconds(step.plan, self.block_size)
-        self.tracer.record(replace(step, times=[self.now, self.now, end, end]), queues)
+        self.tracer.record(replace(step, times=[self.now, self.now, end, end]), scheduler)
         self.now = end
 
 

@@ -26,7 +26,6 @@ import torch
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.engine_driver import EngineDriver
-from milestone_llm.models.threads import ThreadWatch
 from milestone_llm.structured.grammars import compiling_thread
 from milestone_llm.trace.tracer import Tracer
 
@@ -74,7 +73,6 @@ class EngineLoop:
         self._compiling = compiling_thread()
         self._num_failures = 0
         self._page_tracer: Tracer | None = None
-        self._threads = ThreadWatch(engine.model.device.type, log.warning)
 
     # -- in any thread -----------------------------------------------------------------------
 
@@ -209,4 +207,3 @@ class EngineLoop:
             new = {name: number - before[name] for name, number in self._log.counts.items()}
             num_tokens = new["prefill_tokens"] + new["decode_tokens"]
             self._sending.note_step(StepFigures(seconds, new["rows"], num_tokens))
-            self._threads.note_step(seconds, self._sending.num_taken)

@@ -33,8 +33,6 @@ class Sender:
         self.deliver: Deliver = lambda message: None
         self.took_at = 0.0
         """When the newest step had brought its tokens, in seconds of `time.perf_counter()`."""
-        self.num_taken = 0
-        """Of how many completions."""
         self._steps: list[StepFigures] = []
         """That the next message tells of."""
         self._completions: dict[str, SentTokens] = {}
@@ -96,7 +94,7 @@ class Sender:
                 del self._completions[output.request_id]
         if message.is_of_steps:
             self._send(message)
-        self.took_at, self.num_taken = now, len(outputs)
+        self.took_at = now
         return ended
 
     def repair(self) -> dict[str, int]:
