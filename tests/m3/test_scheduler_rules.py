@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from milestone_llm.core.request import RequestStatus
-from scheduler_helpers import M3, M4, Life, completions, of_length
+from scheduler_helpers import M3, Life, of_length
 
 both_modes = pytest.mark.parametrize("preemption", ["recompute", "swap"])
 
@@ -39,28 +39,3 @@ def test_a_lone_request_grows_to_max_model_len_in_a_pool_of_just_that(block_size
     assert (request.num_tokens, request.finish_reason) == (24, "length")
     assert life.scheduler.preempter.num_preemptions == 0
     assert life.scheduler.watermark == -(-23 // block_size)  # the last token's KV is not needed
-
-
-@both_modes
-def test_a_pool_that_is_exactly_full_preempts_nobody(preemption):
-    """Three requests of three blocks end in nine of nine: full, and not one too many."""
-    figures = []
-    for num_blocks in (9, 8):
-        life = Life(num_blocks, milestone=M3, preemption=preemption)
-        life.run(*(of_length(name, 4, 9) for name in "abc"))  # 12 tokens of KV at the end
-        figures.append((life.scheduler.preempter.num_preemptions, life.scheduler.watermark))
-    # Of eight blocks no step had more than six: a third request's go where one grows.
-    assert figures == [(0, 9), (1, 6)]
-
-
-@pytest.mark.parametrize("milestone", [M3, M4])
-def test_a_completion_that_is_aborted_before_it_starts_never_does(milestone):
-    life = Life(milestone=milestone)
-    own = completions(of_length("a", 6, 3, n=3))
-    life.add(own[0])
-    life.scheduler.finish(own[1], "abort")
-    while life.scheduler.has_unfinished_requests():
-        life.plan()
-    assert [each.finish_reason for each in own] == ["length", "abort", "length"]
-    assert life.scheduler.completions.forks == {}
-    assert life.kv.pool.num_used == 0

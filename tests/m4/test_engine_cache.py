@@ -38,14 +38,6 @@ def check(engine: Any, prompt: list[int], num_cached: int, max_tokens: int = 4, 
 # --- hits ---------------------------------------------------------------------------------------
 
 
-def test_a_hit_after_the_first_has_ended():
-    engine = cached_engine()
-    check(engine, SYSTEM + TAIL[:3], 0)
-    check(engine, SYSTEM + TAIL[3:7], 16)
-    check(engine, SYSTEM + TAIL[:3], 16)
-    check(engine, OTHER, 0)
-
-
 # --- salts --------------------------------------------------------------------------------------
 
 

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 import m4_prefix_chunked
 from engine_helpers import greedy, make_engine, random_prompts, run_to_end
-from m4_prefix_chunked.tools.prefix_tree import PrefixTree, print_prefix_tree
-
-
-def drawn(tree: PrefixTree, encoding: str = "utf-8") -> list[str]:
-    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    print_prefix_tree(tree, Console(file=file, width=80))
-    file.seek(0)
-    lines = file.read().splitlines()
-    assert all(len(line) <= 80 for line in lines)
-    return [line.rstrip() for line in lines]
+from m4_prefix_chunked.tools.prefix_tree import PrefixTree
 
 
 def tree_of_three() -> tuple[Any, list[Any], PrefixTree]:
@@ -50,17 +39,6 @@ def test_chains_are_collapsed_and_parted_where_requests_part() -> None:
     for node in (shared, *shared.children, stranger):
         counts = [engine.scheduler.kv.pool.ref_counts[block] for block in node.blocks]
         assert counts == [len(node.holders)] * len(counts)
-
-
-def test_a_tree_without_colour_in_ascii() -> None:
-    _, _, tree = tree_of_three()
-    lines = drawn(tree, "ascii")
-    assert lines[0].startswith("blocks of 4 tokens: # 5 in use, + 1 free but cached, ")
-    assert lines[1].startswith("# 2 blocks: 0 1")
-    assert lines[1].endswith("refs 1: r1")
-    assert lines[3].startswith("+-- + 1 block: 2")
-    assert lines[3].endswith("refs 0, cached, was of r0")
-    assert lines[5].startswith("`-- # 1 block: ")
 
 
 @pytest.mark.parametrize("salts", [("a", "a"), ("a", "b")])

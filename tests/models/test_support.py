@@ -9,7 +9,6 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
 from engine_helpers import every_milestone, greedy, make_engine, random_prompts
-from milestone_llm.models.flat_probe import _is_causal
 from milestone_llm.models.support import check_flat, check_padded
 from milestone_llm.models.tiny_models import build_tiny_model
 
@@ -135,25 +134,6 @@ def test_a_window_that_layers_do_not_read_is_refused(package: Any, window: int) 
     with pytest.raises(ValueError, match=f"a sliding window of {window} that"):
         package.LLMEngine(model)
     check_padded(build_tiny_model("mistral", sliding_window=window))
-
-
-def test_masks_are_compared_over_all_positions() -> None:
-    def causal(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return key <= query
-
-    def windowed(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return (key <= query) & (key > query - 5000)
-
-    def chunked(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return (key <= query) & (key // 8192 == query // 8192)
-
-    assert _is_causal(causal, None, 20_000)
-    assert _is_causal(windowed, 5000, 20_000)
-    assert not _is_causal(windowed, None, 20_000)
-    assert not _is_causal(windowed, 4999, 20_000)
-    assert not _is_causal(causal, 5000, 20_000)
-    assert not _is_causal(chunked, None, 20_000)
-    assert not _is_causal(chunked, 8192, 20_000)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
