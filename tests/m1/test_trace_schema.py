@@ -14,10 +14,13 @@ from engine_helpers import (
     greedy,
     hf_greedy,
     make_engine,
+    make_request,
     random_prompts,
     run_to_end,
 )
 from milestone_llm.core.errors import InputError
+from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.trace.jsonl import read_run
 from milestone_llm.trace.records import BatchRow, StepRecord
 
@@ -69,6 +72,11 @@ def test_a_record_says_what_a_request_came_with_and_who_begins_alike():
 def test_a_line_has_these_fields_in_this_order():
     record = StepRecord.from_json(LINE)
     assert json.dumps(record.to_dict()) == json.dumps(json.loads(LINE))
+
+
+def test_a_padding_row_has_no_token_though_its_request_has_one():
+    padding = ScheduledRequest(make_request("r1"), 4, 1, is_padding=True)
+    assert BatchRow.of(padding, {"r1": [SampledToken(7)]}).sampled_token is None
 
 
 @every_milestone

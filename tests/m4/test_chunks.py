@@ -18,9 +18,6 @@ def all_spans(life: Life) -> list[str]:
     return lines
 
 
-# --- who gets how much --------------------------------------------------------------------------
-
-
 def test_a_row_that_stops_short_of_the_last_known_token_samples_nothing():
     life = uncached(max_num_batched_tokens=4)
     a = of_length("a", 9, 2)
@@ -44,9 +41,6 @@ def test_under_priority_the_budget_goes_to_the_most_urgent_first():
     assert all_spans(life) == ["late[4:6] soon[0:2]", "soon[2:6]"]
     life.add(of_length("late", 10, priority=2), of_length("soon", 1, 9, priority=0))
     assert all_spans(life)[:2] == ["soon[0:1] late[0:3]", "soon[1:2] late[3:6]"]
-
-
-# --- memory -------------------------------------------------------------------------------------
 
 
 def test_a_whole_prompt_reserves_its_blocks_at_admission():

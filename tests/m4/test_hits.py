@@ -21,9 +21,6 @@ def first_row(life: Life, *args: object, **fields: object) -> tuple[int, int, li
     return span
 
 
-# --- after the first has ended ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("num_blocks", [1, 2, 3])
 def test_of_a_wholly_cached_prompt_exactly_one_token_is_computed(num_blocks):
     """Its logits are wanted. Nobody holds the last block, so it is written in place."""
@@ -34,9 +31,6 @@ def test_of_a_wholly_cached_prompt_exactly_one_token_is_computed(num_blocks):
     assert (start, end) == (4 * num_blocks - 1, 4 * num_blocks)
     assert blocks == list(range(num_blocks))
     assert life.kv.num_copies == 0
-
-
-# --- in one step --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -60,17 +54,11 @@ def test_a_prompt_shares_what_a_chunk_of_the_same_step_completes():
     assert life.run(a, b)[0] == "a[0:9]@0,1,2 b[8:11]@0,1,3,4 | +a +b"
 
 
-# --- blocks filled while decoding ---------------------------------------------------------------
-
-
 def test_the_last_token_of_an_output_has_no_kv_and_completes_no_block():
     life = Life(16)
     a = request_of("a", prompt("A"), 4)  # the eighth token is sampled, and never computed
     life.run(a)
     assert first_row(life, "b", a.token_ids + prompt("X"))[0] == 4
-
-
-# --- eviction -----------------------------------------------------------------------------------
 
 
 def test_evicted_blocks_are_missed_last_block_first():
@@ -86,9 +74,6 @@ def test_evicted_blocks_are_missed_last_block_first():
     ]
     assert first_row(life, "b", prompt("ABC", 1))[0] == 4
     assert life.counts["evictions"] == 4, "b's own two took y's and x's"
-
-
-# --- preemption, and steps that raise -----------------------------------------------------------
 
 
 def test_blocks_that_came_back_from_a_swap_can_be_found():

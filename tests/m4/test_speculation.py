@@ -26,7 +26,6 @@ from engine_helpers import (
 from m1_single import RequestOutput, SamplingParams
 from m4_prefix_chunked.speculation import GuessingRow
 from m4_prefix_chunked.verification import sample_and_verify
-from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.core.request import Request
 from milestone_llm.models.tiny_models import VOCAB_SIZE
@@ -100,10 +99,10 @@ def facts(output: RequestOutput) -> Any:
     ]
 
 
-def spec_engine(model: Any = None, oracle: Oracle | None = None, **fields: Any) -> Any:
+def spec_engine(oracle: Any = None, **fields: Any) -> Any:
     """An engine that speculates; with n-grams, or what an oracle says."""
     fields = {"max_model_len": MAX_MODEL_LEN, "block_size": 4, "speculation": "ngram", **fields}
-    engine = make_engine(m4_prefix_chunked, model, **fields)
+    engine = make_engine(m4_prefix_chunked, **fields)
     if oracle is not None:
         engine.scheduler.speculation.proposer = oracle
     return engine
@@ -134,42 +133,18 @@ def test_whatever_is_asked_for_every_request_gets_what_it_gets_without_guesses(s
     assert_empty(engine)
 
 
-# --- each place has its own history --------------------------------------------------------------
-
-
-def verified(logits: torch.Tensor, request: Request, guesses: list[int]) -> list[SampledToken]:
-    """What a request gets of a row with guesses."""
-    start = request.num_tokens - 1
-    row = GuessingRow.of(ScheduledRequest(request, start, num_new_tokens=1), guesses)
-    return sample_and_verify([row], logits)[request.request_id]
-
-
-# --- where a request ends ------------------------------------------------------------------------
-
 PROMPT = random_prompts([5], seed=2)[0]
-
-
-def clairvoyant_engine(num_tokens: int = 12, **fields: Any) -> Any:
-    """An engine whose guesses for a greedy request of `PROMPT`, named "a", are all right."""
-    known = hf_greedy("llama", PROMPT, 12)
-    return spec_engine(oracle=Oracle({"a": known}), num_speculative_tokens=num_tokens, **fields)
-
-
-def outputs_of(engine: Any, params: SamplingParams) -> list[RequestOutput]:
-    engine.add_request(PROMPT, params, "a")
-    outputs = []
-    while engine.has_unfinished_requests():
-        outputs += engine.step()
-    assert_empty(engine)
-    return outputs
 
 
 def test_what_was_accepted_behind_a_stop_token_is_dropped():
     known = hf_greedy("llama", PROMPT, 12)
     stop = next(token for token in known[3:] if token not in known[:3])
-    first, last = outputs_of(clairvoyant_engine(), greedy(12, stop_token_ids=[stop]))
+    engine = spec_engine(oracle=Oracle({"a": known}), num_speculative_tokens=12)
+    engine.add_request(PROMPT, greedy(12, stop_token_ids=[stop]), "a")
+    first, last = engine.step() + engine.step()
     assert first.token_ids == known[:1]
     assert (last.finish_reason, last.token_ids) == ("stop", known[: known.index(stop) + 1])
+    assert_empty(engine)
 
 
 # --- budget, memory and luck ---------------------------------------------------------------------
@@ -257,7 +232,9 @@ def test_a_place_without_a_token_ends_the_request_behind_what_was_accepted():
     logits = torch.zeros(2, VOCAB_SIZE)
     logits[0, 5], logits[1, 7] = 1, torch.nan
     request = Request("r", [3], SamplingParams(temperature=0))
-    assert [token.token_id for token in verified(logits, request, [5])] == [5, -1]
+    row = GuessingRow.of(ScheduledRequest(request, 0, num_new_tokens=1), [5])
+    tokens = sample_and_verify([row], logits)["r"]
+    assert [token.token_id for token in tokens] == [5, -1]
 
 
 def test_as_many_rows_guess_as_leave_arithmetic_idle_unless_a_number_is_given():

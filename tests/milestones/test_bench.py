@@ -25,6 +25,7 @@ from milestone_llm.lab.bench.measure import (
     gap_figures,
     measure,
     medians,
+    run_engine,
     short_work,
     speedups,
 )
@@ -120,6 +121,13 @@ def test_hugging_face_takes_own_lengths_ignores_eos_and_gets_its_config_back(
     assert sum(counts) == sum(lengths)
     assert model.generation_config is config
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_the_text_of_all_requests_is_part_of_what_is_timed(monkeypatch: Any) -> None:
+    engine = LLMEngine(build_tiny_model("llama"))
+    items = mixed(engine.vocab_size, num_requests=2, input_len=(2, 4), output_len=(2, 3))
+    monkeypatch.setattr(RequestOutput, "text", "text")
+    assert run_engine(engine, items, lambda count: None).facts["characters"] == 8
 
 
 def test_rounds_are_interleaved_and_turn_round_behind_a_warm_up_of_other_prompts() -> None:

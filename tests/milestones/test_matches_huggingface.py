@@ -109,6 +109,8 @@ def engine_of(package: Any, family: str, limits: dict[str, Any]) -> Any:
     if not fields.get("enable_chunked_prefill", False):  # a step holds any prompt
         fields["max_num_batched_tokens"] = max(MAX_MODEL_LEN, limits["max_num_batched_tokens"])
         fields.pop("long_prefill_token_threshold", None)
+    if package is m1_single:  # where padding counts: several rows, whatever their lengths
+        fields["max_num_batched_tokens"] = 4 * MAX_MODEL_LEN
     if block_size := fields.get("block_size"):
         num_blocks = -(-(MAX_MODEL_LEN + limits["spare_tokens"]) // block_size)
         fields["kv_cache_tokens"] = num_blocks * block_size

@@ -120,6 +120,7 @@ def test_a_generate_does_not_look_through_what_was_there_before(monkeypatch):
     engine.generate([[3, 4, 5]], greedy(2))
     assert min(seen) > 10**9
     assert gc.get_threshold() == before
+    assert before[2] < 10**9
 
 
 def test_what_is_new_before_a_generate_is_still_new_behind_it():
