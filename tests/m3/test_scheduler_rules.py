@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from milestone_llm.core.request import RequestStatus
-from scheduler_helpers import M3, Life, of_length
+from scheduler_helpers import M3, M4, Life, completions, of_length
 
 both_modes = pytest.mark.parametrize("preemption", ["recompute", "swap"])
 
@@ -39,3 +39,16 @@ def test_a_lone_request_grows_to_max_model_len_in_a_pool_of_just_that(block_size
     assert (request.num_tokens, request.finish_reason) == (24, "length")
     assert life.scheduler.preempter.num_preemptions == 0
     assert life.scheduler.watermark == -(-23 // block_size)  # the last token's KV is not needed
+
+
+@pytest.mark.parametrize("milestone", [M3, M4])
+def test_a_completion_that_is_aborted_before_it_starts_never_does(milestone):
+    life = Life(milestone=milestone)
+    own = completions(of_length("a", 6, 3, n=3))
+    life.add(own[0])
+    life.scheduler.finish(own[1], "abort")
+    while life.scheduler.has_unfinished_requests():
+        life.plan()
+    assert [each.finish_reason for each in own] == ["length", "abort", "length"]
+    assert life.scheduler.completions.forks == {}
+    assert life.kv.pool.num_used == 0
