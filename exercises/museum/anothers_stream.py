@@ -56,7 +56,7 @@ cause: All calls of `stream` keep their outputs in one dict of the class. Whoeve
   last was one of r1's.
 invariant: Every output has one reader: what was sampled for a request is what its caller gets.
 fix: A queue for each caller, made with the call.
-test: tests/m1/test_stream.py::test_two_streams_read_in_turn_both_see_every_token
+test: tests/milestones/test_stream.py::test_two_streams_read_in_turn_both_see_every_token
 seen: Readers shared one queue of results: who read first took all, and the tokens of the others
   were lost.
 threads: huggingface/transformers#39149 (merged), huggingface/transformers#40479 (merged),

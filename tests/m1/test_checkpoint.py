@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import json
-import multiprocessing
 import os
 import socket
 import sys
 import time
 from collections.abc import Callable
-from multiprocessing.process import BaseProcess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import m5_kernels
+from engine_helpers import hf_generate, word_tokenizer
 from milestone_llm.core.errors import InputError
 from milestone_llm.models import gguf_cache
 from milestone_llm.models.checkpoint import (
@@ -34,16 +34,13 @@ gguf = pytest.importorskip("gguf")
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' %}"
     "{{ raise_exception('no system role') }}{% endif %}"
-    "{{ m.role }} {{ m.content }} {% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
+    "w1 {{ m.content }} {% endfor %}{% if add_generation_prompt %}w2{% endif %}"
 )
 
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
-    words = ["[UNK]", "user", "assistant", "hello", "world"]
-    backend = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    made = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    made = copy.deepcopy(word_tokenizer())
     made.chat_template = CHAT_TEMPLATE
     return made
 
@@ -52,27 +49,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "milestone-llm"
-
-
-@pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("a local model was loaded through the network")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-
-
-def greedy(model, prompt: list[int], num_tokens: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    out = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        min_new_tokens=num_tokens,
-        max_new_tokens=num_tokens,
-        do_sample=False,
-    )
-    return out[0, len(prompt) :].tolist()
 
 
 # --- dtype and device ----------------------------------------------------------------------
@@ -91,13 +67,6 @@ def test_bfloat16_rounds_the_weights_but_not_the_rope_frequencies(tmp_path):
 def test_cuda_is_the_default_device_and_tiny_models_stay_in_float32():
     model = load_model("tiny-llama").model
     assert (model.device.type, model.dtype) == ("cuda", torch.float32)
-
-
-@pytest.mark.parametrize("device", ["toaster", 0.5, "cuda:1"])
-def test_a_device_that_there_is_not_is_refused(device, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match="device"):
-        load_model("tiny-llama", device=device)
 
 
 def test_a_ready_model_keeps_its_dtype_and_is_neither_cast_nor_moved(tokenizer, monkeypatch):
@@ -122,43 +91,45 @@ def test_a_ready_model_keeps_its_dtype_and_is_neither_cast_nor_moved(tokenizer, 
 # --- folders and hub ids -------------------------------------------------------------------
 
 
-def test_local_folder_loads_quietly_and_without_network(tmp_path, tokenizer, no_network, capfd):
+def test_local_folder_loads_quietly_and_without_network(tmp_path, tokenizer, monkeypatch, capfd):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: pytest.fail("it asks the network"))
     model = build_tiny_model("llama")
     model.save_pretrained(tmp_path / "mine")
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     capfd.readouterr()
     loaded = load_model(str(tmp_path / "mine"), device="cpu")
     assert (loaded.name, loaded.tokenizer) == ("mine", None)
-    assert greedy(loaded.model, [9, 8], 8) == greedy(model, [9, 8], 8)
+    assert hf_generate(loaded.model, [9, 8], 8) == hf_generate(model, [9, 8], 8)
     tokenizer.save_pretrained(tmp_path / "mine")
     others = {"tokenizer": tmp_path / "tokenizer"}
     for own in (load_model(tmp_path / "mine"), load_model("tiny-llama", **others)):
         assert own.tokenizer is not None
-        assert own.tokenizer.encode("hello world") == [3, 4]
+        assert own.tokenizer.encode("w3 w4") == [3, 4]
     assert capfd.readouterr() == ("", "")
-
-
-def saved(folder: Path) -> Path:
-    build_tiny_model("llama").save_pretrained(folder)
-    return folder
-
-
-def change_config(folder: Path, **fields: object) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
 
 
 def refusal(model: object) -> str:
     """The message with which a model is refused; it is one line."""
-    with pytest.raises(ValueError, match=r"\S") as error:
+    with pytest.raises(InputError) as error:
         load_model(model, device="cpu")  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
-def halve(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+def half(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:9999])
+
+
+def write(name: str, content: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(content)
+
+
+def config(**fields: object) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+    return change
 
 
 def lose_a_weight(folder: Path) -> None:
@@ -167,22 +138,29 @@ def lose_a_weight(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def write(name: str, content: bytes) -> Callable[[Path], object]:
-    return lambda folder: (folder / name).write_bytes(content)
+def dangerous_pickle(folder: Path) -> None:
+    class Dangerous:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(folder / "was run"),)
+
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save({**weights, "model.norm.weight": Dangerous()}, folder / "pytorch_model.bin")
 
 
-def config(**fields: object) -> Callable[[Path], object]:
-    return lambda folder: change_config(folder, **fields)
+def code_of_its_own(folder: Path) -> None:
+    code = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    config(model_type="unheard_of", auto_map=code)(folder)
+    (folder / "code.py").write_text(f"import os; os.mkdir({str(folder / 'was run')!r})")
 
 
 MISFITS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "half a file": (halve, "the file model.safetensors is damaged"),
-    "garbage": (write("model.safetensors", b"GARBAGE" * 99), "model.safetensors is damaged"),
-    "no config": (write("config.json", b"{"), "the file config.json is damaged"),
+    "half a file": (half("model.safetensors"), "the file model.safetensors is damaged"),
+    "no config": (write("config.json", "{"), "the file config.json is damaged"),
     "a config that makes no sense": (config(num_attention_heads=0), "cannot load the folder"),
     # Hugging Face would go on with the stop tokens of config.json, which may be fewer.
     "half the stop tokens": (
-        write("generation_config.json", b'{"eos_token_id": [2, 5'),
+        write("generation_config.json", '{"eos_token_id": [2, 5'),
         "the file generation_config.json is damaged",
     ),
     "a weight too few": (lose_a_weight, "lacks 1 weights: model.layers.1.mlp.up_proj.weight"),
@@ -191,58 +169,39 @@ MISFITS: dict[str, tuple[Callable[[Path], object], str]] = {
         config(intermediate_size=96),
         "mlp.down_proj.weight is [64, 128], not [64, 96]",
     ),
+    "a dangerous pickle": (dangerous_pickle, "the file pytorch_model.bin is damaged"),
+    "code of its own": (code_of_its_own, "custom code"),
 }
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
-def test_a_folder_whose_files_do_not_make_the_model_is_refused(misfit, tmp_path):
+def test_a_folder_whose_files_do_not_make_the_model_is_refused_and_runs_nothing(
+    misfit, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("builtins.input", lambda *question: pytest.fail("the user is asked"))
     spoil, message = MISFITS[misfit]
-    spoil(saved(tmp_path))
+    build_tiny_model("llama").save_pretrained(tmp_path)
+    spoil(tmp_path)
     told = refusal(tmp_path)
     assert str(tmp_path) in told
     assert message in told
-
-
-def test_damaged_or_dangerous_pickles_are_refused_and_not_run(tmp_path):
-    class Dangerous:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return os.mkdir, (str(tmp_path / "was run"),)
-
-    weights = build_tiny_model("llama").state_dict()
-    (saved(tmp_path) / "model.safetensors").unlink()
-    file = tmp_path / "pytorch_model.bin"
-    torch.save(weights, file)
-    load_model(tmp_path, device="cpu")
-    file.write_bytes(file.read_bytes()[:9999])
-    assert "the file pytorch_model.bin is damaged" in refusal(tmp_path)
-    torch.save({**weights, "model.norm.weight": Dangerous()}, file)
-    assert "the file pytorch_model.bin is damaged" in refusal(tmp_path)
-    assert not (tmp_path / "was run").exists()
-
-
-def test_code_that_comes_with_a_checkpoint_is_never_run(tmp_path, monkeypatch):
-    asked: list[str] = []
-    monkeypatch.setattr("builtins.input", lambda *question: asked.append(str(question)) or "y")
-    code = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
-    change_config(saved(tmp_path), model_type="unheard_of", auto_map=code)
-    (tmp_path / "code.py").write_text(f"import os; os.mkdir({str(tmp_path / 'was run')!r})")
-    assert "custom code" in refusal(tmp_path)
-    assert not asked
     assert not (tmp_path / "was run").exists()
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["", None, "a\0b", "x" * 5000, "~no-such-user/x", "./no/such/folder", "no.gguf", "nobody/none"],
+    "bad",
+    [
+        *({"device": device} for device in ("toaster", 0.5, "cuda:1")),
+        *({"model": name} for name in ("", None, "a\0b", "x" * 5000, "~no-such-user/x", "no.gguf")),
+        *({"model": name} for name in ("./no/such/folder", "nobody/none")),
+        *({"tokenizer": each} for each in (5, "", Path(), Path("no-such-folder"))),
+    ],
+    ids=lambda bad: f"{bad!r:.40}",
 )
-def test_what_names_no_model_is_refused(name):
-    assert refusal(name)
-
-
-def test_what_is_no_tokenizer_is_refused(tmp_path):
-    for tokenizer in (5, "", tmp_path, tmp_path / "mine"):
-        with pytest.raises(InputError):
-            load_model("tiny-llama", tokenizer=tokenizer)
+def test_what_names_no_device_no_model_or_no_tokenizer_is_refused(bad, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError):
+        load_model(**{"model": "tiny-llama", "device": "cpu", **bad})
 
 
 def test_without_a_network_a_hub_name_is_refused_soon_and_quietly(monkeypatch, capfd):
@@ -280,7 +239,7 @@ def test_gguf_file_is_converted_once(cache, tmp_path, monkeypatch):
     first, second = load_model(file, device="cpu"), load_model(str(file), device="cpu")
     assert calls == [file]
     assert first.name == second.name == "some"
-    assert greedy(first.model, [3], 4) == greedy(build_tiny_model("llama"), [3], 4)
+    assert hf_generate(first.model, [3], 4) == hf_generate(build_tiny_model("llama"), [3], 4)
     file.write_bytes(b"other weights")
     load_model(file, device="cpu")
     assert len(calls) == 2
@@ -303,40 +262,23 @@ def test_a_file_that_is_no_gguf_or_ends_early_is_refused_and_leaves_nothing(
     assert [path for path in cache.iterdir() if path.is_dir()] == []
 
 
-def start_conversion(log: Path, seconds: float) -> BaseProcess:
-    """Convert in another process, which takes its time between the first file and the last."""
+def test_what_a_killed_conversion_left_is_removed_and_of_two_that_ask_one_converts(cache):
+    (cache / "m.partial").mkdir(parents=True)
+    (cache / "m.partial" / "half").touch()
+    calls = []
 
     def convert(source: Path, folder: Path) -> None:
-        (folder / "half").touch()
-        with log.open("a") as lines:
-            lines.write("started\n")
-        time.sleep(seconds)
-        (folder / "half").rename(folder / "whole")
+        calls.append(source)
+        time.sleep(0.1)  # the other one asks meanwhile
+        (folder / "whole").touch()
 
-    process = multiprocessing.get_context("fork").Process(
-        target=gguf_cache.converted_folder, args=(Path("m.gguf"), "m", convert)
-    )
-    process.start()
-    return process
+    def ask(_: int) -> Path:
+        return gguf_cache.converted_folder(Path("m.gguf"), "m", convert)
 
-
-@pytest.mark.skipif(sys.platform != "linux", reason="forks")
-def test_killed_conversion_is_cleaned_up_and_two_processes_convert_once(cache, tmp_path):
-    log = tmp_path / "log"
-    killed = start_conversion(log, 60)
-    while not log.exists():
-        assert killed.is_alive()
-        time.sleep(0.02)
-    killed.kill()
-    killed.join()
-    assert os.listdir(cache / "m.partial") == ["half"]
-    log.unlink()
-
-    both = [start_conversion(log, 0.3) for _ in range(2)]
-    for process in both:
-        process.join()
-    assert [process.exitcode for process in both] == [0, 0]
-    assert log.read_text() == "started\n"
+    with ThreadPoolExecutor(2) as threads:
+        folders = list(threads.map(ask, range(2)))
+    assert folders == [cache / "m"] * 2
+    assert len(calls) == 1
     assert sorted(os.listdir(cache)) == ["m", "m.lock"]
     assert os.listdir(cache / "m") == ["whole"]
 
@@ -375,7 +317,7 @@ def test_smollm2_has_exactly_the_weights_of_the_gguf_file(smollm2):
 
 
 def test_chat_template_is_rendered_up_to_the_answer_or_refused(tokenizer):
-    hello = [{"role": "user", "content": "hello world"}]
+    hello = [{"role": "user", "content": "w3 w4"}]
     assert render_chat(tokenizer, hello) == [1, 3, 4, 2]
     with pytest.raises(InputError, match="at least one message, got 0"):
         render_chat(tokenizer, [])

@@ -1,11 +1,9 @@
-"""Outputs on their way: the newest of each request, to whom it belongs, once, in any thread."""
+"""Outputs on their way: the newest of each request, to whom it belongs, once."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
-import threading
 from typing import Any
 
 import pytest
@@ -65,39 +63,6 @@ def test_no_output_is_lost_where_taking_is_interrupted():
     assert at > 3
 
 
-def test_no_output_is_lost_or_given_twice_while_threads_put_and_take(monkeypatch):
-    queue, taken, errors = OutputQueue(), [], []
-    output, names = output_of("a"), [f"q{number}" for number in range(3000)]
-    is_done, start = threading.Event(), threading.Barrier(3)
-
-    def guarded(work: Any) -> None:
-        start.wait()
-        try:
-            work()
-        except Exception as error:
-            errors.append(error)
-
-    def take() -> None:
-        while not is_done.is_set() or len(queue):
-            taken.extend(each.request_id for each in queue.take())
-
-    def put() -> None:
-        for name in names:
-            queue.put(RequestOutput(name, [], output.outputs, output.metrics))
-        is_done.set()
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # they take turns as often as they can
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in (put, take, take)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    sys.setswitchinterval(interval)
-    assert errors == []
-    assert sorted(taken) == sorted(names)
-
-
 # --- from tokens to outputs ---------------------------------------------------------------------
 
 
@@ -112,21 +77,6 @@ def test_an_early_output_keeps_the_tokens_and_times_that_it_had():
     assert (last.token_ids, last.text) == ([5, 6, 7], as_text([5, 6, 7]))
     assert len(last.metrics.token_times) == 3
     assert last.metrics.finish_time is not None
-
-
-def test_after_an_interruption_the_processor_says_what_it_has_and_takes_the_rest():
-    following = Following()
-    following.process(5)
-    (completion,) = following.state.completions
-    completion.token_times.append(0.0)  # of a token that was being taken in
-    completion._detokenizer.append(6, False)
-    for _ in range(2):
-        assert following.processor.repair() == {"a": 1}
-    assert following.process(6, 7, reason="length") == {"a": "length"}
-    (output,) = following.queue.take()
-    assert (output.token_ids, output.text) == ([5, 6, 7], as_text([5, 6, 7]))
-    assert len(output.metrics.token_times) == 3
-    assert following.processor.repair() == {}
 
 
 def test_text_that_nobody_sees_grow_is_made_at_the_end_at_once(monkeypatch):
@@ -158,18 +108,25 @@ def test_a_stop_string_is_the_reason_however_far_the_core_has_come(reason):
     assert following.queue.take() == []
 
 
-def test_a_stop_string_found_before_an_interruption_ends_the_request_after_it(monkeypatch):
+def test_after_an_interruption_the_processor_says_what_it_has_and_takes_the_rest(monkeypatch):
     following = Following(stop="w7")
+    following.process(5)
     (completion,) = following.state.completions
+    completion.token_times.append(0.0)  # of a token that was being taken in
+    completion._detokenizer.append(6, False)
+    for _ in range(2):
+        assert following.processor.repair() == {"a": 1}
+
+    def interrupted(reason: str) -> None:
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
         patch.setattr(completion, "finish", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            following.process(5, 7)
-    assert following.processor.repair() == {"a": 2}
+        with pytest.raises(KeyboardInterrupt):  # the stop string was found
+            following.process(6, 7)
+    assert following.processor.repair() == {"a": 3}
     assert following.process() == {"a": "stop"}
-    assert [output.token_ids for output in following.queue.take()] == [[5, 7]]
-
-
-def interrupted(reason: str) -> None:
-    """Ctrl-C at this very moment."""
-    raise KeyboardInterrupt
+    (output,) = following.queue.take()
+    assert (output.token_ids, output.text.strip()) == ([5, 6, 7], as_text([5, 6]))
+    assert len(output.metrics.token_times) == 3
+    assert following.processor.repair() == {}

@@ -21,8 +21,6 @@ KNOWN_ANSWERS = [
      "d16cfe09 94fdcceb 5001e420 24126ea1"),
 ]  # fmt: skip
 
-WORD = st.integers(0, 2**32 - 1)
-
 
 def philox_of_ints(counter: list[int], key: list[int], num_rounds: int = 10) -> list[int]:
     """The paper's figure, word by word, in Python's unbounded integers."""
@@ -51,11 +49,6 @@ def test_published_vectors(philox, counter: str, key: str, output: str) -> None:
     assert philox(words(counter), words(key)) == words(output)
 
 
-@given(st.lists(WORD, min_size=4, max_size=4), st.lists(WORD, min_size=2, max_size=2))
-def test_tensors_give_what_integers_give(counter: list[int], key: list[int]) -> None:
-    assert philox_of_tensors(counter, key) == philox_of_ints(counter, key)
-
-
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(1, 30))
 def test_noise_is_the_agreed_function_of_seed_position_and_id(
     seed: int, position: int, vocab_size: int
@@ -74,18 +67,3 @@ def test_noise_at_some_ids_is_that_of_all_ids() -> None:
     noise = gumbel_noise(seeds, positions, 1001)
     ids = torch.tensor([[0, 1000, 513], [7, 2, 999]])
     assert torch.equal(gumbel_noise_at(seeds, positions, ids), noise.gather(1, ids))
-
-
-def test_noise_has_the_moments_of_a_gumbel_distribution_and_independent_rows() -> None:
-    num_ids = 200_000
-    noise = gumbel_noise(seeds_to_tensor([0, 0, 1]), torch.tensor([0, 1, 0]), num_ids).double()
-    # Mean is Euler's constant, variance pi^2/6; five standard errors of each.
-    assert torch.allclose(
-        noise.mean(1), torch.tensor(0.5772157).double(), rtol=0, atol=5 * 1.2825 / num_ids**0.5
-    )
-    assert torch.allclose(
-        noise.var(1), torch.tensor(math.pi**2 / 6).double(), rtol=0, atol=5 * 3.46 / num_ids**0.5
-    )
-    correlation = torch.corrcoef(noise) - torch.eye(3)
-    assert float(correlation.abs().max()) < 5 / num_ids**0.5
-    assert -2.82 < float(noise.min()) < float(noise.max()) < 16.64, "no bits give an infinity"

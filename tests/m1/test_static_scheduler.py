@@ -45,17 +45,6 @@ def test_the_token_budget_counts_padded_rows_and_nobody_overtakes():
     ]
 
 
-def test_stopping_early_makes_a_row_padding_and_the_last_one_to_stop_ends_the_batch():
-    scheduler, runner = make_scheduler(), FakeRunner()
-    requests = [make_request(name, 2, 9, eos_token_ids=frozenset([2])) for name in "ab"]
-    lines = []
-    for step, plan in enumerate(scripted_steps(scheduler, {0: requests}, runner)):
-        lines.append(describe(plan))
-        runner.stopping = {0: {"a"}, 2: {"b"}}.get(step, set())
-    assert lines == ["a[0:2] b[0:2]", "a[2:3] b[2:3]", "(a) b[3:4]", "(a) b[4:5]"]
-    assert [request.finish_reason for request in requests] == ["stop", "stop"]
-
-
 def test_an_aborted_row_is_padding_and_an_aborted_waiting_request_never_runs():
     scheduler, runner = make_scheduler(max_num_seqs=2), FakeRunner()
     requests = {name: make_request(name, 2, 3) for name in "abcd"}

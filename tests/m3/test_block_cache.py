@@ -31,45 +31,6 @@ def snapshot(cache: BlockCache) -> list[torch.Tensor]:
     return [tensor.clone() for tensor in cache.keys + cache.values]
 
 
-@pytest.mark.parametrize(
-    ("family", "num_layers", "num_kv_heads"), [("llama", 2, 2), ("gpt2", 2, 4), ("gemma3", 3, 2)]
-)
-def test_a_cache_has_keys_and_values_of_every_layer_and_kv_head(family, num_layers, num_kv_heads):
-    cache = BlockCache(tiny_model(family), NUM_BLOCKS, BLOCK_SIZE)
-    tensors = cache.keys + cache.values
-    assert len(tensors) == 2 * num_layers
-    assert {tuple(tensor.shape) for tensor in tensors} == {(6, 4, num_kv_heads, 16)}
-    assert {len(tensor) for tensor in cache.host_keys + cache.host_values} == {0}
-    assert not any(tensor.any() for tensor in tensors)
-
-
-def test_tokens_go_to_their_slots_and_nowhere_else():
-    cache = filled_cache()
-    before = snapshot(cache)
-    slots = torch.tensor([2 * BLOCK_SIZE + 3, 0, 5 * BLOCK_SIZE])
-    key, value = torch.randn(2, 3, 2, 16, dtype=torch.float64)
-    cache.write(1, slots, key, value)
-    for index, (block, offset) in enumerate([(2, 3), (0, 0), (5, 0)]):
-        assert torch.equal(cache.keys[1][block, offset], key[index])
-        assert torch.equal(cache.values[1][block, offset], value[index])
-        before[1][block, offset] = key[index]
-        before[3][block, offset] = value[index]
-    assert all(map(torch.equal, snapshot(cache), before))
-
-
-@pytest.mark.parametrize("tables", [[[1]], [[5, 0, 3], [2, 2, 0]], [[3]]])
-def test_gather_lays_the_blocks_of_a_table_side_by_side(tables):
-    """Its workspace is kept: larger or smaller than what the next call needs."""
-    cache = filled_cache()
-    for asked in ([[0, 1, 2, 3]], tables):
-        keys, values = cache.gather(1, torch.tensor(asked))
-        assert keys.shape == values.shape == (len(asked), 2, len(asked[0]) * BLOCK_SIZE, 16)
-        for row, table in enumerate(asked):
-            for found, own in ((keys, cache.keys), (values, cache.values)):
-                expected = torch.cat([own[1][block] for block in table])
-                assert torch.equal(found[row].transpose(0, 1), expected)
-
-
 def test_copies_of_a_step_read_before_any_of_them_writes():
     """Block 1 is copied to 2 and then given to somebody who gets a copy of 0."""
     cache = filled_cache()

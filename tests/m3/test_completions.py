@@ -46,16 +46,6 @@ def test_a_request_without_a_seed_has_different_completions_and_the_same_in_ever
     assert len({tuple(completion) for completion in tokens[0]}) == 3
 
 
-def test_the_prompt_is_computed_once_and_its_blocks_are_shared():
-    """18 tokens are 5 blocks, the last of them half full; a copy of that one for three of four."""
-    engine = paged_engine(trace="memory")
-    engine.generate(PROMPT, greedy(2, n=4))
-    stats = engine.stats()
-    assert (stats["prefill_tokens"], stats["decode_tokens"]) == (18, 4)
-    assert stats["copied_blocks"] == 3
-    assert stats["kv"]["watermark"] == 5 + 3
-
-
 def test_outputs_are_numbered_and_the_first_is_the_requests_own():
     engine = make_engine(m3_paged, tokenizer=word_tokenizer(), max_model_len=64)
     (output,) = engine.generate([[5, 6, 7]], sampled(3, 4, n=3, logprobs=2))

@@ -41,18 +41,6 @@ def test_a_lone_request_grows_to_max_model_len_in_a_pool_of_just_that(block_size
     assert life.scheduler.watermark == -(-23 // block_size)  # the last token's KV is not needed
 
 
-@both_modes
-def test_a_pool_that_is_exactly_full_preempts_nobody(preemption):
-    """Three requests of three blocks end in nine of nine: full, and not one too many."""
-    figures = []
-    for num_blocks in (9, 8):
-        life = Life(num_blocks, milestone=M3, preemption=preemption)
-        life.run(*(of_length(name, 4, 9) for name in "abc"))  # 12 tokens of KV at the end
-        figures.append((life.scheduler.preempter.num_preemptions, life.scheduler.watermark))
-    # Of eight blocks no step had more than six: a third request's go where one grows.
-    assert figures == [(0, 9), (1, 6)]
-
-
 @pytest.mark.parametrize("milestone", [M3, M4])
 def test_a_completion_that_is_aborted_before_it_starts_never_does(milestone):
     life = Life(milestone=milestone)

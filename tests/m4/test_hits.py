@@ -21,28 +21,6 @@ def first_row(life: Life, *args: object, **fields: object) -> tuple[int, int, li
     return span
 
 
-# --- after the first has ended ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("blocks", "num_own", "num_cached"),
-    [
-        ("AB", 1, 8),
-        ("AB", 4, 8),
-        ("ABCDX", 1, 16),
-        ("AXCDE", 1, 4),
-        ("XBCDE", 1, 0),
-        ("ABCD", 1, 16),
-    ],
-)
-def test_a_second_request_computes_only_what_the_first_had_not(blocks, num_own, num_cached):
-    life = Life(32)
-    life.run(request_of("a", prompt("ABCDE", 1)))
-    start, end, table = first_row(life, "b", prompt(blocks, num_own, own="b"))
-    assert (start, end) == (num_cached, 4 * len(blocks) + num_own)
-    assert table[: num_cached // 4] == list(range(num_cached // 4))
-
-
 @pytest.mark.parametrize("num_blocks", [1, 2, 3])
 def test_of_a_wholly_cached_prompt_exactly_one_token_is_computed(num_blocks):
     """Its logits are wanted. Nobody holds the last block, so it is written in place."""
@@ -53,29 +31,6 @@ def test_of_a_wholly_cached_prompt_exactly_one_token_is_computed(num_blocks):
     assert (start, end) == (4 * num_blocks - 1, 4 * num_blocks)
     assert blocks == list(range(num_blocks))
     assert life.kv.num_copies == 0
-
-
-def test_a_wholly_cached_prompt_whose_last_block_is_in_use_gets_a_copy_of_it():
-    life = Life()
-    a, b, c = (request_of(name, prompt("AB"), 4, seed=seed) for seed, name in enumerate("abc"))
-    life.add(a)
-    life.plan()
-    life.add(b)
-    assert life.line() == "a[8:9]@0,1,2 b[7:8]@0,3 | +b copy 1>3"
-    assert life.kv.pool.ref_counts[:4] == [2, 1, 1, 1]
-    life.run(c)
-    assert_tokens([a, b, c])
-    assert life.kv.num_copies == 2
-
-
-def test_blocks_of_one_token_are_cached_too():
-    life = Life(16, block_size=1)
-    life.run(request_of("a", [5, 6, 7]))
-    assert first_row(life, "b", [5, 6, 7], 2)[:2] == (2, 3)
-    assert first_row(life, "c", [5, 6, 8])[:2] == (2, 3)
-
-
-# --- in one step --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -99,25 +54,11 @@ def test_a_prompt_shares_what_a_chunk_of_the_same_step_completes():
     assert life.run(a, b)[0] == "a[0:9]@0,1,2 b[8:11]@0,1,3,4 | +a +b"
 
 
-# --- blocks filled while decoding ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("num_own", "max_tokens", "num_cached"), [(2, 9, 12), (0, 5, 8)])
-def test_the_next_turn_of_a_conversation_finds_the_answer_too(num_own, max_tokens, num_cached):
-    life = Life(16)
-    a = request_of("a", prompt("A", num_own), max_tokens)
-    life.run(a)
-    assert first_row(life, "b", a.token_ids + prompt("X"), 2)[0] == num_cached
-
-
 def test_the_last_token_of_an_output_has_no_kv_and_completes_no_block():
     life = Life(16)
     a = request_of("a", prompt("A"), 4)  # the eighth token is sampled, and never computed
     life.run(a)
     assert first_row(life, "b", a.token_ids + prompt("X"))[0] == 4
-
-
-# --- eviction -----------------------------------------------------------------------------------
 
 
 def test_evicted_blocks_are_missed_last_block_first():
@@ -135,19 +76,6 @@ def test_evicted_blocks_are_missed_last_block_first():
     assert life.counts["evictions"] == 4, "b's own two took y's and x's"
 
 
-def test_the_least_recently_used_prefix_is_evicted_first():
-    """Of A and B, used in this order, A was used again: room for C is made of B."""
-    life = Life(4, max_num_seqs=1)
-    for name, blocks in [("a", "A"), ("b", "B"), ("again", "A")]:
-        life.run(request_of(name, prompt(blocks)))
-    life.run(request_of("c", prompt("CDE")))
-    assert first_row(life, "a3", prompt("A", 1))[0] == 4
-    assert first_row(life, "b2", prompt("B", 1))[0] == 0
-
-
-# --- preemption, and steps that raise -----------------------------------------------------------
-
-
 def test_blocks_that_came_back_from_a_swap_can_be_found():
     """They are others than before; those are a's by then, and what they held is forgotten."""
     life = Life(4, preemption="swap")
@@ -158,21 +86,6 @@ def test_blocks_that_came_back_from_a_swap_can_be_found():
     assert_tokens([a, b])
     assert life.counts["evictions"] >= 2
     assert first_row(life, "c", prompt("BC", 1))[0] == 8
-
-
-def test_after_a_step_that_raised_nothing_is_found_not_even_of_earlier_steps():
-    """Who knows what a forward that broke off has written."""
-    life = Life(16, max_num_batched_tokens=8)
-    life.run(request_of("before", prompt("XY", 1)))
-    a = request_of("a", prompt("ABC", 2))
-    life.add(a)
-    life.plan()
-    life.fail()
-    assert (a.finish_reason, life.kv.pool.num_used) == ("error", 0)
-    assert life.kv.pool.block_of == life.cache.hashes == {}
-    for num_cached in (0, 12):
-        assert first_row(life, f"b{num_cached}", prompt("ABC", 2))[0] == num_cached
-    assert first_row(life, "after", prompt("XY", 1))[0] == 0
 
 
 def test_a_running_request_without_a_row_survives_a_step_that_raised():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from m3_paged.block_manager import BlockManager
 from m4_prefix_chunked.caching_pool import CachingBlockPool
 from m4_prefix_chunked.tools.stress import main, trend
-from m4_prefix_chunked.tools.stress_traffic import Traffic
 from milestone_llm.frontend.outputs import CompletionOutput
 
 pytest_plugins = ["bench_helpers"]
@@ -29,10 +27,8 @@ def stress(capsys: pytest.CaptureFixture[str], tmp_path: Path, no_pixels: None) 
 
     def run(*arguments: str) -> tuple[int, dict[str, str]]:
         status = main([*SMALL, "--out", str(tmp_path), *arguments])
-        out = capsys.readouterr().out
-        report, picture = out.split("\npicture: ")
+        report, picture = capsys.readouterr().out.split("\npicture: ")
         assert picture.strip() == str(tmp_path / "stress.png")
-        assert all(len(line) <= 80 for line in report.splitlines())
         rows = re.findall(r"^ (\S.{11}) (.*(?:\n {14}.*)*)", report, re.MULTILINE)
         return status, {name.strip(): " ".join(text.split()) for name, text in rows}
 
@@ -83,61 +79,24 @@ def forgetful(method: Callable[..., Any], number: int, forget: Callable[..., Any
     return call
 
 
-def test_a_lost_block_is_found_at_the_end(stress: Stress, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = forgetful(CachingBlockPool.free, 100, lambda pool, block: None)
-    monkeypatch.setattr(CachingBlockPool, "free", free)
-    status, report = stress("--no-invariants")
-    assert (status, report["blocks lost"]) == (1, "1")
-
-
-def test_a_broken_invariant_is_told_with_its_step(
+def test_a_lost_block_a_broken_invariant_and_a_short_output_are_told(
     stress: Stress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = forgetful(BlockManager.free, 5, lambda manager, name: manager.block_tables.pop(name))
-    monkeypatch.setattr(BlockManager, "free", free)
-    status, report = stress()
-    assert status == 1
-    assert re.search(r"step \d+: ", report["BROKEN"])
-
-
-def test_an_output_that_is_too_short_is_told(
-    stress: Stress, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    with monkeypatch.context() as patch:
+        free = forgetful(CachingBlockPool.free, 100, lambda pool, block: None)
+        patch.setattr(CachingBlockPool, "free", free)
+        status, report = stress("--no-invariants")
+        assert (status, report["blocks lost"]) == (1, "1")
+    with monkeypatch.context() as patch:
+        free = forgetful(BlockManager.free, 5, lambda manager, name: manager.block_tables.pop(name))
+        patch.setattr(BlockManager, "free", free)
+        status, report = stress()
+        assert status == 1
+        assert re.search(r"step \d+: ", report["BROKEN"])
     monkeypatch.setattr(CompletionOutput, "token_ids", [])
     status, report = stress()
     assert status == 1
     assert re.search(r"step \d+: r\d+: 0 tokens of \d+, ended by length", report["BROKEN"])
-
-
-def test_bad_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--set", "max_num_sequences=4"]) == 2
-    assert "did you mean 'max_num_seqs'" in " ".join(capsys.readouterr().err.split())
-
-
-# --- the traffic --------------------------------------------------------------------------------
-
-
-def traffic(requests: int, **options: Any) -> Traffic:
-    defaults = {"max_model_len": 128, "arrivals": "poisson", "rate": 5.0, "concurrency": 100}
-    args = Namespace(**{**defaults, "requests": requests, "seed": 0, **options})
-    return Traffic(args, vocab_size=99)
-
-
-@pytest.mark.parametrize("arrivals", ["poisson", "burst"])
-def test_requests_come_at_their_rate_one_by_one_or_all_at_once(arrivals: str) -> None:
-    requests, sizes = traffic(4000, arrivals=arrivals), []
-    while requests.num_left:
-        sizes.append(len(requests.due(len(sizes))))
-    is_burst = all(size % 100 == 0 for size in sizes)
-    assert is_burst == (arrivals == "burst")
-    assert 400 < len(sizes) < 1600  # 4,000 / 5, give or take
-
-
-def test_requests_fit_the_model_and_most_are_short() -> None:
-    planned = traffic(2000, max_model_len=512).due(10**6)
-    lengths = sorted(len(request.prompt) for request in planned)
-    assert lengths[-1] > 4 * lengths[len(lengths) // 2], "a few are very long"
-    assert all(0 < len(p.prompt) + p.params.max_tokens <= 512 for p in planned)
 
 
 def test_memory_trend_tells_growth_from_jitter() -> None:

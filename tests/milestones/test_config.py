@@ -1,4 +1,4 @@
-"""A configuration that cannot serve all it would admit is refused, with number and limit."""
+"""What an engine decides when it is built; what cannot work is refused, with number and limit."""
 
 from __future__ import annotations
 
@@ -8,12 +8,37 @@ import m1_single
 import m2_batching
 import m3_paged
 import m4_prefix_chunked
-from engine_helpers import greedy, hf_greedy, make_engine, random_prompts, run_to_end, tiny_model
+import m5_kernels
+from engine_helpers import assert_empty, every_milestone, greedy, random_prompts, tiny_model
 from m3_paged import kv_memory
+from milestone_llm.core.errors import InputError
 from milestone_llm.models.tiny_models import build_tiny_model
 
 AGING = {"policy": "priority", "aging_seconds": 2}
 WHOLE = {"enable_chunked_prefill": False}
+
+
+@every_milestone
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_num_seq": 4}, "'max_num_seq'.*did you mean 'max_num_seqs'"),
+        ({"zzz": 1}, "'zzz'.*it has .*max_num_seqs"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
+        ({"max_num_seqs": "4"}, "max_num_seqs must be of type int, got '4'"),
+        ({"check_invariants": 1}, "check_invariants must be of type bool, got 1"),
+        ({"max_model_len": 1}, "max_model_len must be at least 2, got 1 .*one of output"),
+        ({"max_model_len": 1025}, "max_model_len is 1025.*only 1024"),
+        ({"trace": "nowhere"}, "trace must be .*'nowhere'"),
+        ({"trace": "\0.jsonl"}, "cannot write"),
+        ({"dtype": "float7"}, "dtype.*'float7'"),
+        ({"device": "mps"}, "on a CPU or on CUDA.* not on mps"),
+        ({"scheduler": "\ud800.py"}, "cannot read"),
+    ],
+)
+def test_a_field_of_every_milestone_is_refused_at_construction(package, fields, message):
+    with pytest.raises(InputError, match=message):
+        package.LLMEngine(tiny_model(), **fields)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +48,6 @@ WHOLE = {"enable_chunked_prefill": False}
         (m2_batching, {"policy": "lifo"}, "policy.*'lifo'"),
         (m2_batching, {"max_num_seqs": 9, "max_num_batched_tokens": 8}, "=8 .* max_num_seqs=9"),
         (m2_batching, {**AGING, "aging_seconds": 0}, "aging_seconds must be above 0, got 0"),
-        (m2_batching, {**AGING, "aging_seconds": float("inf")}, "must be above 0, got inf"),
         (m2_batching, {**AGING, "aging_seconds": True}, "aging_seconds must be of type"),
         (m2_batching, {"aging_seconds": 3}, 'is for policy="priority"'),
         (m3_paged, {"block_size": 0}, "block_size must be at least 1, got 0"),
@@ -31,7 +55,6 @@ WHOLE = {"enable_chunked_prefill": False}
         (m3_paged, {"swap_space_tokens": -1}, "swap_space_tokens must be at least 0, got -1"),
         (m3_paged, {"preemption": "drop"}, '"recompute" or "swap", got \'drop\''),
         (m3_paged, {"gpu_memory_utilization": 0.0}, r"\(0, 1\], got 0.0"),
-        (m3_paged, {"kv_cache_token": 64}, "'kv_cache_token'.*did you mean 'kv_cache_tokens'"),
         (  # 79 tokens are 4 whole blocks
             m3_paged,
             {"max_model_len": 65, "kv_cache_tokens": 79},
@@ -75,6 +98,31 @@ def test_without_a_number_a_cpu_gets_the_memory_that_regions_would_take():
     assert engine.stats()["kv"]["total"] == 3 * 4
 
 
+@every_milestone
+def test_left_out_max_model_len_is_the_models_own_where_prompts_are_computed_in_chunks(package):
+    engine = package.LLMEngine("tiny-llama", max_num_batched_tokens=64)
+    assert engine.max_model_len == (64 if package.__name__ < "m4" else 1024)
+    (prompt,) = random_prompts([engine.max_model_len - 2])
+    (output,) = engine.generate(prompt, greedy(9))
+    assert (len(output.token_ids), output.finish_reason) == (2, "length")
+    assert_empty(engine)
+    if package.__name__ >= "m4":
+        fields = {"max_num_batched_tokens": 64, **WHOLE}
+        assert package.LLMEngine("tiny-llama", **fields).max_model_len == 64
+
+
+@pytest.mark.parametrize("package", [m4_prefix_chunked, m5_kernels])
+def test_left_out_max_model_len_is_no_more_than_kv_memory_holds(package, monkeypatch):
+    monkeypatch.setattr(kv_memory, "CPU_KV_BYTES", 512 * 100)  # 512 bytes a token: six blocks
+    left_out = package.LLMEngine("tiny-llama")
+    assert (left_out.max_model_len, left_out.scheduler.num_blocks) == (96, 6)
+    asked_for = package.LLMEngine("tiny-llama", max_model_len=200)
+    assert (asked_for.max_model_len, asked_for.scheduler.num_blocks) == (200, 13)
+    for engine in (left_out, asked_for):
+        (prompt,) = random_prompts([engine.max_model_len - 1])
+        assert len(engine.generate(prompt, greedy(9))[0].token_ids) == 1
+
+
 @pytest.mark.parametrize(
     ("fields", "num_host_blocks"),
     [
@@ -104,16 +152,3 @@ def test_a_gpu_gets_more_rows_unless_a_number_is_given():
     assert config.on_device("cpu", ()).max_num_seqs == 8
     assert config.on_device("cuda", ("block_size",)).max_num_seqs == 256
     assert m3_paged.EngineConfig(max_num_seqs=8).on_device("cuda", ("max_num_seqs",)) == config
-
-
-def test_bad_prompts_are_refused_with_number_and_limit_and_disturb_nobody():
-    """Chunks carry any prompt: a step may be smaller than one, and than max_num_seqs."""
-    engine = make_engine(m4_prefix_chunked, max_model_len=24, max_num_batched_tokens=3)
-    good, long = random_prompts([6, 24])
-    engine.add_request(good, greedy(3), "good")
-    engine.step()
-    with pytest.raises(ValueError, match=r"24 .*max_model_len"):
-        engine.add_request(long, greedy(1))
-    with pytest.raises(ValueError, match=r"n=5 .* max_num_seqs=4"):
-        engine.add_request(good, greedy(1, n=5))
-    assert run_to_end(engine)["good"].token_ids == hf_greedy("llama", good, 3)

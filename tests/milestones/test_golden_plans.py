@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from milestone_llm.core.plan import Preemption, ScheduledRequest, StepPlan
-from milestone_llm.core.request import Request, RequestStatus
+from milestone_llm.core.request import Request
 from scheduler_helpers import (
     M2,
     M3,
@@ -24,7 +23,6 @@ from scheduler_helpers import (
     Life,
     assert_tokens,
     completions,
-    of_length,
     prompt,
     request_of,
 )
@@ -490,41 +488,3 @@ def test_with_both_switches_off_m4_plans_what_m3_plans(case):
 @pytest.mark.parametrize("case", M4_PLANS)
 def test_chunks_and_hits(case):
     assert play(M4, M4_PLANS[case]) == M4_PLANS[case][2]
-
-
-def test_a_plan_of_m3_in_full():
-    """What the lines above leave out: the objects, the reason and the counts."""
-    life = Life(3, milestone=M3, preemption="swap")
-    a, b = of_length("a", 4, 5), of_length("b", 3, 5)
-    life.add(a, b)
-    life.plan()
-    life.plan()
-    assert life.scheduler.schedule() == StepPlan(
-        rows=[ScheduledRequest(a, start=5, num_new_tokens=1, blocks=[0, 2])],
-        preempted=[Preemption(b, "no free block for b")],
-        swap_outs=[(1, 0)],
-        waiting_reasons={"b": "no free block for b"},
-    )
-    assert (b.status, b.num_computed_tokens, b.num_output_tokens) == (RequestStatus.SWAPPED, 4, 2)
-    preempter = life.scheduler.preempter
-    assert (preempter.num_preemptions, b.num_preemptions) == (1, 1)
-    assert preempter.host.block_tables == {"b": [0]}
-
-
-def test_a_plan_of_m4_in_full():
-    """How much each row was saved."""
-    life = Life(max_num_batched_tokens=6)
-    a, b = request_of("a", prompt("AB"), 3), request_of("b", prompt("AB", 3), 1)
-    life.add(a)
-    life.plan()
-    life.plan()
-    life.add(b)
-    assert life.scheduler.schedule() == StepPlan(
-        rows=[
-            ScheduledRequest(a, start=8, num_new_tokens=1, blocks=[0, 1, 2]),
-            ScheduledRequest(b, start=8, num_new_tokens=3, blocks=[0, 1, 3], num_cached_tokens=8),
-        ],
-        admitted=[b],
-    )
-    assert (a.num_computed_tokens, b.num_computed_tokens) == (8, 8)
-    assert life.kv.pool.ref_counts[:4] == [2, 2, 1, 1]

@@ -6,6 +6,7 @@ Engines run on the runner of `read_back`: their tokens mean nothing, their memor
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -180,17 +181,6 @@ def test_a_swap_in_the_trace():
     assert engine.scheduler.preempter.host.events == []  # told as swaps, and not kept for ever
 
 
-def test_a_fork_in_the_trace():
-    first, second = run(traced_engine(m3_paged), ("a", prompt("", 6), 2), n=3)
-    assert first.admitted == first.running == ["a", "a/1", "a/2"]
-    assert [row.request_id for row in first.batch] == ["a"]
-    shared = [("share", "a/1", [0, 1]), ("share", "a/2", [0, 1])]
-    assert events(first) == [("alloc", "a", [0, 1]), *shared]
-    copies = [("copy_on_write", "a", [1, 2]), ("copy_on_write", "a/1", [1, 3])]  # source, copy
-    assert events(second)[:2] == copies
-    assert [finished["request_id"] for finished in second.finished] == ["a", "a/1", "a/2"]
-
-
 @paged
 def test_a_failed_step_is_traced_with_what_it_freed_and_ends_all_completions(package):
     """Under M4 in the first chunk of the prompt, on which the second completion waits."""
@@ -211,47 +201,13 @@ def test_a_failed_step_is_traced_with_what_it_freed_and_ends_all_completions(pac
     assert not engine.has_unfinished_requests()
 
 
-def test_a_hit_and_a_copy_in_the_trace():
-    """b begins with a's blocks, and c, which has no more than they, copies the last."""
-    engine = traced_engine(m4_prefix_chunked)
-    for name, token_ids in [("a", prompt("AB")), ("b", prompt("AB", 3)), ("c", prompt("AB"))]:
-        add(engine, (name, token_ids, 6))
-        engine.step()
-    _, hit, copy = engine.tracer.records
-    assert events(hit, "share", "alloc")[-2:] == [("share", "b", [0, 1]), ("alloc", "b", [3])]
-    row = hit.batch[1]
-    assert (row.request_id, row.phase, row.start) == ("b", "prefill", 8)
-    assert (row.num_new_tokens, row.num_cached_tokens, row.blocks) == (3, 8, [0, 1, 3])
-    assert (hit.num_prefill_tokens, hit.num_decode_tokens) == (3, 1)
-    assert events(copy, "share", "copy_on_write") == [
-        ("share", "c", [0, 1]),
-        ("copy_on_write", "c", [1, 4]),
-    ]
-    assert [row.num_cached_tokens for row in copy.batch] == [0, 0, 7]
-
-
-def test_chunks_in_the_trace_sample_nothing_but_the_last():
-    engine = traced_engine(m4_prefix_chunked, max_num_batched_tokens=4)
-    records = run(engine, ("a", prompt("AB", 2), 2))
-    rows = [record.batch[0] for record in records]
-    assert [(row.phase, row.start, row.num_new_tokens) for row in rows] == [
-        ("prefill", 0, 4),
-        ("prefill", 4, 4),
-        ("prefill", 8, 2),
-        ("decode", 10, 1),
-    ]
-    assert [row.sampled_token is None for row in rows] == [True, True, False, False]
-    assert [record.admitted for record in records] == [["a"], [], [], []]
-    assert [record.kv.stored_tokens for record in records] == [4, 8, 10, 0]
-
-
 # --- the trace as a whole -----------------------------------------------------------------------
 
 
-def random_run(package: Any, preemption: str) -> Any:
+def random_run(package: Any, preemption: str) -> Iterator[Any]:
     """An engine to which requests with shared beginnings come faster than it has memory for.
 
-    Gives the engine after each step, and at the end.
+    Yields it after each step.
     """
     rng = random.Random(4)
     engine = traced_engine(
@@ -275,12 +231,13 @@ def random_run(package: Any, preemption: str) -> Any:
 
 @paged
 @both_modes
-def test_block_tables_can_be_rebuilt_from_the_events_alone(package, preemption):
+def test_block_tables_and_stats_can_be_rebuilt_from_the_trace_alone(package, preemption):
     """Nothing happens to a block that the trace does not tell."""
     *_, engine = random_run(package, preemption)
+    records, stats = engine.tracer.records, engine.stats()
     tables: dict[str | None, list[int]] = {}
     seen: set[str] = set()
-    for record in engine.tracer.records:
+    for record in records:
         rows = {row.request_id: row.blocks for row in record.batch}
         for event in record.events:
             if event.type == "free" and event.request_id in rows:  # its last step
@@ -296,6 +253,20 @@ def test_block_tables_can_be_rebuilt_from_the_events_alone(package, preemption):
     own = {"swap_out", "swap_in"} if preemption == "swap" else set()
     own |= {"evict"} if package is m4_prefix_chunked else set()
     assert seen == {"alloc", "free", "share", "copy_on_write"} | own
+
+    assert stats["preemptions"] == sum(len(record.preempted) for record in records) > 0
+    assert stats["recomputed_tokens"] > 0  # not all fit into host memory either
+    computed = stats["prefill_tokens"] + stats["decode_tokens"]
+    assert stats["useful_share"] == (computed - stats["recomputed_tokens"]) / computed
+    assert useful_share(records) == stats["useful_share"]
+    if package is m4_prefix_chunked:
+        rows = [row for record in records for row in record.batch]
+        cache = stats["prefix_cache"]
+        assert cache["saved_tokens"] == sum(row.num_cached_tokens for row in rows) > 0
+        assert cache["hits"] == sum(row.num_cached_tokens > 0 for row in rows)
+        evicted = [event for record in records for event in record.events if event.type == "evict"]
+        assert cache["evictions"] == sum(len(event.blocks) for event in evicted) > 0
+        assert 0 < cache["hit_rate"] == cache["saved_tokens"] / cache["queried_tokens"] < 1
 
 
 def replay(event: KVEvent, tables: dict[str | None, list[int]]) -> None:
@@ -340,23 +311,3 @@ def test_at_every_step_all_are_in_one_queue_and_waste_less_than_a_block_each(pac
         watermark = max(watermark, kv["used"])
         assert watermark <= kv["watermark"] <= kv["total"]
     assert kv["watermark"] == 12
-
-
-@paged
-@both_modes
-def test_stats_are_the_sums_of_the_trace(package, preemption):
-    *_, engine = random_run(package, preemption)
-    records, stats = engine.tracer.records, engine.stats()
-    assert stats["preemptions"] == sum(len(record.preempted) for record in records) > 0
-    assert stats["recomputed_tokens"] > 0  # not all fit into host memory either
-    computed = stats["prefill_tokens"] + stats["decode_tokens"]
-    assert stats["useful_share"] == (computed - stats["recomputed_tokens"]) / computed
-    assert useful_share(records) == stats["useful_share"]
-    if package is m4_prefix_chunked:
-        rows = [row for record in records for row in record.batch]
-        cache = stats["prefix_cache"]
-        assert cache["saved_tokens"] == sum(row.num_cached_tokens for row in rows) > 0
-        assert cache["hits"] == sum(row.num_cached_tokens > 0 for row in rows)
-        evicted = [event for record in records for event in record.events if event.type == "evict"]
-        assert cache["evictions"] == sum(len(event.blocks) for event in evicted) > 0
-        assert 0 < cache["hit_rate"] == cache["saved_tokens"] / cache["queried_tokens"] < 1

@@ -74,14 +74,6 @@ def test_state_and_attention_of_other_kinds_are_refused_by_name(
     assert any(feature in found.detail for feature in features.split("|")), found.detail
 
 
-@pytest.mark.parametrize("milestone", FIRST_AND_SECOND)
-@pytest.mark.parametrize("name", ["bert", "roberta-prelayernorm"])
-def test_encoders_are_refused(name: str, milestone: str) -> None:
-    found = outcome(name, milestone, is_decoder=False)
-    assert found.kind == "refused"
-    assert "logits" in found.detail or "masks" in found.detail
-
-
 @pytest.mark.parametrize("name", ["bloom", "granite_swa", "llama"])
 def test_padding_that_becomes_nan_is_refused_by_m1(name: str) -> None:
     """A mask of the lowest float64 is -inf in a softmax in float32: all masked, a row is NaN."""
@@ -98,19 +90,6 @@ def test_a_window_of_two_is_served(name: str, milestone: str) -> None:
     skip_unless_known(name)
     for variant in ("a window of 2", "a window of 7"):
         assert outcome(name, milestone, **VARIANTS[variant]).kind == "equal"
-
-
-def test_a_window_that_only_the_mask_knows_is_refused() -> None:
-    windowed = {
-        "use_sliding_window": True,
-        "sliding_window": 8,
-        "layer_types": ["full_attention", "sliding_attention"] * 2,
-    }
-    found = outcome("qwen2_moe", "m2_batching", **windowed)
-    assert found.kind == "equal" or "sliding" in found.detail or "masks" in found.detail
-    windowed["sliding_window"] = 64  # longer than any prompt that is tried
-    found = outcome("qwen2_moe", "m2_batching", **windowed, max_position_embeddings=128)
-    assert found.kind == "equal" or "sliding" in found.detail or "masks" in found.detail
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from typing import Any
 
 import pytest
@@ -15,8 +13,6 @@ from milestone_llm.models.hf_model import with_attention
 from milestone_llm.models.tiny_models import build_tiny_model
 
 PROMPTS = random_prompts([9, 5])
-STRIDE = 1 if os.environ.get("STORM") else 3
-"""Every how manieth line is interrupted."""
 RUNNERS = ("runner.py", "hf_model.py", "flat_probe.py", "support.py")
 
 
@@ -39,26 +35,6 @@ def test_the_model_is_hugging_faces_own_at_every_line_of_a_try_and_of_a_step(pac
         engine.generate(PROMPTS, greedy(2))
     assert watching.num_lines > 100
     assert seen == {own}
-
-
-@pytest.mark.parametrize("package", PACKAGES[1:3], ids=lambda package: package.__name__)
-def test_ctrl_c_at_any_line_leaves_the_model_as_it_was(package):
-    model = build_tiny_model("llama", num_hidden_layers=1).double()
-    engine = make_engine(package, model, max_num_seqs=2, max_model_len=32)
-    own = own_tokens(model)
-
-    def work() -> list[int]:
-        return engine.generate(PROMPTS[0], greedy(1))[0].token_ids
-
-    expected = work()
-    with Interrupter(-1, RUNNERS) as counting:
-        work()
-    for at in range(1, counting.num_lines + 1, STRIDE):
-        with contextlib.suppress(KeyboardInterrupt), Interrupter(at, RUNNERS):
-            work()
-        assert own_tokens(model) == own, at
-    assert work() == expected
-    make_engine(package, model, max_num_seqs=2, max_model_len=32)
 
 
 def test_generate_works_in_the_middle_of_a_step_and_so_does_another_engine():
