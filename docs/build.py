@@ -15,9 +15,8 @@ A Markdown file asks for output with a comment, and the builder writes what foll
     <!-- draw: COMMAND -o docs/images/x.png -->          the picture below is drawn by it
     <!-- measured: docs/measurements/x.json by: COMMAND --> ... <!-- end -->    recorded figures
 
-A line `<!-- reading time -->` is followed by the page's reading time, counted from its words.
-And a link such as [`EngineCore.step`](../milestone_llm/core/engine_core.py#L1) gets the number of
-the line where that function or class begins.
+A link such as [`EngineCore.step`](../milestone_llm/core/engine_core.py#L1) gets the number of the
+line where that function or class begins.
 """
 
 from __future__ import annotations
@@ -44,10 +43,6 @@ _RUN_BLOCK = re.compile(r"\n*```console\n.*?\n```\n", re.S)
 _PICTURE = re.compile(r"\n*(!\[[^\]]*\]\([^)]*\))\n(?:\n?`[^`]*`\n)?")
 _MEASURED = re.compile(r"(<!-- measured: (\S+)\s+by: (.*?) -->\n).*?(<!-- end -->)", re.S)
 _CODE_LINK = re.compile(r"\[`(?P<name>[\w.]+)`\]\((?P<file>[^)#\s]+\.py)#L\d+\)")
-_READING_TIME = re.compile(r"(<!-- reading time -->\n)(?:\*.*\*\n)?")
-_NOT_READ = re.compile(r"<!--.*?-->|<details>.*?</details>", re.S)
-WORDS_A_MINUTE = 150
-"""Of a text with code and figures in it."""
 _NUMBER_OF_TIME = re.compile(r"[\d,.]+ ?(ms|s|tok/s|us|x)\b")
 
 
@@ -99,9 +94,10 @@ class Builder:
                 continue
             fill = self._run if marker.kind == "run" else self._draw
             text = text[: marker.end] + fill(where, marker, text[marker.end :])
-        text = _MEASURED.sub(lambda match: self._measured(where, match), text)
+        text, count = _MEASURED.subn(lambda match: self._measured(where, match), text)
+        if count != text.count("<!-- measured: "):
+            raise ValueError("`<!-- measured: ... -->` has no `<!-- end -->`")
         text = _CODE_LINK.sub(lambda match: self._code_link(path, match), text)
-        text = _READING_TIME.sub(_reading_time, text)
         if not self.is_check:
             path.write_text(text, encoding="utf-8")
 
@@ -149,7 +145,7 @@ class Builder:
 
     def _measured(self, where: str, match: re.Match[str]) -> str:
         comment, source, command, end = match.groups()
-        if not ((ROOT / source).exists() and runs_at((ROOT / source).read_text(encoding="utf-8"))):
+        if not runs_at((ROOT / source).read_text(encoding="utf-8")):
             docs_commands.check_exists(shlex.split(command), ROOT)
         new = comment + measured(ROOT / source, command) + end
         if self.is_check and new != match[0]:
@@ -169,13 +165,6 @@ class Builder:
             old.splitlines(), new.splitlines(), where, command, lineterm=""
         )
         self.problems.append("\n".join(list(lines)[:60]))
-
-
-def _reading_time(match: re.Match[str]) -> str:
-    """The line on all of a page's words but comments, folded answers and the line itself."""
-    words = _NOT_READ.sub("", _READING_TIME.sub("", match.string)).split()
-    minutes = max(1, round(len(words) / WORDS_A_MINUTE))
-    return f"{match[1]}*{minutes} minutes to read, without what is folded away.*\n"
 
 
 def line_of(path: Path, name: str) -> int:
@@ -201,24 +190,21 @@ def excerpt(output: str, options: dict[str, str]) -> str:
     Raises:
         ValueError: there is no such line.
     """
-    lines = output.rstrip().splitlines()
+    lines = [line.rstrip() for line in output.rstrip().splitlines()]
     first, end = 0, len(lines)
     if "from" in options:
         first = _line_with(lines, options["from"], 0)
     if "to" in options:
         end = _line_with(lines, options["to"], first + 1)
-    kept = [line.rstrip() for line in lines[first:end]]
-    kept = ["..."] * (first > 0) + kept
-    while not kept[-1]:
-        kept.pop()
-    return "\n".join(kept + ["..."] * (end < len(lines)))
+    kept = "\n".join(lines[first:end]).rstrip("\n")
+    return ("...\n" if first else "") + kept + ("\n..." if end < len(lines) else "")
 
 
 def _line_with(lines: list[str], words: str, first: int) -> int:
-    for number in range(first, len(lines)):
-        if words in lines[number]:
-            return number
-    raise ValueError(f"no line of the output holds {words!r}:\n" + "\n".join(lines[:20]))
+    found = next((n for n, line in enumerate(lines) if n >= first and words in line), None)
+    if found is None:
+        raise ValueError(f"no line of the output holds {words!r}:\n" + "\n".join(lines[:20]))
+    return found
 
 
 def comparable(text: str, vary: str) -> str:

@@ -1,9 +1,8 @@
 """Turns recorded measurements into text of a page: `--json` of a milestone's bench into a table.
 
 A Markdown file, such as `m3_paged.bench --markdown` writes, is taken as it is, without the lines at
-its head that say how it was made. Figures come from these files alone; a file that is not there yet
-gives a line that says so. Where a record's head has `runs at: COMMIT`, the program that made it has
-been deleted since: it runs at that commit.
+its head that say how it was made. Where a record's head has `runs at: COMMIT`, the program that
+made it has been deleted since: it runs at that commit.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ COLUMNS = {  # those without figures are left out
 def measured(path: Path, command: str) -> str:
     """The text for a recorded file, with the command that records it."""
     made_by = f"```sh\n{command}\n```\n"
-    if not path.exists():
-        return f"\nNot recorded yet. This command does it:\n\n{made_by}\n"
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
         return f"\n{as_table(json.loads(text))}\n\n{made_by}\n"
@@ -55,25 +52,7 @@ def parts(text: str) -> tuple[list[tuple[str, str]], str]:
 
 def as_table(data: dict[str, Any]) -> str:
     """What a bench of any milestone recorded: what ran where, then a row for each contestant."""
-    from milestone_llm.lab.bench.report import filled, markdown_table
+    from milestone_llm.lab.bench.report import markdown
 
-    work, machine, engine = data["workload"], data["environment"], data["engine"]
-    engines = data.get("engines", {}).values() or [engine]
-    most_rows = " or ".join(map(str, sorted({each["max_num_seqs"] for each in engines})))
-    ranges = [
-        f"{low}..{high}" if low < high else f"{low}"
-        for low, high in (work["input_len"], work["output_len"])
-    ]
-    requests = f"{work['num_requests']} request{'s' * (work['num_requests'] != 1)}"
-    threads = f", threads: {machine['threads']}" if machine["device"] == "cpu" else ""
-    rounds = "one round"
-    if data["rounds"] > 1:
-        rounds = f"medians of {data['rounds']} rounds, in the last column of the rounds' ratios"
-    return (
-        f"{requests} of {ranges[0]} tokens in and "
-        f"{ranges[1]} out ({work['output_tokens']:,} output tokens), "
-        f"{data['model']} in {machine['dtype']}, at most {most_rows} at a time, on "
-        f"{machine['device']}{threads}; torch {machine['torch']}, "
-        f"transformers {machine['transformers']}; {rounds}.\n\n"
-        + markdown_table(*filled(data, COLUMNS))
-    )
+    data = {"about": {}, **data, "remarks": []}
+    return markdown(data, {"Throughput and latency{of_rounds}": COLUMNS}).strip()

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import ctypes
 import importlib
-import random
 import statistics
 import sys
 import time
@@ -25,11 +24,10 @@ from typing import Any
 import torch
 
 from milestone_llm.command.cli import console, log_console, positive
-from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.bench.hf_baselines import hf_continuous, hf_static
 from milestone_llm.lab.bench.record import machine, versions
 from milestone_llm.lab.bench.report import table
-from milestone_llm.lab.bench.workloads import WorkItem
+from milestone_llm.lab.bench.workloads import WorkItem, random_tokens
 from milestone_llm.models.checkpoint import load_model
 from milestone_llm.models.gguf_cache import packaged_gguf
 
@@ -53,17 +51,6 @@ ENGINES = {
 }
 Items = Sequence[WorkItem]
 Runs = Callable[[Items], object]
-
-
-def work(shape: tuple[int, int, int], seed: int) -> list[WorkItem]:
-    """Requests with random prompts, which have nothing in common."""
-    num_requests, num_in, num_out = shape
-    rng = random.Random(seed)
-    params = SamplingParams(temperature=0, max_tokens=num_out, ignore_eos=True)
-    return [
-        WorkItem([rng.randrange(5, 40_000) for _ in range(num_in)], params)
-        for _ in range(num_requests)
-    ]
 
 
 def contestants(names: Sequence[str] | None, threads: int) -> dict[str, Runs]:
@@ -200,7 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         num_tokens = num_requests * (num_out if num_out > 1 else num_in)
         for round_ in range(args.rounds + 1):
             for name, run in runs.items():
-                items = work(WORK[kind], round_)
+                lengths = {"input_len": (num_in, num_in), "output_len": (num_out, num_out)}
+                items = random_tokens(num_requests, **lengths, vocab_size=40_000, seed=round_)
                 start = time.perf_counter()
                 run(items)
                 if round_:  # the one before is not counted

@@ -108,3 +108,23 @@ def softmax_attention(scores: list[float], values: list[float]) -> float:
     """What must come out, all at once."""
     weights = [2**score for score in scores]
     return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+
+
+def main() -> None:
+    """What each program leaves of contexts of 10, 3 and 7 tokens, and what is merged of it."""
+    lens, tile, num_programs = [10, 3, 7], 2, 4
+    scores = [[float((3 * token + seq) % 4) for token in range(n)] for seq, n in enumerate(lens)]
+    values = [[float(token) for token in range(n)] for n in lens]
+    print("program   sequence   its tiles   output     log2 of its sum")
+    for each in split(lens, tile, num_programs):
+        part = attend_split(scores[each.seq], values[each.seq], each, tile)
+        tiles = f"{each.first_tile} to {each.end_tile - 1}"
+        print(f"{each.program:7}{each.seq:11}{tiles:>12}{part.output:9.4f}{part.lse:12.4f}")
+    merged = flash_decode(scores, values, tile, num_programs)
+    whole = map(softmax_attention, scores, values)
+    print("\nmerged      ", [round(output, 6) for output in merged])
+    print("all at once ", [round(output, 6) for output in whole])
+
+
+if __name__ == "__main__":
+    main()

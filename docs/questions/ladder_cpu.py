@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 
 from milestone_llm.command.cli import positive
 from milestone_llm.core.errors import InputError
-from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.bench.command import bench_command
 from milestone_llm.lab.bench.report import Tables
-from milestone_llm.lab.bench.workloads import WorkItem
+from milestone_llm.lab.bench.workloads import WorkItem, exactly
 from milestone_llm.lab.trace.positions import Positions
 
 if TYPE_CHECKING:
@@ -81,11 +80,6 @@ def facts(outputs: Sequence[RequestOutput], records: Sequence[StepRecord]) -> di
         positions.take(record)
     most_rows = max(len(record.batch) for record in records)
     return {"num_steps": len(records), "most_rows": most_rows, "positions": positions.computed}
-
-
-def exactly(num_tokens: int) -> SamplingParams:
-    """Greedy, and so many tokens whatever comes."""
-    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 
 
 def options(parser: argparse.ArgumentParser) -> None:

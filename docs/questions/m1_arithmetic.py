@@ -30,7 +30,3 @@ for what, rows, new_tokens, context in (
     flop += 4 * rows * new_tokens * seen * config.hidden_size * config.num_hidden_layers
     read = 4 * num_weights + rows * context * kv.bytes_per_token
     print(f"{what:36}{flop / 1e9:6.1f}{read / 1e6:10.0f}{flop / read:12.1f}")
-
-print("\npositions to compute for a prompt of 100 tokens and 100 more:")
-print(f"  with a KV cache     {100 + 99:6,}   each token once")
-print(f"  without             {sum(range(100, 200)):6,}   all known tokens again for each new one")

@@ -3,8 +3,6 @@
 A hook on the model notes the shape of every forward pass. The rest is plain transformers.
 """
 
-import textwrap
-
 import torch
 
 from milestone_llm.models.checkpoint import load_model, render_chat
@@ -29,13 +27,11 @@ with torch.inference_mode():
     )
 
 lengths = []
-for row, text in zip(output[:, width:].tolist(), PROMPTS, strict=True):
+for row in output[:, width:].tolist():
     eos = model.generation_config.eos_token_id
     lengths.append(row.index(eos) + 1 if eos in row else len(row))
-    answer = tokenizer.decode(row[: lengths[-1]], skip_special_tokens=True)
-    print(textwrap.fill(answer, 76, initial_indent=f"{text} ", subsequent_indent="    "))
 
-print(f"\nprompts of {[len(prompt) for prompt in prompts]} tokens, outputs of {lengths}\n")
+print(f"prompts of {[len(prompt) for prompt in prompts]} tokens, outputs of {lengths}\n")
 print("forward  input_ids  rows that still need tokens")
 for number, shape in enumerate(shapes):
     num_alive = sum(length > number for length in lengths)

@@ -7,20 +7,19 @@ import random
 
 import m1_single
 import m2_batching
-from m1_single import SamplingParams
-from milestone_llm.lab.bench.workloads import WorkItem, serve
+from milestone_llm.lab.bench.workloads import WorkItem, exactly, serve
 
 rng = random.Random(0)
 items, step = [], 0
 for index in range(30):
-    params = SamplingParams(max_tokens=80 if index % 4 == 0 else 8, ignore_eos=True)
-    items.append(WorkItem([5] * rng.randint(4, 20), params, arrival_step=step))
+    num_tokens = 8 if index % 4 else 80
+    items.append(WorkItem([5] * rng.randint(4, 20), exactly(num_tokens), arrival_step=step))
     step += rng.randint(0, 24)
 
 
-def percentile(values: list[int], percent: int) -> int:
-    """The smallest value that is at least as large as `percent` of them."""
-    return sorted(values)[-(-len(values) * percent // 100) - 1]
+def percentiles(values: list[int]) -> str:
+    """The smallest values that are at least as large as 50, 95 and 99 percent of them."""
+    return "".join(f"{sorted(values)[-(-len(values) * p // 100) - 1]:6}" for p in (50, 95, 99))
 
 
 print("steps from arrival to      first token            last token of the 8-token requests")
@@ -34,10 +33,6 @@ for package in (m1_single, m2_batching):
             if row.sampled_token is not None:
                 first.setdefault(row.request_id, record.step)
                 last[row.request_id] = record.step
-    arrival = {f"r{index}": item.arrival_step for index, item in enumerate(items)}
-    short = [f"r{i}" for i, item in enumerate(items) if item.params.max_tokens == 8]
-    to_first = [first[name] - arrival[name] + 1 for name in arrival]
-    to_last = [last[name] - arrival[name] + 1 for name in short]
-    numbers = [[percentile(values, p) for p in (50, 95, 99)] for values in (to_first, to_last)]
-    cells = ["".join(f"{number:6}" for number in row) for row in numbers]
-    print(f"{engine.milestone:22}{cells[0]}       {cells[1]}")
+    to_first = [first[f"r{i}"] - item.arrival_step + 1 for i, item in enumerate(items)]
+    to_last = [last[f"r{i}"] - item.arrival_step + 1 for i, item in enumerate(items) if i % 4]
+    print(f"{engine.milestone:22}{percentiles(to_first)}       {percentiles(to_last)}")

@@ -1,31 +1,25 @@
-"""What does a pool that is too small cost: tokens computed again, or blocks copied?"""
+"""What does a pool that is too small cost: tokens computed again, or blocks copied?
+
+16 requests of 16..128 tokens in and out, all there at the start.
+"""
 
 from m3_paged import LLMEngine
 from milestone_llm.lab.bench.workloads import mixed, serve
+from milestone_llm.lab.trace.kv_figures import KVFigures
 
-
-def run(**fields):
-    """Serve 16 requests of 16..128 tokens in and out."""
-    engine = LLMEngine(
-        "tiny-llama", device="cpu", max_num_seqs=16, max_model_len=256, trace="memory", **fields
-    )
-    return engine, [output.token_ids for output in serve(engine, mixed(engine.vocab_size))]
-
-
-_, expected = run()
-num_prompt_tokens = sum(len(item.prompt) for item in mixed(199))
+answers = []
 print("pool, tokens  preemption  preemptions  computed again  blocks moved  steps  same tokens")
 for kv_cache_tokens in (2048, 1024, 512):
     for preemption in ("recompute", "swap"):
-        engine, tokens = run(kv_cache_tokens=kv_cache_tokens, preemption=preemption)
-        records = engine.tracer.records
-        num_decoded = sum(map(len, tokens)) - len(tokens)
-        needed = num_prompt_tokens + num_decoded
-        stats = engine.stats()
-        again = stats["prefill_tokens"] + stats["decode_tokens"] - needed
-        events = [event for record in records for event in record.events]
-        moved = sum(len(event.blocks) for event in events if event.type.startswith("swap"))
+        limits = {"max_num_seqs": 16, "max_model_len": 256, "kv_cache_tokens": kv_cache_tokens}
+        engine = LLMEngine(
+            "tiny-llama", device="cpu", preemption=preemption, trace="memory", **limits
+        )
+        answers.append([output.token_ids for output in serve(engine, mixed(engine.vocab_size))])
+        kv = KVFigures.of(engine.tracer.records)
+        moved = 2 * kv.num_swapped_blocks  # out, and in again
         print(
-            f"{kv_cache_tokens:12}  {preemption:10}{stats['preemptions']:13}{again:16}{moved:14}"
-            f"{len(records):7}{tokens == expected!s:>13}"
+            f"{kv_cache_tokens:12}  {preemption:10}{kv.num_preemptions:13}"
+            f"{kv.num_recomputed_tokens:16}{moved:14}{len(engine.tracer.records):7}"
+            f"{answers[-1] == answers[0]!s:>13}"
         )

@@ -19,20 +19,19 @@ from typing import Any
 
 from milestone_llm.command.cli import positive
 from milestone_llm.core.errors import InputError
-from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.bench.command import bench_command
 from milestone_llm.lab.bench.report import THROUGHPUT
-from milestone_llm.lab.bench.workloads import WorkItem
+from milestone_llm.lab.bench.workloads import WorkItem, exactly
 
 ON, OFF = "caching on", "caching off"
 
 
 def prefix(bench: Any) -> None:
     """Prompts that begin alike, eight steps apart, so that hardly anybody queues; then others."""
-    tokens = partial(random_tokens, bench, random.Random(bench.args.seed))
-    system_prompt = tokens(bench.args.system_prompt_tokens)
+    tokens = partial(random.Random(bench.args.seed).choices, range(bench.loaded.vocab_size))
+    system_prompt = tokens(k=bench.args.system_prompt_tokens)
     items = [
-        WorkItem(system_prompt + tokens(24), exactly(32), arrival_step=8 * i)
+        WorkItem(system_prompt + tokens(k=24), exactly(32), arrival_step=8 * i)
         for i in range(bench.args.num_requests or 8)
     ]
     columns = {
@@ -72,9 +71,9 @@ def stall(bench: Any) -> None:
     num_running = (args.num_requests or 9) - 1
     if num_running < 1:
         raise InputError("stall needs at least 2 requests: one that waits for another")
-    tokens = partial(random_tokens, bench, random.Random(args.seed))
-    items = [WorkItem(tokens(24), exactly(64)) for _ in range(num_running)]
-    long_prompt = tokens(args.long_prompt_tokens)
+    tokens = partial(random.Random(args.seed).choices, range(bench.loaded.vocab_size))
+    items = [WorkItem(tokens(k=24), exactly(64)) for _ in range(num_running)]
+    long_prompt = tokens(k=args.long_prompt_tokens)
     items.append(WorkItem(long_prompt, exactly(16), arrival_step=16))
     whole = max(args.max_num_batched_tokens, len(long_prompt) + num_running)
     engines = {
@@ -101,16 +100,6 @@ def stall(bench: Any) -> None:
     columns |= {"TTFT of\nthe long one": "{ttft_long}", "seconds": "{seconds:.2f}"}
     title = f"stall: {len(long_prompt):,} prompt tokens come to {num_running} running"
     bench.compare(title, items, engines, tables={"Times in ms{of_rounds}": columns}, facts=gaps)
-
-
-def exactly(num_tokens: int) -> SamplingParams:
-    """Greedy, and so many tokens whatever comes."""
-    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-
-
-def random_tokens(bench: Any, rng: random.Random, count: int) -> list[int]:
-    """A prompt."""
-    return [rng.randrange(bench.loaded.vocab_size) for _ in range(count)]
 
 
 def run(bench: Any) -> None:

@@ -3,48 +3,33 @@
 16 requests of 64 tokens of rules and 8 of their own, one after the other, on a pool of 24 blocks.
 """
 
-import hashlib
-import itertools
 import random
 
-from m1_single import SamplingParams
 from m4_prefix_chunked import LLMEngine
+from milestone_llm.lab.bench.workloads import exactly
 
-rng = random.Random(0)
-RULES = [rng.randrange(199) for _ in range(64)]
+RULES = random.Random(0).choices(range(199), k=64)
 
 
 def own(number: int) -> list[int]:
     """Eight tokens of one request alone."""
-    return list(hashlib.sha256(str(number).encode()).digest()[:8])
-
-
-def other_rules(number: int) -> list[int]:
-    """Another 64 tokens of rules."""
-    return [(token + number) % 199 for token in RULES]
+    return random.Random(f"own {number}").choices(range(199), k=8)
 
 
 def hit_rate(prompts: list[list[int]], block_size: int) -> str:
     """Serve them one by one; how many of their tokens were found?"""
-    engine = LLMEngine(
-        "tiny-llama",
-        device="cpu",
-        max_num_seqs=1,
-        max_model_len=96,
-        block_size=block_size,
-        kv_cache_tokens=24 * 16,
-    )
+    limits = {"max_num_seqs": 1, "max_model_len": 96, "kv_cache_tokens": 24 * 16}
+    engine = LLMEngine("tiny-llama", device="cpu", block_size=block_size, **limits)
     for prompt in prompts:
-        prompt = [token % 199 for token in prompt]
-        engine.generate([prompt], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+        engine.generate([prompt], exactly(4))
     counts = engine.stats()["prefix_cache"]
     return f"{counts['hit_rate']:8.1%}{counts['evictions']:11}"
 
 
-def in_turn(count: int) -> list[list[int]]:
+def in_turn(num_kinds: int) -> list[list[int]]:
     """Requests of several kinds of rules, one after the other and round again."""
-    turns = itertools.islice(itertools.cycle(range(count)), 16)
-    return [other_rules(turn) + own(number) for number, turn in enumerate(turns)]
+    kinds = [[(token + kind) % 199 for token in RULES] for kind in range(num_kinds)]
+    return [kinds[number % num_kinds] + own(number) for number in range(16)]
 
 
 rules_first = [RULES + own(number) for number in range(16)]

@@ -17,26 +17,15 @@ RECORD = Path("docs/measurements/cpu_products.md")
 STYLES = (("0.55", ":", "v"), ("0.3", "--", "s"), ("#0072b2", "-.", "o"), ("#d55e00", "-", "D"))
 
 
-def rates() -> tuple[list[int], dict[str, list[float]]]:
-    """The numbers of rows, and for each kind of weights tokens a second."""
-    lines = RECORD.read_text(encoding="utf-8").splitlines()
-    head = next(line for line in lines if line.startswith(" ms for rows"))
-    rows = [int(word) for word in re.findall(r"\d+", head)]
-    found = {}
-    for line in lines[lines.index(head) + 1 :]:
-        match = re.match(r" (\S.*?)((?:  +[\d.]+)+)\s*$", line)
-        if match:
-            times = [float(word) for word in match[2].split()][: len(rows)]
-            found[match[1]] = [1e3 * row / time for row, time in zip(rows, times, strict=True)]
-    return rows, found
-
-
 def draw() -> Figure:
-    rows, found = rates()
+    head, *lines = RECORD.read_text(encoding="utf-8").partition(" ms for rows:")[2].splitlines()
+    rows = [int(word) for word in head.split()[:-1]]
     figure = Figure(figsize=(8.6, 4.6), layout="constrained")
     axes = figure.add_subplot()
-    for (kind, values), (colour, line, marker) in zip(found.items(), STYLES, strict=True):
-        axes.plot(rows, values, color=colour, linestyle=line, marker=marker, label=kind)
+    for line, (colour, dashes, marker) in zip(lines, STYLES, strict=False):
+        kind, *times = re.split("  +", line.strip())
+        rates = [1e3 * row / float(ms) for row, ms in zip(rows, times, strict=False)]
+        axes.plot(rows, rates, color=colour, linestyle=dashes, marker=marker, label=kind)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(rows, [str(row) for row in rows])
@@ -55,11 +44,6 @@ def draw() -> Figure:
     return figure
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-o", type=Path, required=True, metavar="PATH.png")
-    print(write_picture(parser.parse_args().o, "picture", draw))
-
-
-if __name__ == "__main__":
-    main()
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("-o", type=Path, required=True, metavar="PATH.png")
+print(write_picture(parser.parse_args().o, "picture", draw))

@@ -1,4 +1,7 @@
-"""A token's way through a layer's nine launches: bytes in, bytes out. Arithmetic, in bfloat16."""
+"""Bytes of a layer's nine launches with one row and with 64. Arithmetic, in bfloat16.
+
+`docs/images/m5_layer.svg` has each launch by itself.
+"""
 
 HIDDEN, Q, KV, INNER = 1024, 16 * 128, 8 * 128, 3072  # Qwen3-0.6B's; Q and KV: heads x head_dim
 CONTEXT, GB_A_SECOND = 600, 4480
@@ -21,15 +24,9 @@ def size(num_bytes: float) -> str:
     return f"{kib / 1024:.1f} MiB" if kib >= 1000 else f"{kib:.0f} KiB"
 
 
-print("launch                 weights         KV   reads besides   writes")
-for name, numbers in LAUNCHES.items():
-    cells = [size(2 * number) if number else "-" for number in numbers]
-    print("{:20}{:>10}{:>11}{:>16}{:>9}".format(name, *cells))
-print()
 weights, kv, reads, writes = (2 * sum(column) for column in zip(*LAUNCHES.values(), strict=True))
 for rows in (1, 64):
     parts = (weights, rows * kv, rows * (reads + writes))
     what = "weights {}, KV {}, the rest {}".format(*map(size, parts))
-    print(
-        f"rows: {rows:2}   {what}: {sum(parts) / GB_A_SECOND / 1e3:.1f} us at {GB_A_SECOND:,} GB/s"
-    )
+    us = sum(parts) / GB_A_SECOND / 1e3
+    print(f"rows: {rows:2}   {what}: {us:.1f} us at {GB_A_SECOND:,} GB/s")

@@ -5,27 +5,27 @@ of 640 tokens, drawn by Zipf's law, and in each turn a question of 128 and an an
 replica is only a prefix cache; a request has ended when four more for each replica have come.
 """
 
-import argparse
 import random
 import statistics
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 
-from milestone_llm.serving.replicas import router
+from milestone_llm.serving.replicas.router import Router
 
+NUM_REPLICAS, NUM_PROMPTS = 8, 8000
 BLOCK_SIZE, CACHE_BLOCKS = 64, 1024
 SYSTEM, QUESTION, ANSWER = 10, 2, 4  # blocks
 SYSTEMS, SESSIONS, AT_A_TIME = 10, 50, 4  # for each replica: prompts, open sessions, requests
 
 
-def prompts_of(num_replicas: int, num_prompts: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+def prompts() -> Iterator[tuple[list[bytes], list[bytes]]]:
     """Names of each prompt's blocks, and of those with the answer's blocks after them."""
     draw = random.Random(0)
-    systems = range(SYSTEMS * num_replicas)
+    systems = range(SYSTEMS * NUM_REPLICAS)
     weights = [1 / (1 + rank) for rank in systems]
-    owners = iter(draw.choices(systems, weights, k=num_prompts))
-    sessions: list[list[bytes]] = [[] for _ in range(SESSIONS * num_replicas)]
-    for number in range(num_prompts):
+    owners = iter(draw.choices(systems, weights, k=NUM_PROMPTS))
+    sessions: list[list[bytes]] = [[] for _ in range(SESSIONS * NUM_REPLICAS)]
+    for number in range(NUM_PROMPTS):
         at = draw.randrange(len(sessions))
         if not sessions[at] or draw.random() < 1 / 3:  # another begins
             owner = next(owners)
@@ -56,15 +56,15 @@ class Cache:
             self.blocks.popitem(last=False)
 
 
-def simulate(policy: str, args: argparse.Namespace) -> tuple[float, float]:
+def simulate(policy: str) -> tuple[float, float]:
     """The share of prompt tokens found, and the most blocks sent to a replica, of the mean."""
-    front = router.Router(policy, max_blocks=CACHE_BLOCKS, stride=args.stride)
-    caches = {f"r{number}": Cache(CACHE_BLOCKS) for number in range(args.replicas)}
+    front = Router(policy, max_blocks=CACHE_BLOCKS)
+    caches = {f"r{number}": Cache(CACHE_BLOCKS) for number in range(NUM_REPLICAS)}
     for name in caches:
         front.add(name)
     running: deque[tuple[str, int]] = deque()
-    for prompt, whole in prompts_of(args.replicas, args.prompts):
-        if len(running) == AT_A_TIME * args.replicas:
+    for prompt, whole in prompts():
+        if len(running) == AT_A_TIME * NUM_REPLICAS:
             front.note_finished(*running.popleft())
         num_tokens = len(whole) * BLOCK_SIZE
         name = front.choose(prompt, num_tokens)
@@ -75,30 +75,14 @@ def simulate(policy: str, args: argparse.Namespace) -> tuple[float, float]:
     return found, max(sent) / statistics.mean(sent)
 
 
-def main() -> None:
-    """All policies, and one cache in place of many, for the same prompts."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add = parser.add_argument
-    add("--replicas", type=int, default=8)
-    add("--prompts", type=int, default=8000)
-    add("--busier", type=float, default=router.BUSIER, help="what clearly busier is, of the mean")
-    add("--stride", type=int, default=1, help="the router remembers each so many-th block")
-    args = parser.parse_args()
-    router.BUSIER = args.busier
-    print(
-        f"{args.prompts:,} prompts, {args.replicas} replicas with a cache of 65,536 tokens each\n"
-    )
-    print("                        prompt tokens    most sent to one,")
-    print("                           cached          of the mean")
-    for policy in ("prefix", "round-robin", "random"):
-        found, most = simulate(policy, args)
-        print(f"{policy:24}{found:10.1%}{most:18.2f}")
-    for what, num_caches in (("all caches", args.replicas), ("one cache", 1)):
-        one = Cache(num_caches * CACHE_BLOCKS)
-        for prompt, whole in prompts_of(args.replicas, args.prompts):
-            one.take(prompt, whole)
-        print(f"one engine, {what:12}{one.num_found / one.num_asked:10.1%}")
-
-
-if __name__ == "__main__":
-    main()
+print(f"{NUM_PROMPTS:,} prompts, {NUM_REPLICAS} replicas with a cache of 65,536 tokens each\n")
+print("                        prompt tokens    most sent to one,")
+print("                           cached          of the mean")
+for policy in ("prefix", "round-robin", "random"):
+    found, most = simulate(policy)
+    print(f"{policy:24}{found:10.1%}{most:18.2f}")
+for what, num_caches in (("all caches", NUM_REPLICAS), ("one cache", 1)):
+    one = Cache(num_caches * CACHE_BLOCKS)
+    for prompt, whole in prompts():
+        one.take(prompt, whole)
+    print(f"one engine, {what:12}{one.num_found / one.num_asked:10.1%}")

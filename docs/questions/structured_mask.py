@@ -1,6 +1,7 @@
-"""What a grammar allows, step by step: two requests in one batch, one of them with a rule."""
+"""What a grammar allows, step by step: two requests in one batch, one of them with a rule.
 
-import argparse
+Then the request with the rule alone: in how many steps, without guesses and with them?
+"""
 
 from m4_prefix_chunked import LLMEngine, SamplingParams
 from milestone_llm.models.checkpoint import load_model
@@ -17,27 +18,23 @@ PERSON = {
 }
 PROMPT = "Who was the first person on the moon, and how old was he then? Answer in JSON."
 
+loaded = load_model("smollm2-135m")
+rule = StructuredOutputsParams(json=PERSON)
+plain = SamplingParams(temperature=0, max_tokens=30)
+ruled = SamplingParams(temperature=0, max_tokens=30, structured_outputs=rule)
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="smollm2-135m")
-    loaded = load_model(parser.parse_args().model)
-    engine = LLMEngine(loaded.model, tokenizer=loaded.tokenizer, trace="memory")
-    greedy = {"temperature": 0, "max_tokens": 30}
-    rule = StructuredOutputsParams(json=PERSON)
-    params = [
-        SamplingParams(**greedy, structured_outputs=structured) for structured in (None, rule)
-    ]
-    free, ruled = engine.generate([PROMPT, PROMPT], params, chat=True)
-    print(f"r0, free:  {free.text!r}")
-    print(f"r1, ruled: {ruled.text!r} ({ruled.finish_reason})\n")
-    print("step   allowed  token of r1")
-    for record in engine.tracer.records:
-        for row in record.batch:
-            if row.request_id == "r1" and row.sampled_token is not None:
-                text = loaded.tokenizer.decode([row.sampled_token])
-                print(f"{record.step:4} {row.num_allowed_tokens:9,}  {text!r}")
+engine = LLMEngine(loaded.model, tokenizer=loaded.tokenizer, trace="memory")
+free, formed = engine.generate([PROMPT, PROMPT], [plain, ruled], chat=True)
+print(f"r0, free:  {free.text!r}")
+print(f"r1, ruled: {formed.text!r} ({formed.finish_reason})\n")
+print("step   allowed  token of r1")
+for record in engine.tracer.records:
+    for row in record.batch:
+        if row.request_id == "r1" and row.sampled_token is not None:
+            text = loaded.tokenizer.decode([row.sampled_token])
+            print(f"{record.step:4} {row.num_allowed_tokens:9,}  {text!r}")
 
-
-if __name__ == "__main__":
-    main()
+for speculation in (None, "ngram"):
+    engine = LLMEngine(loaded.model, tokenizer=loaded.tokenizer, speculation=speculation)
+    engine.generate(PROMPT, ruled, chat=True)
+    print(f"speculation={speculation!r}: {engine.stats()['steps']} steps")

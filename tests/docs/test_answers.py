@@ -6,7 +6,6 @@ lengths alone.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import re
 from collections.abc import Callable, Sequence
@@ -15,18 +14,14 @@ from typing import Any
 
 import pytest
 
+from engine_helpers import tiny_model
+from m5_kernels.step_graphs import Buckets, StepShape
 from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.lab.bench.workloads import WorkItem, exactly, serve
 from milestone_llm.lab.trace.positions import Positions
+from milestone_llm.serving.replicas.router import BUSIER
 
 DOCS = Path(__file__).parents[2] / "docs"
-
-
-@functools.cache
-def tiny_model() -> Any:
-    """Random weights: what is computed, and when, depends on lengths alone."""
-    from milestone_llm.models.checkpoint import load_model
-
-    return load_model("tiny-llama", dtype="float32", device="cpu").model
 
 
 def run(
@@ -38,19 +33,12 @@ def run(
         arrivals: the step before which each comes; all at the start if not given.
         options: fields of the engine's config; `prompts="same"` lets all begin alike.
     """
-    from milestone_llm.lab.bench.workloads import WorkItem, serve
-
     is_same = options.pop("prompts", "") == "same"
     engine = importlib.import_module(package).LLMEngine(tiny_model(), trace="memory", **options)
+    arriving = zip(lengths, arrivals or [0] * len(lengths), strict=True)
     items = [
-        WorkItem(
-            [5 + (0 if is_same else index)] * num_in,
-            SamplingParams(temperature=0, max_tokens=num_out, ignore_eos=True),
-            arrival_step=arrival,
-        )
-        for index, ((num_in, num_out), arrival) in enumerate(
-            zip(lengths, arrivals or [0] * len(lengths), strict=True)
-        )
+        WorkItem([5 if is_same else 5 + index] * num_in, exactly(num_out), arrival_step=arrival)
+        for index, ((num_in, num_out), arrival) in enumerate(arriving)
     ]
     serve(engine, items)
     return list(engine.tracer.records)
@@ -74,16 +62,10 @@ def rows_of(request_id: str, records: Sequence[Any]) -> list[Any]:
     ]
 
 
-def events(kind: str, records: Sequence[Any]) -> list[Any]:
-    """What happened to KV memory, of one kind."""
-    return [event for record in records for event in record.events if event.type == kind]
-
-
 def num_rows_until_stop(package: str, num_tokens: int) -> int:
     """Steps with a row for a request whose token `num_tokens` (from 1) ends it."""
     engine = importlib.import_module(package).LLMEngine(tiny_model(), trace="memory")
-    free = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-    last = engine.generate([[5, 9, 33]], free)[0].token_ids[-1]
+    last = engine.generate([[5, 9, 33]], exactly(num_tokens))[0].token_ids[-1]
     engine.tracer.records.clear()
     engine.generate([[5, 9, 33]], SamplingParams(temperature=0, stop_token_ids=[last]))
     return sum(len(record.batch) for record in engine.tracer.records)
@@ -91,8 +73,6 @@ def num_rows_until_stop(package: str, num_tokens: int) -> int:
 
 def graph_for(num_rows: int) -> int:
     """Rows of the graph that a decode step of M5 replays, for `max_num_seqs=50`."""
-    from m5_kernels.step_graphs import Buckets, StepShape
-
     bucket = Buckets(50, 8192).bucket_for(StepShape(num_rows, num_rows, num_rows, 0))
     assert bucket is not None
     return bucket.num_seqs
@@ -100,8 +80,6 @@ def graph_for(num_rows: int) -> int:
 
 def limit(loads: Sequence[int], num_tokens: int) -> float:
     """Outstanding tokens above which a replica is clearly busier."""
-    from milestone_llm.serving.replicas.router import BUSIER
-
     return BUSIER * sum(loads) / len(loads) + num_tokens
 
 
@@ -139,9 +117,10 @@ def m4() -> list[int]:
     lengths, arrivals = [(2, 12)] * 3 + [(20, 2)], [0, 0, 0, 4]
     chunks = run("m4_prefix_chunked", lengths, arrivals, max_num_batched_tokens=10)
     small = {"block_size": 16, "kv_cache_tokens": 64, "max_model_len": 64}
-    evicted = events("evict", run("m4_prefix_chunked", [(44, 5), (20, 2)], [0, 8], **small))
+    records = run("m4_prefix_chunked", [(44, 5), (20, 2)], [0, 8], **small)
+    evicted = [each.blocks for record in records for each in record.events if each.type == "evict"]
     num_chunks = sum(row.phase == "prefill" for _, row in rows_of("r3", chunks))
-    return [rows_of("r1", equal)[0][1].start, num_chunks, evicted[0].blocks[0]]
+    return [rows_of("r1", equal)[0][1].start, num_chunks, evicted[0][0]]
 
 
 ANSWERS: dict[str, Callable[[], list[int]]] = {

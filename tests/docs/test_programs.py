@@ -29,14 +29,6 @@ def test_the_layer_of_m0_gives_hugging_faces_logits_with_and_without_its_cache()
     torch.testing.assert_close(in_parts, theirs)
 
 
-@torch.inference_mode()
-def test_a_key_that_is_turned_by_its_position_gives_a_score_that_depends_on_the_distance():
-    rotate = m0_transformer.rotate
-    query, key = torch.randn(2, 1, 1, 64, generator=torch.Generator().manual_seed(0)).unbind()
-    near, far = (rotate(query, at + 3, 1e4) * rotate(key, at, 1e4) for at in (0, 500))
-    torch.testing.assert_close(near.sum(), far.sum(), rtol=1e-3, atol=1e-3)
-
-
 def test_the_ladder_takes_fewer_steps_or_positions_from_each_milestone_to_the_next(tmp_path):
     record = tmp_path / "ladder.json"
     sizes = ["--model", "tiny-llama", "--num-requests", "6", "--rounds", "1"]

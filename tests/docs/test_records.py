@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from milestone_llm.lab.bench.record import FIELDS
 
 ROOT = Path(__file__).parents[2]
 RECORDS = sorted((ROOT / "docs" / "measurements").iterdir())
+PAGES = [*ROOT.glob("README*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/reference/*.md")]
+NUMBER = r"\d[\d,]*(?:\.\d+)?"
 
 
 def fields_of(record: Path) -> list[tuple[str, str]]:
@@ -64,29 +67,71 @@ def test_a_page_names_the_command_of_its_record():
     def bare(command: str) -> str:
         return re.sub(r" --(json \S+|markdown \S+|measure\b)", "", " ".join(command.split()))
 
-    for page in [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/reference/*.md")]:
+    for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for record, command in re.findall(r"<!-- measured: (\S+)\s+by: (.*?) -->", text):
             made_by = [value for name, value in fields_of(ROOT / record) if name == "command"]
             assert bare(command) in map(bare, made_by), f"{page.name}: {record}"
 
 
-def test_tables_that_pages_have_of_the_cpu_are_the_records():
-    record = (ROOT / "docs" / "measurements" / "cpu_engines.md").read_text(encoding="utf-8")
-    lines = re.findall(r"^ (\S.*?)  +(\d.*)$", record, flags=re.MULTILINE)
-    medians = {name: re.findall(r"([\d,]+) \(", figures) for name, figures in lines}
-    names = {"Hugging Face, a batch": "HF batch", "Hugging Face, continuous": "HF continuous"}
-    page = (
-        (ROOT / "docs" / "m5_cpu.md").read_text(encoding="utf-8").partition("## Beside others")[2]
-    )
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in page.splitlines()
-        if re.match(r"\| [HMl]", line)
-    ]
-    assert len(rows) == 8
-    for name, *figures in rows:
-        assert figures == medians[names.get(name, name)], name
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for name in ("M5, the file's bits", "llama.cpp"):
-        assert all(figure in readme for figure in medians[name][:2])
+def sources(page: Path, text: str) -> list[Path]:
+    """The records and pages that it links to."""
+    links = re.findall(r"\]\(([^)#\s:]+\.(?:md|json))", text)
+    return [page.parent / link for link in links if not link.endswith("glossary.md")]
+
+
+def quotes(page: Path) -> Iterator[tuple[str, list[Path]]]:
+    """Paragraphs that link to a record or to a page of measurements, and rows that do, or whose
+    table has such a link in it or beside it: what is quoted, and where it must be. Other engines
+    have no record here."""
+    text = page.read_text(encoding="utf-8")
+    written = re.sub(r"```.*?```|<!-- measured:.*?<!-- end -->|<!--.*?-->", "", text, flags=re.S)
+    blocks = ["", *filter(None, map(str.strip, re.split(r"\n\s*\n", written))), ""]
+    for before, block, after in zip(blocks, blocks[1:], blocks[2:], strict=False):
+        found = [
+            [file for file in sources(page, each) if "measure" in file.as_posix()]
+            for each in (block, before, after)
+        ]
+        if not block.startswith("|"):
+            yield from [(block, sources(page, block))] if found[0] else []
+            continue
+        for row in (row for row in block.splitlines()[2:] if "vllm" not in row.lower()):
+            yield row, sources(page, row) or next(filter(None, found), [])
+
+
+def figures(text: str) -> list[str]:
+    """Numbers of at least two digits; in a row, those of cells that begin with one."""
+    if text.startswith("|"):
+        text = "  ".join(cell for cell in text.split("|") if cell.strip(" `*")[:1].isdigit())
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
+    found = re.findall(r"(?<![\w.-])\d+(?:,\d{3})*(?:\.\d+)?(?=x?(?:[\s%,;:)]|\.\s|$))", text)
+    return [each for each in found if len(each) > 1]
+
+
+def lines_of(file: Path) -> list[str]:
+    """Without ranges, (low..high). Of a bench's JSON, a line for each contestant's medians."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix != ".json":
+        return re.sub(r"\([\d.,]+\.\.[\d.,]+\)", "", text).splitlines()
+    data = json.loads(text)
+    parts = [data.get(name, {}) for name in ("contestants", "speedups")]
+    return [f"{name}  {own['median']}" for part in parts for name, own in part.items()]
+
+
+def is_in(figure: str, lines: Iterable[str]) -> bool:
+    """Whether a line has it, or what is rounded to it; a share may be written in percent."""
+    value, error = float(figure.replace(",", "")), 0.501 * 10.0 ** -len(figure.partition(".")[2])
+    there = [float(n.replace(",", "")) for line in lines for n in re.findall(NUMBER, line)]
+    return any(abs(value - each) < error or abs(value - 100 * each) < error for each in there)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_figures_beside_a_link_to_a_record_are_in_the_record(page: Path) -> None:
+    for text, files in quotes(page):
+        lines = [line for file in files for line in lines_of(file)]
+        first = re.escape(text.split("|")[1].strip(" `*")) if text.startswith("|") else ""
+        named = [line for line in lines if first and re.match(rf"[ |]*{first}(  | \|)", line)]
+        for figure in figures(text) if files else ():
+            assert is_in(figure, named or lines), (
+                f"{figure}, {[file.name for file in files]}: {text}"
+            )

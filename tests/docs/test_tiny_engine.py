@@ -15,7 +15,7 @@ import pytest
 import m4_prefix_chunked
 from docs import tiny_engine
 from docs.tiny_engine import Engine, Request
-from engine_helpers import hf_greedy, make_engine, random_prompts, tiny_model, word_tokenizer
+from engine_helpers import make_engine, random_prompts, tiny_model, word_tokenizer
 from m1_single import SamplingParams
 
 ROOT = Path(__file__).parents[2]
@@ -116,17 +116,6 @@ def test_tokens_are_those_of_m4_with_preemption_shared_beginnings_and_chunks(fam
     assert kinds == {"chunk", "prefix found", "preempted"}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_are_those_of_hugging_face(family):
-    requests = [
-        Request(f"r{index}", prompt, max_tokens=12)
-        for index, prompt in enumerate(random_prompts([1, 5, 23, 36]))
-    ]
-    run(engine_of(family), requests)
-    for request in requests:
-        assert request.output_token_ids == hf_greedy(family, request.prompt_token_ids)
-
-
 def test_a_step_mixes_decode_rows_with_the_chunk_of_a_prompt():
     requests = [Request("a", [5] * 4), Request("b", list(range(20)), max_tokens=1)]
     steps = run(engine_of("llama"), requests)
@@ -144,6 +133,10 @@ def test_a_shared_beginning_is_computed_once_and_the_last_token_always():
     assert (later.start, later.end) == (8, 9)
     (no_beginning,) = run(engine, [Request("d", [*prompt[4:], 3], 1)])[0]
     assert (no_beginning.start, no_beginning.end) == (0, 5)
+    last = Request("e", list(range(12)), 1)
+    run(engine, [last])
+    beginning = engine.kv.block_of[last.block_hashes[0]]
+    assert list(engine.kv.free_blocks)[-1] == beginning, "what others may share is overwritten last"
 
 
 def test_the_youngest_is_preempted_and_comes_back_before_those_who_wait():
@@ -153,6 +146,12 @@ def test_the_youngest_is_preempted_and_comes_back_before_those_who_wait():
     assert [who for who, _ in itertools.groupby(come_and_go)] == [
         *(["a"], ["a", "b"], ["a"], ["b"], ["b", "c"], ["b"], ["c"])
     ]
+
+
+def test_noise_is_anothers_at_each_position_and_of_each_seed():
+    noise = [tiny_engine.gumbel_noise(*each, 5).tolist() for each in ((1, 0), (1, 1), (2, 0))]
+    assert noise[0] not in noise[1:]
+    assert noise[0] == tiny_engine.gumbel_noise(1, 0, 5).tolist()
 
 
 def test_what_could_never_fit_is_refused():
