@@ -52,7 +52,8 @@ def parts(text: str) -> tuple[list[tuple[str, str]], str]:
 
 def as_table(data: dict[str, Any]) -> str:
     """What a bench of any milestone recorded: what ran where, then a row for each contestant."""
-    from milestone_llm.lab.bench.report import markdown
+    from milestone_llm.lab.bench.report import heading, markdown, titled
 
-    data = {"about": {}, **data, "remarks": []}
-    return markdown(data, {"Throughput and latency{of_rounds}": COLUMNS}).strip()
+    data = {"about": {}, **data}
+    tables = titled(data, {"Throughput and latency{of_rounds}": COLUMNS})
+    return markdown(heading(data), tables, remarks=[]).strip()

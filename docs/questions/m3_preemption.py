@@ -5,7 +5,7 @@
 
 from m3_paged import LLMEngine
 from milestone_llm.lab.bench.workloads import mixed, serve
-from milestone_llm.lab.trace.kv_figures import KVFigures
+from milestone_llm.lab.trace.kv_figures import kv_figures
 
 answers = []
 print("pool, tokens  preemption  preemptions  computed again  blocks moved  steps  same tokens")
@@ -16,10 +16,10 @@ for kv_cache_tokens in (2048, 1024, 512):
             "tiny-llama", device="cpu", preemption=preemption, trace="memory", **limits
         )
         answers.append([output.token_ids for output in serve(engine, mixed(engine.vocab_size))])
-        kv = KVFigures.of(engine.tracer.records)
-        moved = 2 * kv.num_swapped_blocks  # out, and in again
+        kv = kv_figures(engine.tracer.records)
+        moved = 2 * kv["num_swapped_blocks"]  # out, and in again
         print(
-            f"{kv_cache_tokens:12}  {preemption:10}{kv.num_preemptions:13}"
-            f"{kv.num_recomputed_tokens:16}{moved:14}{len(engine.tracer.records):7}"
+            f"{kv_cache_tokens:12}  {preemption:10}{kv['num_preemptions']:13}"
+            f"{kv['num_recomputed_tokens']:16}{moved:14}{len(engine.tracer.records):7}"
             f"{answers[-1] == answers[0]!s:>13}"
         )
