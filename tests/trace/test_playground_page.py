@@ -145,6 +145,12 @@ def test_bad_numbers_are_told_in_a_line_and_can_be_mended(browser, serve):
         opened.page.keyboard.press("Tab")
         opened.page.wait_for_function(IDLE)
         assert opened("() => document.body.classList.contains('stale')") is is_stale
+    compared = opened.page.locator("#play-figures td:last-child")
+    assert any(compared.all_inner_texts())
+    opened(
+        "() => drawFigures(lab.head.sides.map((side, of) => ({ ...side, problem: of && 'broke' })))"
+    )
+    assert not any(compared.all_inner_texts()), "the beginning of a run is not compared with a run"
     bad = Opened(browser, serve() + "#{%22requests%22:3}")
     assert "requests" in bad.page.inner_text("#play-problem")
     assert bad("() => lab.setting.requests.length") == 4, "the first preset"

@@ -256,10 +256,11 @@ function changeField({ dataset: { field, of }, value }) {
 function drawFigures(sides) {
   const told = (value) => (value === undefined ? "–" : value >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3))));
   const against = (a, b) => (!a || b === undefined || a === b ? "" : `${b > a ? "+" : "−"}${Math.abs(Math.round(100 * (b / a - 1)))} %`);
+  const isWhole = sides.every(({ problem }) => !problem); // the figures of a beginning compare with nothing
   const rows = Object.entries(lab.data.figures).map(([name, title]) => {
     const values = sides.map(({ figures }) => figures[name]);
     const isClaimed = lab.setting.shows.some((claim) => claim.startsWith(`${name}:`));
-    return el(isClaimed ? "tr.shows" : "tr", el("th", title), values.map((value) => el("td.n", told(value))), el("td.n", against(...values)));
+    return el(isClaimed ? "tr.shows" : "tr", el("th", title), values.map((value) => el("td.n", told(value))), el("td.n", isWhole ? against(...values) : ""));
   });
   byId("play-figures").replaceChildren(el("tr", el("th", ""), columns("th.n"), el("th.n", sides.length > 1 ? "B to A" : "")), ...rows);
 }
