@@ -36,8 +36,9 @@ class EngineConfig(base.EngineConfig):
 
     enforce_eager: bool = False
     """Launch every kernel of every step: no CUDA graphs, no pipelined steps."""
-    async_scheduling: bool = True
-    """Plan and launch a step before the tokens of the one before have come back."""
+    async_scheduling: bool | None = None
+    """Plan and launch a step before the tokens of the one before have come back. None: except on a
+    CPU, which computes a step while it launches it, so that tokens would only come a step later."""
     tensor_parallel_size: int = 1
     """GPUs over which every layer is cut, a process each: start the program with
     `torchrun --standalone --nproc-per-node N`."""
@@ -72,12 +73,15 @@ class EngineConfig(base.EngineConfig):
         return self.for_scheduler().num_rows_that_guess
 
     def on_device(self, device_type: str, given: Collection[str]) -> EngineConfig:
-        """With as many rows, and rows that guess, as pay there, unless somebody has chosen."""
+        """With as many rows, and rows that guess, as pay there, and with pipelined steps where they
+        pay, unless somebody has chosen."""
         chosen = self.for_scheduler().on_device(device_type, given)
+        is_async = self.async_scheduling
         return replace(
             self,
             max_num_seqs=chosen.max_num_seqs,
             speculation_max_num_seqs=chosen.speculation_max_num_seqs,
+            async_scheduling=device_type != "cpu" if is_async is None else is_async,
         )
 
     def resolve_max_model_len(self, model_max_len: int | None) -> int:

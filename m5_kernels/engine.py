@@ -188,14 +188,16 @@ class LLMEngine(BaseEngine):
         )
         num_blocks, max_model_len = gpus.smallest(num_blocks), gpus.smallest(max_model_len)
         config = with_swap_space(config, loaded.model, num_blocks)
+        is_pipelined = decoder is not None and config.async_scheduling and not config.enforce_eager
         more: dict[str, Any] = {}
         if config.speculation and decoder is not None:
-            more = {"proposer": DeviceProposer(), "can_guess": FusedRunner.can_run_ahead}
+            more = {"can_guess": FusedRunner.can_run_ahead}
+            if is_pipelined:  # the host does not know the tokens that a guess follows
+                more["proposer"] = DeviceProposer()
         make_scheduler = scheduler_class(config.scheduler, Scheduler)
         scheduler = make_scheduler(config.for_scheduler(), max_model_len, num_blocks, **more)
         cache = BlockCache(loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks)
         runner = runner_over(cache, max_model_len)
-        is_pipelined = decoder is not None and config.async_scheduling and not config.enforce_eager
         log = StepLog(
             self.milestone,
             scheduler,

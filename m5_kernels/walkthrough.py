@@ -30,7 +30,7 @@ def scenario() -> None:
     params: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
     oracle = m4_prefix_chunked.LLMEngine(model, **limits)
     told = oracle.generate(PROMPTS[1], SamplingParams(max_tokens=2, **params))[0].token_ids
-    engine = m5_kernels.LLMEngine(model, trace="memory", **limits)
+    engine = m5_kernels.LLMEngine(model, trace="memory", async_scheduling=True, **limits)
     engine.add_request(PROMPTS[0], SamplingParams(max_tokens=4, **params))
     engine.add_request(PROMPTS[1], SamplingParams(max_tokens=8, stop_token_ids=[told[1]], **params))
     while engine.has_unfinished_requests():

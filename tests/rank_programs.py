@@ -32,6 +32,7 @@ LIMITS: dict[str, Any] = {
     "max_model_len": 96,
     "max_num_batched_tokens": 48,
     "kv_cache_tokens": 192,
+    "async_scheduling": True,  # as on GPUs
     "block_size": 8,
     "check_invariants": True,
 }

@@ -11,7 +11,8 @@ PROMPT = [5, 9, 33]
 six = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 stop = LLMEngine("tiny-llama", device="cpu").generate([PROMPT], six)[0].token_ids[1]
 
-engine = LLMEngine("tiny-llama", device="cpu", max_model_len=64, trace="memory")
+limits = {"max_model_len": 64, "trace": "memory"}
+engine = LLMEngine("tiny-llama", device="cpu", async_scheduling=True, **limits)
 engine.add_request(PROMPT, six)
 engine.add_request(
     PROMPT, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, stop_token_ids=[stop])

@@ -162,7 +162,8 @@ class Exhibit:
     def switches(self, tokens: Mapping[str, list[int]]) -> dict[str, bool]:
         """Whether the broken engine gives these tokens, by switch: of those that change it."""
         fields = importlib.import_module(self.milestone).EngineConfig.__dataclass_fields__
-        now = {name: each.default for name, each in fields.items()} | {**CONFIG, **self.config}
+        now = {name: each.default for name, each in fields.items()}
+        now |= {"async_scheduling": False, **CONFIG, **self.config}  # on a CPU
         return {
             text: self._is_right(switch, tokens)
             for text, switch in SWITCHES.items()

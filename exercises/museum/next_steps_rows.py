@@ -38,6 +38,7 @@ EXHIBIT = Exhibit(
         Arrival(9, "c", PROMPT, greedy(3)),
     ],
     invariant=equal_prompts_agree,
+    config={"async_scheduling": True},
     setting="Both run on a device that falls behind in steps of more than 16 tokens.",
     text="""
 question: a, b and c send the same prompt; b comes together with a long one. Its plan is right,

@@ -75,7 +75,7 @@ def trace(exhibit: Exhibit, run: Run) -> None:
         sink.print_step(record)
     if run.raised:
         say(run.raised, "bold red")
-    if exhibit.milestone == "m5_kernels":
+    if exhibit.config.get("async_scheduling"):
         say(PIPELINED, "dim")
 
 

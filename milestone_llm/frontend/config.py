@@ -50,7 +50,7 @@ class EngineConfig:
             if name in ("dtype", "device"):  # torch has types of its own for these
                 continue
             if isinstance(value, bool):
-                is_good = kind is bool  # True is not taken for the number 1
+                is_good = kind in (bool, bool | None)  # True is not taken for the number 1
             else:
                 is_good = isinstance(value, kind)
                 is_good |= isinstance(value, int) and isinstance(0.0, kind)

@@ -62,9 +62,9 @@ def rows_of(request_id: str, records: Sequence[Any]) -> list[Any]:
     ]
 
 
-def num_rows_until_stop(package: str, num_tokens: int) -> int:
+def num_rows_until_stop(package: str, num_tokens: int, **fields: bool) -> int:
     """Steps with a row for a request whose token `num_tokens` (from 1) ends it."""
-    engine = importlib.import_module(package).LLMEngine(tiny_model(), trace="memory")
+    engine = importlib.import_module(package).LLMEngine(tiny_model(), trace="memory", **fields)
     last = engine.generate([[5, 9, 33]], exactly(num_tokens))[0].token_ids[-1]
     engine.tracer.records.clear()
     engine.generate([[5, 9, 33]], SamplingParams(temperature=0, stop_token_ids=[last]))
@@ -135,7 +135,7 @@ ANSWERS: dict[str, Callable[[], list[int]]] = {
     "m3_paged": m3,
     "m4_prefix_chunked": m4,
     "m5_kernels": lambda: [
-        num_rows_until_stop("m5_kernels", 5),
+        num_rows_until_stop("m5_kernels", 5, async_scheduling=True),
         graph_for(17) - 17,
         (1 * 4 + 3 * 8) // (1 + 3),
     ],

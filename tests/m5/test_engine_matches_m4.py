@@ -112,7 +112,7 @@ def test_families_without_a_fused_decoder_give_the_tokens_of_m4(family: str) -> 
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", [*FUSED, "gemma3", "opt", "gpt2"])
 @pytest.mark.parametrize("pool", [160, 1600])
-@pytest.mark.parametrize("switch", [{}, {"enforce_eager": True}, {"async_scheduling": False}])
+@pytest.mark.parametrize("switch", [{}, {"enforce_eager": True}, {"async_scheduling": True}])
 def test_on_a_gpu_in_fp32_tokens_are_those_of_m4(family: str, pool: int, switch: Any) -> None:
     assert not torch.backends.cuda.matmul.allow_tf32
     config = {"max_num_seqs": 6, "kv_cache_tokens": pool, "max_num_batched_tokens": 64, **switch}

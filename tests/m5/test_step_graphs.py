@@ -32,7 +32,7 @@ def tokens_of(engine: Any, work: Any) -> list[Any]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_padded_steps_give_the_tokens_of_m4(seed, poisoned):
-    engine = make_engine(m5_kernels, tiny_model(), **FIELDS)
+    engine = make_engine(m5_kernels, tiny_model(), async_scheduling=True, **FIELDS)
     engine.runner.graphs = graphs = RecomputedGraphs(engine.runner.device_step)
     m4 = make_engine(m4_prefix_chunked, tiny_model(), **FIELDS)
     assert tokens_of(engine, workload(seed)) == tokens_of(m4, workload(seed))
@@ -42,7 +42,7 @@ def test_padded_steps_give_the_tokens_of_m4(seed, poisoned):
 
 @pytest.mark.parametrize("is_warm", [True, False])
 def test_steps_whose_graphs_memory_does_not_hold_are_launched_as_they_are(is_warm, caplog):
-    engine = make_engine(m5_kernels, tiny_model(), **FIELDS)
+    engine = make_engine(m5_kernels, tiny_model(), async_scheduling=True, **FIELDS)
     engine.runner.graphs = graphs = RecomputedGraphs(engine.runner.device_step, capacity=2)
     if is_warm:
         engine.runner.capture_graphs()

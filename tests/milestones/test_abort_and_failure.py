@@ -15,21 +15,14 @@ from engine_helpers import (
     every_milestone,
     greedy,
     hf_greedy,
+    make_engine,
     random_prompts,
     run_to_end,
     word_tokenizer,
 )
-from engine_helpers import make_engine as make_any_engine
 
 PROMPTS = random_prompts([6, 3, 9, 4], seed=4)
 EXPECTED = [hf_greedy("llama", prompt, 8) for prompt in PROMPTS]
-
-
-def make_engine(package: Any, **fields: Any) -> Any:
-    """One whose `step` gives the tokens it computes; M5's pipeline has its own tests of this."""
-    if package is m5_kernels:
-        fields["async_scheduling"] = False
-    return make_any_engine(package, **fields)
 
 
 def add_all(engine: Any, names: str = "abcd", **options: Any) -> None:
@@ -161,7 +154,7 @@ def test_a_generate_that_raises_leaves_only_the_waiting_requests_of_others(
 def test_logits_that_are_no_numbers_end_their_request_and_no_other(
     package, is_in_prompt, monkeypatch
 ):
-    engine = make_any_engine(package, trace="memory")
+    engine = make_engine(package, trace="memory")
     head, method = engine.model.lm_head, "forward"
     if package is m5_kernels:
         head, method = engine.decoder, "logits"

@@ -49,7 +49,7 @@ def test_whatever_is_asked_for_every_request_gets_what_it_gets_without_guesses(s
         "preemption": rng.choice(["recompute", "swap"]),
         "enable_prefix_caching": rng.random() < 0.7,
     }
-    for switch in ({}, {"async_scheduling": False}):
+    for switch in ({}, {"async_scheduling": True}):
         made = engine(**fields, **switch)
         assert [facts(output) for output in made.generate(*work)] == wanted
         assert made.stats()["spec_decode_num_accepted_tokens"] > 0
@@ -60,7 +60,8 @@ def test_padded_steps_with_guesses_give_the_tokens_of_m4(poisoned):
     """Prompts that repeat, so that there are guesses; three rows of four places in a bucket."""
     prompts = [prompt * 3 for prompt in random_prompts([5, 7, 4])]
     fields: dict[str, Any] = {"max_num_seqs": 3, "max_model_len": 80}
-    engine = make_engine(m5_kernels, tiny_model(), speculation="ngram", **fields)
+    options: dict[str, Any] = {"speculation": "ngram", "async_scheduling": True}
+    engine = make_engine(m5_kernels, tiny_model(), **options, **fields)
     guessing = engine.runner
     guessing.graphs = graphs = RecomputedGraphs(guessing.step)
     guessing.runner.graphs = others = RecomputedGraphs(guessing.runner.device_step)
@@ -99,7 +100,7 @@ def test_on_a_gpu_in_fp32_tokens_are_those_without_guesses(num_requests):
 def test_a_request_that_repeats_takes_fewer_steps_though_none_waits_for_tokens():
     """The records tell where rows began, once that was known."""
     prompt = [1, 2, 3, 4, 5] * 4
-    made = engine(speculation="ngram", trace="memory")
+    made = engine(speculation="ngram", async_scheduling=True, trace="memory")
     output = made.generate(prompt, greedy(40))[0]
     assert output.token_ids == engine().generate(prompt, greedy(40))[0].token_ids
     records = made.tracer.records
@@ -113,7 +114,7 @@ def test_a_request_that_repeats_takes_fewer_steps_though_none_waits_for_tokens()
 def test_a_row_for_which_nothing_was_found_has_not_guessed():
     """The host asks for guesses without knowing the tokens, and learns later whether there were."""
     prompt = [1, 2, 3, 4, 5, 6, 7]
-    made = engine(speculation="ngram", trace="memory")
+    made = engine(speculation="ngram", async_scheduling=True, trace="memory")
     tokens = prompt + made.generate(prompt, greedy(40))[0].token_ids
     rows = [record.batch[0] for record in made.tracer.records]
     for row in rows[1:]:

@@ -82,7 +82,11 @@ def test_matrices_take_a_byte_a_weight_and_a_tied_embedding_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "fields"), [("llama", {}), ("qwen3", {"kv_cache_tokens": 64, "preemption": "swap"})]
+    ("family", "fields"),
+    [
+        ("llama", {}),
+        ("qwen3", {"kv_cache_tokens": 64, "preemption": "swap", "async_scheduling": True}),
+    ],
 )
 def test_tokens_are_those_of_the_rounded_model(family: str, fields: dict[str, Any]) -> None:
     model = with_biases(family).double()
