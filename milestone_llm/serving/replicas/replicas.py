@@ -81,8 +81,6 @@ class Replicas:
         autoscaling: dict[str, Any] | None = None,
     ) -> None:
         self.problem: str | None = None
-        self.policy = "prefix"
-        """Of the `Router`; each has one of its own."""
         self._deliver: Deliver
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._has_ended = threading.Event()
@@ -130,9 +128,10 @@ class Replicas:
 
     async def _follow(self, request: EngineRequest) -> None:
         """Pass on what a replica brings; ask another if it ends before it has brought anything."""
+        num_tokens = request.most_tokens(self.info.max_model_len)
+        routing = Routing(self.info.num_kv_blocks, num_tokens)
         for num_tries in range(1, MAX_TRIES + 1):
             has_begun = False
-            routing = Routing(self.policy, self.info.num_kv_blocks)
             stream = self._generate.remote(request, routing)
             try:
                 async for outputs in stream:
