@@ -198,6 +198,18 @@ def test_of_two_limits_of_a_chat_the_newer_one_counts(m4):
     assert answer.usage.completion_tokens == 5
 
 
+@pytest.mark.parametrize("max_tokens", [None, 10**6])
+def test_a_chat_that_comes_to_the_models_length_ends_there(m4, max_tokens):
+    answer = m4.client().chat.completions.create(
+        model=m4.model,
+        messages=[{"role": "user", "content": "a" * 240}],
+        max_tokens=max_tokens,
+        extra_body={"ignore_eos": True},
+    )
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.total_tokens == 256
+
+
 def test_tokens_are_spelled_in_bytes_that_make_up_the_letters():
     tokenizer = byte_tokenizer()
     spell = token_speller(tokenizer)
