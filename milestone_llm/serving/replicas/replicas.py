@@ -116,15 +116,11 @@ class Replicas:
 
     def report(self) -> Future[list[EngineReport]]:
         """The figures of all replicas that run."""
-        answer: Future[list[EngineReport]] = Future()
-        self._asking = asyncio.get_running_loop().create_task(self._ask_all(answer))
-        return answer
+        return asyncio.run_coroutine_threadsafe(self._ask_all(), asyncio.get_running_loop())
 
-    async def _ask_all(self, answer: Future[list[EngineReport]]) -> None:
+    async def _ask_all(self) -> list[EngineReport]:
         replies = await self._handle.broadcast("report").results_async(return_exceptions=True)
-        reports = [each for each in replies if isinstance(each, EngineReport)]
-        if answer.set_running_or_notify_cancel():  # else nobody waits for it any more
-            answer.set_result(reports)
+        return [each for each in replies if isinstance(each, EngineReport)]
 
     async def _follow(self, request: EngineRequest) -> None:
         """Pass on what a replica brings; ask another if it ends before it has brought anything."""
