@@ -18,7 +18,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -334,25 +333,6 @@ def _run_command(
     if prepare is not None:
         return command.serve_command(milestone, None, arguments, prepare)
     return importlib.import_module(f"{milestone}.serve").main(arguments)
-
-
-@contextlib.contextmanager
-def forked_server(words: Sequence[str]) -> Iterator[str]:
-    """`milestone_llm.load.server.running_server`, without the seconds of a fresh Python."""
-    with tempfile.NamedTemporaryFile("r") as log:
-        process = forked.process(_run_module, words, log.name)
-        process.start()
-        try:
-            yield wait_for(lambda: re.search(r" at (http://\S+)\n", Path(log.name).read_text()))[1]
-        finally:
-            process.terminate()
-            process.join()
-
-
-def _run_module(words: Sequence[str], log: str) -> None:
-    sys.stdout = open(log, "w", buffering=1)  # noqa: SIM115
-    engine_process.CONTEXT = multiprocessing.get_context("fork")
-    sys.exit(importlib.import_module(words[0]).main([*words[1:], "--port", "0"]))
 
 
 def _with_small_buffers(

@@ -1,7 +1,6 @@
 """OpenAI's own client, unmodified: what it is answered is what `generate` gives."""
 
 import asyncio
-import re
 from pathlib import Path
 
 import openai
@@ -9,10 +8,9 @@ import pytest
 
 from m3_paged import SamplingParams
 from milestone_llm.serving.api.response_bodies import token_speller
-from serving_helpers import byte_tokenizer, forked_server, serve
+from serving_helpers import byte_tokenizer, serve
 
 GREEDY = {"temperature": 0, "max_tokens": 24}
-ROOT = Path(__file__).parents[2]
 
 
 def text_of(oracle, prompt, **params):
@@ -251,15 +249,3 @@ def test_a_model_without_tokenizer_takes_tokens(tmp_path):
         assert answer.choices[0].logprobs.tokens[0].startswith("token_id:")
         with pytest.raises(openai.BadRequestError, match="no tokenizer"):
             bare.client().completions.create(model="tiny-llama", prompt="text")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("smollm2")
-def test_the_real_model_and_the_client_of_the_readme(capsys):
-    """The server that `make serve` starts."""
-    page = (ROOT / "docs/using.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
-    with forked_server(["m4_prefix_chunked.serve", "--threads", "1"]) as url:
-        program = program.replace("http://127.0.0.1:8000", url)
-        exec(compile(program, "README.md", "exec"), {})
-    assert "Paris" in capsys.readouterr().out
