@@ -6,6 +6,7 @@ characters, so that what a random model says is full of characters that take two
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import importlib
@@ -17,10 +18,10 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -32,6 +33,8 @@ from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 from milestone_llm.serving import command
 from milestone_llm.serving.api import service
+from milestone_llm.serving.api.async_engine import AsyncEngine
+from milestone_llm.serving.api.metrics import Metrics
 from milestone_llm.serving.connections import connection as http_connection
 from milestone_llm.serving.engine import process as engine_process
 from milestone_llm.serving.engine.client import EngineCoreOutputs, EngineRequest
@@ -332,25 +335,6 @@ def _run_command(
     return importlib.import_module(f"{milestone}.serve").main(arguments)
 
 
-@contextlib.contextmanager
-def forked_server(words: Sequence[str]) -> Iterator[str]:
-    """`milestone_llm.load.server.running_server`, without the seconds of a fresh Python."""
-    with tempfile.NamedTemporaryFile("r") as log:
-        process = forked.process(_run_module, words, log.name)
-        process.start()
-        try:
-            yield wait_for(lambda: re.search(r" at (http://\S+)\n", Path(log.name).read_text()))[1]
-        finally:
-            process.terminate()
-            process.join()
-
-
-def _run_module(words: Sequence[str], log: str) -> None:
-    sys.stdout = open(log, "w", buffering=1)  # noqa: SIM115
-    engine_process.CONTEXT = multiprocessing.get_context("fork")
-    sys.exit(importlib.import_module(words[0]).main([*words[1:], "--port", "0"]))
-
-
 def _with_small_buffers(
     listen: Callable[[str, int], socket.socket], host: str, port: int
 ) -> socket.socket:
@@ -386,6 +370,32 @@ def _stop_when_scheduling(engine: Any, console: Path) -> None:
         return schedule(self)
 
     engine.Scheduler.schedule = stop
+
+
+class Orders(list[tuple[str, str]]):
+    """An `EngineClient` that computes nothing, and notes what it is ordered."""
+
+    problem: str | None = None
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.info = SimpleNamespace(tokenizer=tokenizer)
+
+    def add_requests(self, requests: list[EngineRequest]) -> None:
+        self += [("add", request.request_id) for request in requests]
+
+    def abort(self, request_id: str) -> None:
+        self.append(("abort", request_id))
+
+    def end_completion(self, completion_id: str) -> None:
+        self.append(("end", completion_id))
+
+
+def async_engine(tokenizer: Any) -> AsyncEngine:
+    """One for four completions in front of `Orders`, in the event loop that runs."""
+    client: Any = Orders(tokenizer)
+    engine = AsyncEngine(client, Metrics("tiny"), max_choices=4)
+    engine.event_loop = asyncio.get_running_loop()
+    return engine
 
 
 def random_engine_outputs(engine: Any) -> list[list[int]]:

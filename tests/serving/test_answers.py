@@ -11,12 +11,11 @@ import pytest
 
 from m3_paged import SamplingParams
 from milestone_llm.core.outputs import EngineCoreOutput, Logprob, RequestFacts
-from milestone_llm.serving.api.async_engine import AsyncEngine
-from milestone_llm.serving.api.metrics import Metrics
 from milestone_llm.serving.api.protocol import CompletionRequest
 from milestone_llm.serving.api.response_bodies import ResponseBodies
 from milestone_llm.serving.api.responses import ApiResponse
 from milestone_llm.serving.engine.client import EngineCoreOutputs, EngineRequest
+from serving_helpers import async_engine
 
 NUM_CHOICES = 3
 
@@ -53,13 +52,7 @@ def answered(params, is_stream, tokenizing):
         await asyncio.Event().wait()
 
     async def run():
-        client = SimpleNamespace(
-            info=SimpleNamespace(tokenizer=Tokenizer()),
-            problem=None,
-            add_requests=lambda requests: None,
-        )
-        engine = AsyncEngine(client, Metrics("m"), NUM_CHOICES)
-        engine.event_loop = asyncio.get_running_loop()
+        engine = async_engine(Tokenizer())
         request = engine.open_request(NUM_CHOICES)
         request.start([EngineRequest("r", [65, 66], params)], is_stream, None)
         entry = {67: Logprob(-0.5, 1), 68: Logprob(-math.inf, 2)}

@@ -8,7 +8,7 @@ import openai
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from serving_helpers import byte_tokenizer, serve
+from serving_helpers import byte_tokenizer, serve, wait_for
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
@@ -173,6 +173,17 @@ def test_what_asks_for_nothing_and_what_nobody_knows_is_ignored(m4):
     notes = {"user": "me", "metadata": {"a": "b"}, "store": False, "parallel_tool_calls": True}
     notes |= {"tools": [], "response_format": {"type": "text"}, "logit_bias": None, "unknown": 1}
     assert m4.fetch("POST", CHATS, chat(*HELLO, **notes))[0] == 200
+
+
+def test_the_log_names_fields_that_are_ignored_once(m4):
+    def num_lines(name):
+        return sum(name in line for line in m4.log.read_text().splitlines())
+
+    for _ in range(2):
+        assert m4.fetch("POST", COMPLETIONS, prompt(new_in_2031=1, best_of=1))[0] == 200
+    assert m4.fetch("POST", CHATS, chat(*HELLO, new_in_2031=1, **{"a\nb": 2}))[0] == 200
+    wait_for(lambda: num_lines("new_in_2031") == 2)
+    assert num_lines("best_of") == 0, "it has a meaning, and asks for nothing"
 
 
 @pytest.mark.parametrize("role", ["tool", "of a fine-tuned model"])

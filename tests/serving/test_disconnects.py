@@ -10,37 +10,33 @@ from serving_helpers import wait_for
 LONG = {"max_tokens": 900, "ignore_eos": True}
 
 
-def start(server, prompt, is_stream):
-    body = {"prompt": prompt, "stream": is_stream, **LONG}
-    return server.send("/v1/completions", body)
-
-
-@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
-def test_while_it_decodes(slow, is_stream):
+@pytest.mark.parametrize(
+    ("prompt", "is_stream", "seen"),
+    [
+        ("short", False, "generation_tokens_total"),
+        ("short", True, "generation_tokens_total"),
+        ([5] * 1000, False, "iteration_tokens_total_sum"),  # 250 steps before the first token
+    ],
+)
+def test_while_it_is_computed(slow, prompt, is_stream, seen):
     before = slow.wait_until_idle()
-    with start(slow, "short", is_stream):
-        wait_for(
-            lambda: slow.metrics()["generation_tokens_total"] > before["generation_tokens_total"]
-        )
+    with slow.send("/v1/completions", {"prompt": prompt, "stream": is_stream, **LONG}):
+        wait_for(lambda: slow.metrics()[seen] > before[seen])
     after = slow.wait_until_idle()
-    assert after["generation_tokens_total"] - before["generation_tokens_total"] < 900
-    assert aborted(after) - aborted(before) == 1
-
-
-def test_while_its_prompt_is_computed(slow):
-    before = slow.wait_until_idle()
-    with start(slow, [5] * 1000, False):  # 250 steps
-        wait_for(lambda: slow.metrics()["num_requests_running"])
-    after = slow.wait_until_idle()
-    assert after["generation_tokens_total"] == before["generation_tokens_total"]
+    generated = after["generation_tokens_total"] - before["generation_tokens_total"]
+    assert generated < 900 if prompt == "short" else generated == 0
     assert aborted(after) - aborted(before) == 1
 
 
 def test_while_it_waits(slow):
     before = slow.wait_until_idle()
-    with start(slow, "one", False), start(slow, "two", False):
+
+    def start(prompt):
+        return slow.send("/v1/completions", {"prompt": prompt, **LONG})
+
+    with start("one"), start("two"):
         wait_for(lambda: slow.metrics()["num_requests_running"] == 2)
-        with start(slow, "three", True):
+        with start("three"):
             wait_for(lambda: slow.metrics()["num_requests_waiting"] == 1)
         metrics = wait_for(lambda: (now := slow.metrics())["num_requests_waiting"] == 0 and now)
         assert metrics["num_requests_running"] == 2, "those who run go on"

@@ -76,35 +76,34 @@ def test_a_failed_step_is_not_the_end(slow):
     slow.wait_until_idle()
 
 
-def test_the_engines_death_is_told_to_everybody(model_folder, tmp_path):
-    options = ("--max-num-seqs", "1")
-    with serve(M4, model_folder, tmp_path / "log", *options, step_seconds=0.05) as server:
-        with stopped(server.engine_pid()):  # it dies with the third
-            calls = [server.send("/v1/completions", {"prompt": [POISON]}) for _ in range(3)]
-            waiting = server.send("/v1/completions", {"prompt": "b"})
-        _, body = wait_for(lambda: (found := health(server))[0] == 503 and found)
-        assert "the engine is dead: RuntimeError('poison')" in body["error"]["message"]
-        assert {read_answer(call)[0] for call in calls} <= {500, 503}
-        assert read_answer(waiting)[0] == 503
-        server.process.join()
-        assert server.process.exitcode == 1
-        assert "the engine is dead: RuntimeError('poison')" in server.log.read_text()
-
-
-def test_the_end_of_the_engines_process_is_told_to_everybody(model_folder, tmp_path):
-    options = ("--max-num-seqs", "1")
+@pytest.mark.parametrize(
+    ("is_killed", "why"),
+    [(False, "the engine is dead: RuntimeError('poison')"), (True, "was ended by SIGKILL")],
+    ids=["failures", "process"],
+)
+def test_the_engines_death_is_told_to_everybody(model_folder, tmp_path, is_killed, why):
+    options = ("--max-num-seqs", "1", "--max-model-len", "1024")
     with serve(M4, model_folder, tmp_path / "log", *options, step_seconds=0.02) as server:
-        body = {**STREAM, "max_tokens": 900}
-        running = server.send("/v1/completions", body)
-        waiting = server.send("/v1/completions", {"prompt": "b"})
-        wait_for(lambda: server.metrics()["num_requests_waiting"])
-        os.kill(server.engine_pid(), signal.SIGKILL)
+        if is_killed:
+            running = [server.send("/v1/completions", {**STREAM, "max_tokens": 900})]
+            waiting = server.send("/v1/completions", {"prompt": "b"})
+            wait_for(lambda: server.metrics()["num_requests_waiting"])
+            os.kill(server.engine_pid(), signal.SIGKILL)
+        else:
+            with stopped(server.engine_pid()):  # it dies with the third
+                running = [server.send("/v1/completions", {"prompt": [POISON]}) for _ in range(3)]
+                waiting = server.send("/v1/completions", {"prompt": "b"})
         _, body = wait_for(lambda: (found := health(server))[0] == 503 and found)
-        assert "was ended by SIGKILL" in body["error"]["message"]
-        assert "was ended by SIGKILL" in read_answer(running)[2].strip().split("\n\n")[-1]
+        assert why in body["error"]["message"]
+        answers = [read_answer(call) for call in running]
+        if is_killed:
+            assert why in answers[0][2].strip().split("\n\n")[-1], "the last event of its stream"
+        else:
+            assert {status for status, _, _ in answers} <= {500, 503}
         assert read_answer(waiting)[0] == 503
         server.process.join()
         assert server.process.exitcode == 1
+        assert why in server.log.read_text()
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """OpenAI's own client, unmodified: what it is answered is what `generate` gives."""
 
 import asyncio
-import re
 from pathlib import Path
 
 import openai
@@ -9,10 +8,9 @@ import pytest
 
 from m3_paged import SamplingParams
 from milestone_llm.serving.api.response_bodies import token_speller
-from serving_helpers import byte_tokenizer, forked_server, serve
+from serving_helpers import byte_tokenizer, serve
 
 GREEDY = {"temperature": 0, "max_tokens": 24}
-ROOT = Path(__file__).parents[2]
 
 
 def text_of(oracle, prompt, **params):
@@ -198,6 +196,18 @@ def test_of_two_limits_of_a_chat_the_newer_one_counts(m4):
     assert answer.usage.completion_tokens == 5
 
 
+@pytest.mark.parametrize("max_tokens", [None, 10**6])
+def test_a_chat_that_comes_to_the_models_length_ends_there(m4, max_tokens):
+    answer = m4.client().chat.completions.create(
+        model=m4.model,
+        messages=[{"role": "user", "content": "a" * 240}],
+        max_tokens=max_tokens,
+        extra_body={"ignore_eos": True},
+    )
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.total_tokens == 256
+
+
 def test_tokens_are_spelled_in_bytes_that_make_up_the_letters():
     tokenizer = byte_tokenizer()
     spell = token_speller(tokenizer)
@@ -239,15 +249,3 @@ def test_a_model_without_tokenizer_takes_tokens(tmp_path):
         assert answer.choices[0].logprobs.tokens[0].startswith("token_id:")
         with pytest.raises(openai.BadRequestError, match="no tokenizer"):
             bare.client().completions.create(model="tiny-llama", prompt="text")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("smollm2")
-def test_the_real_model_and_the_client_of_the_readme(capsys):
-    """The server that `make serve` starts."""
-    page = (ROOT / "docs/using.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
-    with forked_server(["m4_prefix_chunked.serve", "--threads", "1"]) as url:
-        program = program.replace("http://127.0.0.1:8000", url)
-        exec(compile(program, "README.md", "exec"), {})
-    assert "Paris" in capsys.readouterr().out

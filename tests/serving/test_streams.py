@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import threading
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,65 +10,25 @@ from engine_helpers import word_tokenizer
 from m3_paged import SamplingParams
 from milestone_llm.core.outputs import EngineCoreOutput
 from milestone_llm.frontend.detokenizer import Detokenizer
-from milestone_llm.serving.api.async_engine import MAX_MESSAGES, AsyncEngine
+from milestone_llm.serving.api.async_engine import MAX_MESSAGES
 from milestone_llm.serving.api.errors import ApiError
-from milestone_llm.serving.api.metrics import ENDS, Metrics
+from milestone_llm.serving.api.metrics import ENDS
 from milestone_llm.serving.engine.client import (
     EngineCoreOutputs,
     EngineRequest,
     Refusal,
 )
-from serving_helpers import PATIENCE, messages_of, wait_for
+from serving_helpers import PATIENCE, async_engine, messages_of, wait_for
 
 
-def stream(server, **body):
-    return [
-        event.choices[0]
-        for event in server.client().completions.create(model=server.model, stream=True, **body)
-    ]
-
-
-def test_a_character_of_two_tokens_comes_whole(m4, oracle):
-    body = {"prompt": "Hello", "seed": 3, "max_tokens": 120, "extra_body": {"ignore_eos": True}}
-    texts = [choice.text for choice in stream(m4, **body)]
-    params = SamplingParams(seed=3, max_tokens=120, ignore_eos=True)
-    whole = oracle.generate(["Hello"], params)[0].text
-    assert "".join(texts) == whole
-    two_tokens = [character for character in whole if "\x80" <= character < "\u0800"]
-    assert len(two_tokens) > 5, "the model says such characters"
-
-
-def test_a_stop_string_is_held_back_and_the_first_to_complete_wins(m4, oracle):
-    whole = oracle.generate(["Hello"], SamplingParams(temperature=0, max_tokens=24))[0].text
-    first, second = whole[8:11], whole[9:12]
-    assert whole.find(first) == 8
-    texts = stream(m4, prompt="Hello", temperature=0, max_tokens=24, stop=[second, first])
-    assert "".join(choice.text for choice in texts) == whole[:8]
-    assert texts[-1].finish_reason == "stop"
-
-
-def with_one_request(play, n=1, deadline=None):
+def with_one_request(play, n=1, deadline=None, num_tokens=9):
     """Run `play(engine, request)` with a stream of `n` completions; what the client is told is a
     list."""
 
-    class Commands(list):
-        info = SimpleNamespace(tokenizer=word_tokenizer())
-        problem = None
-
-        def add_requests(self, requests):
-            self += [("add", request.request_id) for request in requests]
-
-        def abort(self, request_id):
-            self.append(("abort", request_id))
-
-        def end_completion(self, completion_id):
-            self.append(("end", completion_id))
-
     async def run():
-        engine = AsyncEngine(Commands(), Metrics("tiny"), max_choices=4)
-        engine.event_loop = asyncio.get_running_loop()
+        engine = async_engine(word_tokenizer())
         request = engine.open_request(n)
-        params = SamplingParams(max_tokens=9, n=n, stop=["w7"])
+        params = SamplingParams(max_tokens=num_tokens, n=n, stop=["w7"])
         request.start([EngineRequest("r", [1], params)], is_stream=True, deadline=deadline)
         return await play(engine, request)
 
@@ -98,8 +57,6 @@ def test_tokens_that_come_while_http_is_busy_go_out_together():
         deliver(engine, 6, finish_reason="length")
         (output,) = await request.outputs()
         assert (output.text, output.finish_reason) == ("w3 w4 w5 w6", "length")
-        request.note_sent()
-        assert counted(engine.metrics, "token_delivery_seconds_count") == 1, "how long it waited"
         assert await request.outputs() == []
         request.close()
         return engine.client
@@ -164,22 +121,10 @@ def test_steps_wait_for_http_when_it_falls_far_behind():
     """Or what it has not taken would grow for as long as it is too slow. No token is lost."""
     num_steps = 5 * MAX_MESSAGES
 
-    async def run():
-        client = SimpleNamespace(
-            info=SimpleNamespace(tokenizer=None),
-            problem=None,
-            add_requests=lambda requests: None,
-            abort=lambda request_id: None,
-        )
-        engine = AsyncEngine(client, Metrics("tiny"), max_choices=4)
-        engine.event_loop = asyncio.get_running_loop()
-        request = engine.open_request(1)
-        params = SamplingParams(max_tokens=1000)
-        request.start([EngineRequest("r", [1], params)], is_stream=True, deadline=None)
-
+    async def play(engine, request):
         def step():
             for _ in range(num_steps):
-                engine.deliver(EngineCoreOutputs(request_ids=["r"], token_ids=[7]))
+                deliver(engine, 3)
 
         stepping = threading.Thread(target=step)
         stepping.start()
@@ -193,9 +138,8 @@ def test_steps_wait_for_http_when_it_falls_far_behind():
             num_tokens = len(output.token_ids)
         stepping.join(PATIENCE)
         assert not stepping.is_alive()
-        request.close()
 
-    asyncio.run(run())
+    with_one_request(play, num_tokens=1000)
 
 
 def test_the_engine_is_told_once_of_a_stop_string_and_what_it_sent_meanwhile_is_dropped():

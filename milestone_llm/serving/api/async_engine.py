@@ -48,7 +48,6 @@ class ApiRequest:
         self.is_refused = False
         """Whether the engine has refused one of them."""
         self.queue = OutputQueue()
-        self._waits_since: float | None = None
         self._error: ApiError | None = None
         self._has_changed = asyncio.Event()
         self._deadline: asyncio.TimerHandle | None = None
@@ -89,17 +88,10 @@ class ApiRequest:
             await self._has_changed.wait()
         return outputs
 
-    def note_tokens(self, step_time: float) -> None:
-        """There are tokens, the first of them of a step that ended then."""
+    def note_tokens(self) -> None:
+        """There are tokens."""
         if self.queue or self.is_finished:
-            self._waits_since = self._waits_since or step_time
             self._has_changed.set()
-
-    def note_sent(self) -> None:
-        """All that there was of a stream is in the client's socket."""
-        if self._waits_since is not None:
-            self._engine.metrics.delivery.observe(time.perf_counter() - self._waits_since)
-            self._waits_since = None
 
     def fail(self, error: ApiError) -> None:
         """Answer with an error, once what is there has been passed on. The first one counts."""
@@ -248,7 +240,7 @@ class AsyncEngine:
 
     def _take_messages(self) -> None:
         self._is_to_take = False  # before it is looked how many there are: no message is forgotten
-        waited_since: dict[ApiRequest, float] = {}
+        owners: dict[ApiRequest, None] = {}
         outputs: list[EngineCoreOutput] = []
         num_messages = len(self._messages)  # more may come as fast as they are taken
         messages = [self._messages.popleft() for _ in range(num_messages)]
@@ -266,7 +258,7 @@ class AsyncEngine:
                 if (followed := self._followed.get(output.request_id)) is None:  # closed
                     continue
                 outputs.append(output)
-                waited_since.setdefault(followed.owner, message.time)
+                owners[followed.owner] = None
                 _count(output, followed, counting, message.time)
                 if output.finish_reason == "error":
                     error = ApiError(500, "the step that computed this request failed")
@@ -282,8 +274,8 @@ class AsyncEngine:
         for completion_id in ended:
             del self._followed[completion_id]  # what is on its way is dropped
             self.client.end_completion(completion_id)
-        for owner, step_time in waited_since.items():
-            owner.note_tokens(step_time)
+        for owner in owners:
+            owner.note_tokens()
 
     def _process(self, outputs: Sequence[EngineCoreOutput]) -> dict[str, str]:
         """Bring requests up to date, and count what they have got and which of them have ended.

@@ -27,14 +27,8 @@ if TYPE_CHECKING:
     from milestone_llm.frontend.output_processor import RequestState
 
 PREFIX = "milestone_llm:"
-OURS_ALONE = {
-    "step_time_seconds",
-    "step_batch_size",
-    "admission_rejections",
-    "token_delivery_seconds",
-}
+OURS_ALONE = {"step_time_seconds", "step_batch_size", "admission_rejections"}
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
-DELIVERY_SECONDS = (2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 OF_ENGINES = {
     "time_to_first_token_seconds": ("from a request's arrival to its first token", SECONDS),
@@ -54,8 +48,6 @@ OF_ANSWERS = {
 ENDS = ("stop", "length", "abort", "error")
 PERIOD_SECONDS = 10.0
 """Between two lines of figures."""
-
-Labels = Mapping[str, str]
 
 
 class Metrics:
@@ -86,13 +78,6 @@ class Metrics:
         what, labels = "refused requests", ("model_name", "reason")
         refused = Counter(f"{PREFIX}admission_rejections", what, labels, registry=self.registry)
         self.refused = refused.labels(model_name=model_name, reason="max_queued")
-        self.delivery = Histogram(
-            f"{PREFIX}token_delivery_seconds",
-            "from a step's end until its tokens are in a stream's socket",
-            ("model_name",),
-            registry=self.registry,
-            buckets=DELIVERY_SECONDS,
-        ).labels(model_name=model_name)
 
     def _histograms(
         self, wanted: Mapping[str, tuple[str, tuple[float, ...]]]
@@ -195,68 +180,42 @@ class Standing(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """For prometheus-client."""
-        families: dict[str, Metric] = {}
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for report in self.reports:
-            labels = {"model_name": self._model_name, "engine": report.engine}
-            for family in _of_engine(report, labels):
-                known = families.setdefault(family.name, family)
-                if known is not family:
-                    known.samples += family.samples
+            for kind, name, what, values, *by in _of_engine(report.stats):
+                labels = ["model_name", "engine", *by]
+                family = families.setdefault(name, kind(PREFIX + name, what, labels=labels))
+                for key, value in values.items():
+                    family.add_metric([self._model_name, report.engine, *key], value)
         yield from families.values()
 
 
-SPECULATION = (
-    ("spec_decode_num_drafts", "rows with guesses"),
-    ("spec_decode_num_draft_tokens", "tokens guessed"),
-    ("spec_decode_num_accepted_tokens", "guesses that came true"),
-)
-
-
-def _of_engine(report: EngineReport, labels: Labels) -> Iterator[Metric]:
-    stats = report.stats
+def _of_engine(stats: Mapping[str, Any]) -> Iterator[Any]:
+    """Kind, name, what it says, values by further labels, and names of these labels."""
+    gauge, counter = GaugeMetricFamily, CounterMetricFamily
     kv, cache = stats.get("kv", {}), stats.get("prefix_cache", {})
     waiting, preempted = stats.get("waiting", 0), stats.get("waiting_preempted", 0)
     used = kv["used"] / kv["total"] if kv.get("total") else 0.0
-    for gauge, what, value in (
-        ("num_requests_running", "in the batch", stats.get("running", 0)),
-        ("num_requests_waiting", "in the engine's queue", waiting),
-        ("kv_cache_usage_perc", "share of KV memory in use, 0 to 1", used),
+    yield gauge, "num_requests_running", "in the batch", {(): stats.get("running", 0)}
+    yield gauge, "num_requests_waiting", "in the engine's queue", {(): waiting}
+    yield gauge, "kv_cache_usage_perc", "share of KV memory in use, 0 to 1", {(): used}
+    what = "Requests in the engine's queue: for a row and memory, or since they were preempted."
+    reasons = {("capacity",): waiting - preempted, ("preempted",): preempted}
+    yield gauge, "num_requests_waiting_by_reason", what, reasons, "reason"
+    queried, saved = cache.get("queried_tokens", 0), cache.get("saved_tokens", 0)
+    yield counter, "prefix_cache_queries", "tokens looked up", {(): queried}
+    yield counter, "prefix_cache_hits", "tokens found", {(): saved}
+    what = "requests that lost their memory"
+    yield counter, "num_preemptions", what, {(): stats.get("preemptions", 0)}
+    for name, what in (
+        ("spec_decode_num_drafts", "rows with guesses"),
+        ("spec_decode_num_draft_tokens", "tokens guessed"),
+        ("spec_decode_num_accepted_tokens", "guesses that came true"),
     ):
-        yield _family(GaugeMetricFamily, gauge, what, labels, {"": value})
-    yield _family(
-        GaugeMetricFamily,
-        "num_requests_waiting_by_reason",
-        "Requests in the engine's queue: for a row and memory, or since they were preempted.",
-        labels,
-        {"capacity": waiting - preempted, "preempted": preempted},
-        "reason",
-    )
-    for counter, what, value in (
-        ("prefix_cache_queries", "tokens looked up", cache.get("queried_tokens", 0)),
-        ("prefix_cache_hits", "tokens found", cache.get("saved_tokens", 0)),
-        ("num_preemptions", "requests that lost their memory", stats.get("preemptions", 0)),
-        *((name, what, stats.get(name, 0)) for name, what in SPECULATION),
-    ):
-        yield _family(CounterMetricFamily, counter, what, labels, {"": value})
-    per_position = stats.get("spec_decode_num_accepted_tokens_per_pos", ())
-    by_position = {str(position): number for position, number in enumerate(per_position)}
+        yield counter, name, what, {(): stats.get(name, 0)}
     name, what = "spec_decode_num_accepted_tokens_per_pos", "guesses that came true, by place"
-    yield _family(CounterMetricFamily, name, what, labels, by_position, "position")
-
-
-def _family(
-    kind: type[CounterMetricFamily | GaugeMetricFamily],
-    name: str,
-    what: str,
-    labels: Labels,
-    values: Mapping[str, float],
-    *by: str,
-) -> Metric:
-    """A metric with a value, or one for each value of a further label, `by`."""
-    family = kind(PREFIX + name, what, labels=[*labels, *by])
-    for key, value in values.items():
-        family.add_metric([*labels.values(), *([key] if by else [])], value)
-    return family
+    by_position = {(str(at),): number for at, number in enumerate(stats.get(name, ()))}
+    yield counter, name, what, by_position, "position"
 
 
 class StatsLog:

@@ -1,13 +1,13 @@
 """Bodies of requests: the fields of OpenAI's API that are known here, and vLLM's beyond them.
 
-Fields that nobody knows are ignored, as vLLM does. So are OpenAI's that ask nothing of the model
-(`user`, `metadata`, `service_tier`). Those that ask for what this server has not are refused.
+Fields that are not known here are ignored, and the log names them, as vLLM's does. Those that ask
+for what this server has not are refused.
 """
 
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -25,7 +25,7 @@ from .structured import (
     structured_params,
     with_read_arguments,
 )
-from .unsupported import refuse_unsupported, unsupported
+from .unsupported import refuse_unsupported, unsupported, warn_of_unknown
 
 MAX_LOGPROBS = 20
 """Most log-probabilities a token, as vLLM's: all of the vocabulary's would be megabytes a token."""
@@ -62,9 +62,10 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unsupported(cls, data: Any) -> Any:
+    def _look_at_names(cls, data: Any) -> Any:
         if isinstance(data, dict):
             refuse_unsupported(data, cls.model_fields)
+            warn_of_unknown(data, cls.model_fields)
         return data
 
 
@@ -77,6 +78,9 @@ class StreamOptions(BaseModel):
 
 class Sampling(Body):
     """What completions and chats have in common. None: as if the field were not there."""
+
+    id_prefix: ClassVar[str]
+    """Of the ids of its answers."""
 
     n: Whole | None = Field(None, ge=1)
     temperature: float | None = None
@@ -111,10 +115,6 @@ class Sampling(Body):
             raise ApiError(400, text, param="stream_options")
         return self
 
-    def prompt_texts(self) -> list[str]:
-        """Texts that name its requests on the live page."""
-        raise NotImplementedError
-
     def sampling_params(
         self, max_tokens: int, logprobs: int | None, key_salt: str, **others: Any
     ) -> SamplingParams:
@@ -146,6 +146,11 @@ class Sampling(Body):
         return structured_params(self.response_format, self.structured_outputs)
 
     @property
+    def rule_param(self) -> str:
+        """The field that says what the answer has to look like."""
+        return "structured_outputs"
+
+    @property
     def wants_usage_event(self) -> bool:
         """Whether a stream ends with the numbers of tokens."""
         return bool(self.stream_options and self.stream_options.include_usage)
@@ -154,6 +159,7 @@ class Sampling(Body):
 class CompletionRequest(Sampling):
     """Body of `POST /v1/completions`."""
 
+    id_prefix = "cmpl"
     prompt: (
         str
         | Annotated[list[str], Field(fail_fast=True)]
@@ -183,6 +189,27 @@ class CompletionRequest(Sampling):
         if isinstance(self.prompt[0], int):
             return [self.prompt]
         return self.prompt
+
+    def encoding(self) -> dict[str, Any]:
+        """How `Service.encode` makes tokens of its prompts."""
+        return {"param": "prompt", "adds_special": self.add_special_tokens is not False}
+
+    def params(self, room: int, key_salt: str) -> SamplingParams:
+        """What the engine is asked for; `room` is for chats.
+
+        Raises:
+            ApiError: a value is out of range.
+        """
+        others: dict[str, Any] = {}
+        max_tokens = 16 if self.max_tokens is None else self.max_tokens
+        if max_tokens == 0:
+            if not self.echo:
+                text = "max_tokens must be at least 1, got 0 (0 is for echo, to score a prompt)"
+                raise ApiError(400, text, param="max_tokens")
+            max_tokens = 1
+        if self.echo and self.logprobs is not None:
+            others["prompt_logprobs"] = self.logprobs
+        return self.sampling_params(max_tokens, self.logprobs, key_salt, **others)
 
     def check_prompt_logprobs(self, num_tokens: int) -> None:
         """Refuse what nobody could be answered beside.
@@ -259,6 +286,7 @@ def num_characters(value: Any) -> int:
 class ChatRequest(Sampling):
     """Body of `POST /v1/chat/completions`."""
 
+    id_prefix = "chatcmpl"
     messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1)
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the model's chat template, such as `enable_thinking`."""
@@ -272,6 +300,33 @@ class ChatRequest(Sampling):
         """What was said last."""
         content = self.messages[-1].content
         return [content] if isinstance(content, str) else []
+
+    def prompts(self) -> list[list[Message]]:
+        """Its messages, the only prompt."""
+        return [self.messages]
+
+    def encoding(self) -> dict[str, Any]:
+        """How `Service.encode` makes tokens of its messages."""
+        variables = self.chat_template_kwargs
+        return {"param": "messages", "template_kwargs": variables, "tools": self.shown_tools}
+
+    def params(self, room: int, key_salt: str) -> SamplingParams:
+        """What the engine is asked for.
+
+        Args:
+            room: tokens that it may have after the prompt, if it does not say how many it wants.
+
+        Raises:
+            ApiError: a value is out of range.
+        """
+        max_tokens = self.max_completion_tokens or self.max_tokens
+        max_tokens = room if max_tokens is None else max_tokens
+        return self.sampling_params(max_tokens, self.num_logprobs, key_salt)
+
+    @property
+    def rule_param(self) -> str:
+        """The field that says what the answer has to look like."""
+        return "tools" if self.calls_tool else super().rule_param
 
     @property
     def calls_tool(self) -> bool:

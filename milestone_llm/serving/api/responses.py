@@ -84,7 +84,6 @@ class ApiResponse(Response):
                 _read_texts(outputs)
                 if body := await self._make(self._bodies.events, outputs):
                     await _send_part(send, body)
-                    self._request.note_sent()
                 outputs = await self._request.outputs()
             end = (self._bodies.usage_event() if self._bodies.wants_usage else b"") + LAST_EVENT
         except ApiError as error:  # too late for a status

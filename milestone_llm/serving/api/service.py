@@ -6,6 +6,7 @@ import asyncio
 import copy
 import os
 import time
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias, cast
@@ -25,7 +26,7 @@ from ..engine.client import EngineReport, EngineRequest
 from .async_engine import ApiRequest, AsyncEngine
 from .errors import ApiError
 from .live_page import LivePage
-from .protocol import Message, Sampling, num_characters
+from .protocol import ChatRequest, CompletionRequest, Message, num_characters
 from .response_bodies import Json, ResponseBodies, token_decoder, token_speller
 from .responses import ApiResponse
 
@@ -85,6 +86,101 @@ class Service:
         if name not in (None, self.model):
             text = f"there is no model {name!r}; this server has {self.model!r}"
             raise ApiError(404, text, param="model", code="model_not_found")
+
+    # -- completions and chats ---------------------------------------------------------------
+
+    async def answer(self, body: CompletionRequest | ChatRequest, key_salt: str) -> ApiResponse:
+        """Let a request in, tokenize its prompts, pass them to the engine, and answer.
+
+        Args:
+            key_salt: of the client's key.
+
+        Raises:
+            ApiError: there is no room for it, or it is not for this model.
+        """
+        arrival_time = time.perf_counter()
+        self.check_model(body.model)
+        prompts, n = body.prompts(), body.n or 1
+        request = self.engine.open_request(len(prompts) * n)
+        try:
+            token_ids = [await self.encode(prompt, **body.encoding()) for prompt in prompts]
+            room = max(1, self.max_model_len - len(token_ids[0]))
+            params = body.params(room, key_salt)
+            await self._check_rule(params, body.rule_param)
+            request_id = f"{body.id_prefix}-{uuid.uuid4().hex}"
+            echoed = [text for text in await self._echoed(body, token_ids) for _ in range(n)]
+            self._start(request, request_id, token_ids, params, body, arrival_time)
+        except BaseException:
+            request.close()
+            raise
+        tokens = self.decode_token, self.spell_token
+        bodies = ResponseBodies(request, request_id, self.model, body, echoed, *tokens)
+        return ApiResponse(request, bodies, bool(body.stream), self._tokenizing)
+
+    async def _echoed(
+        self, body: CompletionRequest | ChatRequest, prompts: Sequence[list[int]]
+    ) -> list[str]:
+        """What the answer to each prompt begins with."""
+        if not (isinstance(body, CompletionRequest) and body.echo):
+            return [""] * len(prompts)
+        body.check_prompt_logprobs(sum(map(len, prompts)))
+        return [
+            given if isinstance(given, str) else await self.decode(given, "prompt")
+            for given in body.prompts()
+        ]
+
+    def _start(
+        self,
+        request: ApiRequest,
+        request_id: str,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        body: CompletionRequest | ChatRequest,
+        arrival_time: float,
+    ) -> None:
+        """Pass an API request to the engine: a request for each prompt.
+
+        Raises:
+            ApiError: one of them is not for this model.
+        """
+        names = [request_id] + [f"{request_id}-{index}" for index in range(1, len(prompts))]
+        info = self.engine.client.info
+        priority, is_stream = body.priority or 0, bool(body.stream)
+        requests = [
+            EngineRequest(name, prompt, params, priority, is_stream, arrival_time)
+            for name, prompt in zip(names, prompts, strict=True)
+        ]
+        try:
+            check_priority(priority)
+            for prompt in prompts:
+                check_vocabulary("the prompt", prompt, info.vocab_size)
+            check_params(params, info.vocab_size, info.tokenizer, info.eos_token_ids)
+        except InputError as error:
+            raise ApiError(400, str(error)) from None
+        if self.page is not None:
+            for name, text in zip(names, body.prompt_texts(), strict=False):
+                self.page.name(name, text)
+        request.start(requests, is_stream, body.deadline)
+
+    async def _check_rule(self, params: SamplingParams, param: str) -> None:
+        """Compile what an answer has to look like, if that is asked for.
+
+        Args:
+            param: the field of the request that asks for it.
+
+        Raises:
+            ApiError: it cannot be compiled.
+        """
+        if params.structured_outputs is None:
+            return
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            await run(self._compiling, self._grammars.rule_of, params)
+        except InputError as error:
+            text = str(error).replace("structured outputs", param, 1)
+            raise ApiError(400, text, param=param) from None
+
+    # -- tokens and text, figures ------------------------------------------------------------
 
     async def encode(
         self,
@@ -187,67 +283,3 @@ class Service:
             return await asyncio.wait_for(answer, REPORT_SECONDS)
         except asyncio.TimeoutError:
             return None
-
-    async def check_rule(self, params: SamplingParams, param: str = "structured_outputs") -> None:
-        """Compile what an answer has to look like, if that is asked for.
-
-        Args:
-            param: the field of the request that asks for it.
-
-        Raises:
-            ApiError: it cannot be compiled.
-        """
-        if params.structured_outputs is None:
-            return
-        run = asyncio.get_running_loop().run_in_executor
-        try:
-            await run(self._compiling, self._grammars.rule_of, params)
-        except InputError as error:
-            text = str(error).replace("structured outputs", param, 1)
-            raise ApiError(400, text, param=param) from None
-
-    def start(
-        self,
-        request: ApiRequest,
-        request_id: str,
-        prompts: Sequence[list[int]],
-        params: Sequence[SamplingParams],
-        body: Sampling,
-        arrival_time: float,
-    ) -> None:
-        """Pass an API request to the engine: a request for each prompt.
-
-        Raises:
-            ApiError: one of them is not for this model.
-        """
-        names = [request_id] + [f"{request_id}-{index}" for index in range(1, len(prompts))]
-        info = self.engine.client.info
-        priority, is_stream = body.priority or 0, bool(body.stream)
-        requests = [
-            EngineRequest(name, prompt, each, priority, is_stream, arrival_time)
-            for name, prompt, each in zip(names, prompts, params, strict=True)
-        ]
-        try:
-            check_priority(priority)
-            for prompt in prompts:
-                check_vocabulary("the prompt", prompt, info.vocab_size)
-            for each in params:
-                check_params(each, info.vocab_size, info.tokenizer, info.eos_token_ids)
-        except InputError as error:
-            raise ApiError(400, str(error)) from None
-        if self.page is not None:
-            for name, text in zip(names, body.prompt_texts(), strict=False):
-                self.page.name(name, text)
-        request.start(requests, is_stream, body.deadline)
-
-    def answer(
-        self, request: ApiRequest, request_id: str, body: Sampling, prompts: Sequence[str]
-    ) -> ApiResponse:
-        """The answer to an API request.
-
-        Args:
-            prompts: as of `ResponseBodies`.
-        """
-        tokens = self.decode_token, self.spell_token
-        bodies = ResponseBodies(request, request_id, self.model, body, prompts, *tokens)
-        return ApiResponse(request, bodies, bool(body.stream), self._tokenizing)

@@ -1,15 +1,19 @@
-"""Fields that clients send, and that OpenAI or vLLM has and this server has not.
+"""Fields that clients send, and that this server has not.
 
-They are refused by name, unless their value asks for nothing: an answer that silently lacks its
-tools would be worse than none.
+Those that OpenAI or vLLM has are refused by name, unless their value asks for nothing: an answer
+that silently lacks its tools would be worse than none. Others are ignored, and the log names them.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Container
 from typing import Any
 
-from .errors import ApiError
+from .errors import MAX_CHARACTERS, ApiError
+
+log = logging.getLogger(__name__)
 
 _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
@@ -67,6 +71,18 @@ def refuse_unsupported(body: dict[str, Any], supported: Container[str]) -> None:
         value = body.get(name)
         if value is not None and value not in nothing and name not in supported:
             raise unsupported(name)
+
+
+def warn_of_unknown(body: dict[str, Any], known: Container[str]) -> None:
+    """Log which fields of a body are ignored, once for the same fields."""
+    names = [name for name in body if name not in known and name not in _ASKS_FOR_NOTHING]
+    if names:
+        _warn_once(ascii(sorted(names))[:MAX_CHARACTERS])
+
+
+@functools.lru_cache
+def _warn_once(names: str) -> None:
+    log.warning("These fields of a request are not known here, and were ignored: %s", names)
 
 
 def unsupported(name: str) -> ApiError:

@@ -63,6 +63,12 @@ class EngineRequest:
         further = [f"{self.request_id}/{index}" for index in range(1, self.params.n)]
         return [self.request_id, *further]
 
+    def most_tokens(self, max_model_len: int) -> int:
+        """How many tokens it may have at its end: its prompt's, and those of all completions."""
+        num_prompt_tokens = len(self.prompt_token_ids)
+        most = min(self.params.max_tokens, max_model_len - num_prompt_tokens)
+        return num_prompt_tokens + self.params.n * most
+
 
 class Refusal(NamedTuple):
     """Why nothing will come of a request, or nothing more."""

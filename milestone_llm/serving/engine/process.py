@@ -1,14 +1,14 @@
 """An engine in a process of its own, so that HTTP's Python and the engine's do not share a lock.
 
     HTTP's process                                           the engine's process
-    EngineProcess     add_requests, abort, ...
-                     -> orders -> a thread   -- pipe -->     a thread: the same call of EngineLoop
-                   run: deliver              <-- pipe --     EngineLoop.run, in the main thread
-                   problem                   <- a number --  a thread: when it last lived
+    EngineProcess
+      add_requests, abort, ...  -- a queue of orders -->     a thread: the same call of EngineLoop
+      run: deliver              <-- pipe --                  EngineLoop.run, in the main thread
+      problem                   <-- a number --              a thread: when it last lived
 
-One thread writes in each direction, so that messages come whole; and it is not HTTP's, which must
-not wait for an engine that stands still. HTTP's process starts that of the engine, before anything
-heavy is loaded: it never imports torch. The engine's does not outlive it.
+Whoever gives an order does not wait for an engine that stands still: multiprocessing's queue sends
+in a thread of its own. HTTP's process starts that of the engine, before anything heavy is loaded:
+it never imports torch. The engine's does not outlive it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +38,7 @@ from .client import Deliver, EngineDeadError, EngineInfo, EngineReport, EngineRe
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnContext
+    from multiprocessing.queues import Queue
 
     from milestone_llm.frontend.engine import BaseEngine
 
@@ -94,8 +94,9 @@ class EngineProcess:
     """There once `wait_until_ready` has returned."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        self._orders = SimpleQueue[tuple[str, Any] | None]()
+        self._orders: Queue[tuple[str, Any] | None] = CONTEXT.Queue()
         """What `EngineLoop` is to do, and with what. None: nothing more."""
+        self._orders.cancel_join_thread()  # at the end, what the engine has not read is dropped
         self._sink: StepSink | None = None
         self._askers: list[Future[list[EngineReport]]] = []
         self._asking = threading.Lock()
@@ -103,12 +104,12 @@ class EngineProcess:
         self._last_beat = CONTEXT.RawValue("d", time.monotonic())
         """When the process has last said that it lives."""
         self._pipe, inner = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=run_engine, args=(spec, inner, self._last_beat))
+        self._process = CONTEXT.Process(
+            target=run_engine, args=(spec, self._orders, inner, self._last_beat)
+        )
         with ctrl_c_ignored():  # the child inherits it; the one to end it is this process
             self._process.start()
         inner.close()
-        self._writer = threading.Thread(target=self._send_orders, name="orders", daemon=True)
-        self._writer.start()
 
     def wait_until_ready(self) -> None:
         """Wait for the model.
@@ -166,19 +167,6 @@ class EngineProcess:
         """Hang up: `run` returns, and the engine's process ends after the step under way."""
         self._is_stopping.set()
         self._orders.put(None)
-        self._hang_up()
-
-    # -- in a thread of its own --------------------------------------------------------------
-
-    def _send_orders(self) -> None:
-        """Send what is ordered, until the last order. Waits where the engine does not read."""
-        with contextlib.suppress(OSError):  # the process has ended: `run` will say so
-            while (order := self._orders.get()) is not None:
-                self._pipe.send(order)
-        self._hang_up()
-
-    def _hang_up(self) -> None:
-        """End the connection for those that read and write at both of its ends."""
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._pipe.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)
 
@@ -239,7 +227,6 @@ class EngineProcess:
     ) -> None:
         self.stop()
         self._end(STOP_SECONDS if error is None else 0.0)
-        self._writer.join(STOP_SECONDS)
         self._pipe.close()
 
 
@@ -256,7 +243,9 @@ def ctrl_c_ignored() -> Iterator[None]:
 # --- in the engine's process ----------------------------------------------------------------------
 
 
-def run_engine(spec: EngineSpec, pipe: Connection, last_beat: Any) -> None:
+def run_engine(
+    spec: EngineSpec, orders: Queue[tuple[str, Any] | None], pipe: Connection, last_beat: Any
+) -> None:
     """What the engine's process does, from its beginning to its end.
 
     Args:
@@ -274,7 +263,7 @@ def run_engine(spec: EngineSpec, pipe: Connection, last_beat: Any) -> None:
             with contextlib.suppress(OSError):  # HTTP's process has ended
                 pipe.send(("refusal", str(error)))
         else:
-            _run_loop(loop, pipe)
+            _run_loop(loop, orders, pipe)
 
 
 def _live(last_beat: Any) -> None:
@@ -287,19 +276,17 @@ def _live(last_beat: Any) -> None:
     os._exit(1)
 
 
-def _run_loop(loop: EngineLoop, pipe: Connection) -> None:
+def _run_loop(loop: EngineLoop, orders: Queue[tuple[str, Any] | None], pipe: Connection) -> None:
     def send(kind: str, content: Any) -> None:
         """Tell HTTP's process something. Called in the engine's thread alone."""
         with contextlib.suppress(OSError):  # it has ended
             pipe.send((kind, content))
 
     def obey() -> None:
-        """Pass orders on, for as long as they come; then the engine ends."""
+        """Pass orders on until the last one; then the engine ends."""
         try:
-            with contextlib.suppress(EOFError, OSError):
-                while True:
-                    order, content = pipe.recv()
-                    _pass_on(loop, order, content, send)
+            while (order := orders.get()) is not None:
+                _pass_on(loop, *order, send)
         finally:
             loop.stop()
 

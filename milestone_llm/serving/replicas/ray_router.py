@@ -7,7 +7,6 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.block_hashes import hash_blocks
 
 from .router import Router
@@ -15,11 +14,12 @@ from .router import Router
 
 @dataclass(frozen=True)
 class Routing:
-    """What a router has to know of a request besides the request."""
+    """What a router has to know besides a request."""
 
-    policy: str
     num_kv_blocks: int
     """Of one engine."""
+    num_tokens: int
+    """That the request brings: its prompt's, and those it may generate."""
 
 
 class PrefixRouter(RequestRouter):
@@ -28,8 +28,8 @@ class PrefixRouter(RequestRouter):
     def initialize_state(self, **settings: Any) -> None:
         """For Ray Serve: how a router begins."""
         self._block_size: int = settings["block_size"]
-        self._routers: dict[str, Router] = {}
-        self._sent: dict[str, tuple[Router, str, int]] = {}
+        self._router: Router | None = None
+        self._sent: dict[str, tuple[str, int]] = {}
 
     async def choose_replicas(
         self,
@@ -40,14 +40,15 @@ class PrefixRouter(RequestRouter):
         if pending_request is None or pending_request.metadata.call_method != "generate":
             return [candidate_replicas]
         request, routing = pending_request.args
-        router = self._router(routing)
+        if self._router is None:
+            self._router = Router(max_blocks=routing.num_kv_blocks)
+        self._follow_replicas(self._router)
         request_id = pending_request.metadata.internal_request_id
         self._note_end(request_id)  # it is sent again
-        params: SamplingParams = request.params
-        hashes = hash_blocks(request.prompt_token_ids, self._block_size, params.cache_salt)
-        num_tokens = len(request.prompt_token_ids) + params.n * params.max_tokens
-        name = router.choose(hashes, num_tokens)
-        self._sent[request_id] = router, name, num_tokens
+        salt = request.params.cache_salt
+        hashes = hash_blocks(request.prompt_token_ids, self._block_size, salt)
+        name = self._router.choose(hashes, routing.num_tokens)
+        self._sent[request_id] = name, routing.num_tokens
         return [[each for each in candidate_replicas if each.replica_id.unique_id == name]]
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
@@ -55,18 +56,13 @@ class PrefixRouter(RequestRouter):
         self._note_end(internal_request_id)
 
     def _note_end(self, request_id: str) -> None:
-        if request_id in self._sent:
-            router, name, num_tokens = self._sent.pop(request_id)
-            router.note_finished(name, num_tokens)
+        if self._router is not None and request_id in self._sent:
+            self._router.note_finished(*self._sent.pop(request_id))
 
-    def _router(self, routing: Routing) -> Router:
-        """The router of a policy, told of the replicas that have come and gone."""
-        if routing.policy not in self._routers:
-            self._routers[routing.policy] = Router(routing.policy, routing.num_kv_blocks)
-        router = self._routers[routing.policy]
+    def _follow_replicas(self, router: Router) -> None:
+        """Tell the router of the replicas that have come and gone."""
         there, known = {each.unique_id for each in self.curr_replicas}, set(router.replicas)
         for name in known - there:
             router.remove(name)
         for name in sorted(there - known):
             router.add(name)
-        return router

@@ -81,8 +81,6 @@ class Replicas:
         autoscaling: dict[str, Any] | None = None,
     ) -> None:
         self.problem: str | None = None
-        self.policy = "prefix"
-        """Of the `Router`; each has one of its own."""
         self._deliver: Deliver
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._has_ended = threading.Event()
@@ -118,21 +116,18 @@ class Replicas:
 
     def report(self) -> Future[list[EngineReport]]:
         """The figures of all replicas that run."""
-        answer: Future[list[EngineReport]] = Future()
-        self._asking = asyncio.get_running_loop().create_task(self._ask_all(answer))
-        return answer
+        return asyncio.run_coroutine_threadsafe(self._ask_all(), asyncio.get_running_loop())
 
-    async def _ask_all(self, answer: Future[list[EngineReport]]) -> None:
+    async def _ask_all(self) -> list[EngineReport]:
         replies = await self._handle.broadcast("report").results_async(return_exceptions=True)
-        reports = [each for each in replies if isinstance(each, EngineReport)]
-        if answer.set_running_or_notify_cancel():  # else nobody waits for it any more
-            answer.set_result(reports)
+        return [each for each in replies if isinstance(each, EngineReport)]
 
     async def _follow(self, request: EngineRequest) -> None:
         """Pass on what a replica brings; ask another if it ends before it has brought anything."""
+        num_tokens = request.most_tokens(self.info.max_model_len)
+        routing = Routing(self.info.num_kv_blocks, num_tokens)
         for num_tries in range(1, MAX_TRIES + 1):
             has_begun = False
-            routing = Routing(self.policy, self.info.num_kv_blocks)
             stream = self._generate.remote(request, routing)
             try:
                 async for outputs in stream:
