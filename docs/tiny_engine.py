@@ -34,7 +34,12 @@ try:
     import torch
     import torch.nn.functional as F
     from torch import Tensor, nn
-    from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+    from transformers import (
+        AttentionInterface,
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        PreTrainedModel,
+    )
 except ModuleNotFoundError as missing:
     how = "`make setup` once, then `. .venv/bin/activate` in each new terminal"
     sys.exit(f"{missing.name} is not installed for {sys.executable}: {how}")
