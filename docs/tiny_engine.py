@@ -30,15 +30,19 @@ from itertools import takewhile
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # on a busy machine, threads that wait sleep
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from transformers import (
-    AttentionInterface,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-)
+try:
+    import torch
+    import torch.nn.functional as F
+    from torch import Tensor, nn
+    from transformers import (
+        AttentionInterface,
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        PreTrainedModel,
+    )
+except ModuleNotFoundError as missing:
+    how = "`make setup` once, then `. .venv/bin/activate` in each new terminal"
+    sys.exit(f"{missing.name} is not installed for {sys.executable}: {how}")
 
 
 # --- What is asked for, and what a step computes of it --------------------------------------------

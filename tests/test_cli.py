@@ -57,10 +57,24 @@ def test_any_other_library_is_missing_in_ones_own_code():
         run_command(lambda args: importlib.import_module("torchtune"), argparse.Namespace())
 
 
-def test_a_python_that_is_not_the_projects_is_told_of_in_one_line():
-    program = "import sys; sys.modules['rich'] = None; import m2_batching.demo"
+@pytest.mark.parametrize(
+    ("library", "command"),
+    [
+        ("rich", "m2_batching.demo"),
+        ("rich", "exercises.build m2"),
+        ("rich", "exercises.museum"),
+        ("torch", "exercises.build triton"),
+        ("torch", "docs.tiny_engine"),
+    ],
+)
+def test_a_python_that_is_not_the_projects_is_told_of_in_one_line(library, command):
+    program = (
+        f"import runpy, sys; sys.modules[{library!r}] = None; sys.argv = {command.split()}; "
+        "runpy.run_module(sys.argv[0], run_name='__main__')"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 1
+    assert done.returncode in (1, 2)
+    assert f"{library} is not installed" in done.stderr
     assert "make setup" in done.stderr
     assert done.stderr.count("\n") == 1
 

@@ -6,9 +6,13 @@ whoever writes the part (`python -m exercises.build m3`) and to whoever has brok
 
 from __future__ import annotations
 
+import importlib
+import re
+
 import pytest
 
 from exercises.build.check import Course, Parts, problem
+from exercises.build.device import Ask
 from m3_paged.block_manager import BlockManager
 from m3_paged.block_pool import BlockPool
 from m4_prefix_chunked.caching_pool import CachingBlockPool
@@ -27,6 +31,30 @@ STEPS = [
 def test_a_milestone_keeps_the_rule(course, step):
     if found := problem(step, Parts(MILESTONES[course])):
         pytest.fail(found, pytrace=False)
+
+
+@pytest.mark.parametrize("course", MILESTONES)
+@pytest.mark.parametrize(
+    ("limits", "numbers"),
+    [
+        ({"max_num_seqs": 1}, ["1"]),
+        (
+            {"max_num_seqs": 2, "max_num_batched_tokens": 6},
+            ["5", "2"],
+        ),  # tokens: b needs 5, and 2 are left
+    ],
+)
+def test_a_milestone_says_in_numbers_why_a_request_waits(course, limits, numbers):
+    """A reader's scheduler may say it in any words."""
+    package = importlib.import_module(MILESTONES[course])
+    memory = {"m2": (), "m3": (8,), "m4": (8,)}[course]
+    more = {} if course == "m2" else {"block_size": 4}
+    more |= {"enable_chunked_prefill": False} if course == "m4" else {}
+    config = package.EngineConfig(**limits, **more)
+    scheduler = Parts(MILESTONES[course]).Scheduler(config, 6, *memory)
+    for name, num_tokens in (("a", 4), ("b", 5)):
+        scheduler.add(*Ask(name, num_tokens).requests(0, 16))
+    assert set(re.findall(r"\d+", scheduler.schedule().waiting_reasons["b"])) == set(numbers)
 
 
 # --- the checks that the rules and `check_invariants=True` rely on --------------------------------

@@ -16,13 +16,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from types import FrameType
 
-from rich.console import Console
+from milestone_llm.command.cli import console, ended_in_one_line
 
 from .check import ROOT, Course, Step, course_names, problem
 
-console = Console(highlight=False, markup=False, emoji=False)
+say = partial(console.print, markup=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,13 +36,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("course", nargs="?", choices=course_names(), help="all, if left out")
     parser.add_argument("step", nargs="?", type=int, help="its number; all, if left out")
     args = parser.parse_args(arguments)
-    if args.course is None:
-        return progress()
-    course = Course.named(args.course)
-    if args.step is not None and not 1 <= args.step <= len(course.steps):
-        parser.error(f"{course.name} has the steps 1 to {len(course.steps)}, got {args.step}")
-    begin(course)
-    return check_in_order(course) if args.step is None else check(course, args.step)
+
+    def body() -> int:
+        if args.course is None:
+            return progress()
+        course = Course.named(args.course)
+        if args.step is not None and not 1 <= args.step <= len(course.steps):
+            parser.error(f"{course.name} has the steps 1 to {len(course.steps)}, got {args.step}")
+        begin(course)
+        return check_in_order(course) if args.step is None else check(course, args.step)
+
+    return ended_in_one_line(body)
 
 
 def begin(course: Course) -> None:
@@ -50,8 +55,8 @@ def begin(course: Course) -> None:
     for path, text in missing.items():
         (ROOT / path).write_text(text, encoding="utf-8")
     if missing:
-        console.print("These files are yours now. Each function that raises NotImplementedError")
-        console.print(f"is to be written, and says how: {', '.join(missing)}\n", soft_wrap=True)
+        say("These files are yours now. Each function that raises NotImplementedError")
+        say(f"is to be written, and says how: {', '.join(missing)}\n", soft_wrap=True)
 
 
 def progress() -> int:
@@ -59,7 +64,7 @@ def progress() -> int:
     is_done = True
     for name in course_names():
         course = Course.named(name)
-        console.print(f"{name}  {course.title}", style="bold")
+        say(f"{name}  {course.title}", style="bold")
         mark, is_begun = "passes", not course.missing()
         for number, step in enumerate(course.steps, 1):
             command = ""
@@ -69,7 +74,7 @@ def progress() -> int:
                 mark, is_done = "next", False
                 command = f"\n     python -m exercises.build {name} {number}"
             line = f"  {number:<4}{step.title:<44}{step.file:<19}{mark}"
-            console.print(f"{line.rstrip()}{command}")
+            say(f"{line.rstrip()}{command}")
     return 0 if is_done else 1
 
 
@@ -87,14 +92,14 @@ def check(course: Course, number: int) -> int:
     name = f"{course.name}, step {number} of {len(course.steps)}: {step.title}"
     found = problem_in_time(course, step)
     if found is None:
-        console.print(f"{name}  passes", style="green")
+        say(f"{name}  passes", style="green")
         if number == len(course.steps):
-            console.print(f"\n{course.done}", soft_wrap=True)
+            say(f"\n{course.done}", soft_wrap=True)
         return 0
-    console.print(f"{name}\n", style="bold")
-    console.print(f"{step.task}\nYou write it in {course.path(step)}.\n", style="dim")
-    console.print(found)
-    console.print(f"\nCheck again: python -m exercises.build {course.name} {number}", style="dim")
+    say(f"{name}\n", style="bold")
+    say(f"{step.task}\nYou write it in {course.path(step)}.\n", style="dim")
+    say(found)
+    say(f"\nCheck again: python -m exercises.build {course.name} {number}", style="dim")
     return 1
 
 

@@ -8,12 +8,15 @@ have to pass, too: the steps are its tests (`tests/test_rules.py`).
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
+
+from milestone_llm import how_to_install
 
 from .skeleton import File
 
@@ -177,7 +180,11 @@ def _place(frame: traceback.FrameSummary) -> str:
 
 
 def _unexpected(error: Exception) -> str:
-    """An exception that did not come through the reader's files: all of it."""
+    """An exception that did not come through the reader's files: all of it. A library that is not
+    installed: how to install it."""
+    if isinstance(error, ModuleNotFoundError):
+        with contextlib.suppress(ModuleNotFoundError):  # raised again: it is not one of ours
+            return how_to_install(error)
     return f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error)[-4:])}"
 
 

@@ -5,7 +5,7 @@ A script has a line for each step, as it should be, and why:
     comes a(4, 9) b(AB+2, 3, n=2)     before the next step: a, 4 tokens, 9 to generate; b, whose
                                       prompt is the blocks A and B and 2 tokens, two completions
     a[0:4] b[0:10] +a +b   # why      rows with tokens 0 to 3 of a and 0 to 9 of b, both admitted
-    a[4:5] -b, c waits (KV)           b is preempted; c waits, and its reason has "KV" in it
+    a[4:5] -b, c waits                b is preempted; c waits, for a reason in the reader's words
     then b is aborted                 what the function does that is given with the script
     b[0:10] ^b                        b is resumed
     nothing                           a step without rows
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from milestone_llm.core.plan import StepPlan
@@ -39,8 +39,8 @@ class At:
 
     line: str
     why: str = ""
-    waits: dict[str, str] = field(default_factory=dict)
-    """By request, what is in the reason that `plan.waiting_reasons` must give, as a pattern."""
+    waits: Sequence[str] = ()
+    """Who must have a reason in `plan.waiting_reasons`. Its words are the reader's."""
     then: str = ""
     """What happens after it, in words."""
 
@@ -58,7 +58,7 @@ def read_script(text: str) -> tuple[dict[int, list[Ask]], list[At], bool]:
             is_whole = False
         elif words:
             plan, _, waits = words.removeprefix("nothing").partition(", ")
-            expected.append(At(plan, why, dict(re.findall(r"(\S+) waits \((.*)\)", waits))))
+            expected.append(At(plan, why, re.findall(r"(\S+) waits", waits)))
         else:  # the reason goes on
             expected[-1].why = f"{expected[-1].why} {why}".strip()
     return arrivals, expected, is_whole
@@ -204,15 +204,12 @@ class _Play:
 
 
 def _check_reasons(plan: StepPlan, at: At) -> None:
-    for name, word in at.waits.items():
-        reason = plan.waiting_reasons.get(name)
-        if reason is None:
+    for name in at.waits:
+        if not plan.waiting_reasons.get(name):
             raise Wrong(
                 f"{name} waits, and the plan does not say why: plan.waiting_reasons is "
                 f"{plan.waiting_reasons}. Whoever reads the trace wants to know."
             )
-        if not re.search(word, reason):
-            raise Wrong(f"{name} waits for another reason than {reason!r}: {at.why}")
 
 
 def line_of(plan: StepPlan) -> str:

@@ -8,16 +8,14 @@ from milestone_llm.frontend.outputs import RequestOutput
 from .exhibit import Arrival, Exhibit, Run, greedy, take
 from .invariants import callers_get_all
 
+ARRIVED: dict[str, RequestOutput] = {}
+original = OutputQueue.__init__
 
-class Outputs(OutputQueue):
-    """One method is not ours."""
 
-    arrived: dict[str, RequestOutput] = {}  # noqa: RUF012
-
-    def __init__(self, wants_all: bool = True) -> None:
-        """The outputs of a call of `generate` or `stream`, in the order of their arrival."""
-        super().__init__(wants_all)
-        self._outputs = self.arrived
+def init(self: OutputQueue, wants_all: bool = True) -> None:
+    """The outputs of a call of `generate` or `stream`, in the order of their arrival."""
+    original(self, wants_all)
+    self._outputs = ARRIVED
 
 
 def two_readers(exhibit: Exhibit, run: Run) -> None:
@@ -37,8 +35,8 @@ def two_readers(exhibit: Exhibit, run: Run) -> None:
 
 EXHIBIT = Exhibit(
     milestone="m3_paged",
-    place="milestone_llm.frontend.engine.OutputQueue",
-    broken=Outputs,
+    place="milestone_llm.frontend.output_queue.OutputQueue.__init__",
+    broken=init,
     serve=two_readers,
     traffic=[
         Arrival(0, "r0", [23, 42, 17], greedy(4)),
@@ -51,7 +49,7 @@ EXHIBIT = Exhibit(
 question: The trace is that of a correct engine: scheduler, blocks and model are innocent. Look
   at the tokens that r0's caller got. Which of the two should have got them, and through whose
   hands did they go?
-cause: All calls of `stream` keep their outputs in one dict of the class. Whoever takes first
+cause: All calls of `stream` keep their outputs in one and the same dict. Whoever takes first
   gets what came for the others, too: r0's caller got its own outputs and r1's by turns, and the
   last was one of r1's.
 invariant: Every output has one reader: what was sampled for a request is what its caller gets.
@@ -63,9 +61,9 @@ threads: huggingface/transformers#39149 (merged), huggingface/transformers#40479
   huggingface/transformers#42943 (open)
 """,
     walk="""
-return exercises/museum/anothers_stream.py::Outputs.__init__, when hits > 1
+return exercises/museum/anothers_stream.py::init, when hits > 1
 A second caller gets its queue.
-p self._outputs is Outputs.arrived  # whose dict it is
+p self._outputs is ARRIVED  # whose dict it is
 Try `c`: the caller of r0 is served with what came for r1.
 """,
 )

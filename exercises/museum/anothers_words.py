@@ -11,24 +11,21 @@ from .invariants import only_full_blocks_are_found
 PROMPT = [23, 42, 17, 8, 15, 99, 4, 61]
 
 
-class Pool(CachingBlockPool):
-    """One method is not M4's."""
-
-    def allocate(self) -> int:
-        """Take the block that has been free the longest."""
-        block, _ = self.free_blocks.popitem(last=False)
-        if block in self.hash_of:
-            self.num_evictions += 1
-            self.num_cached_free -= 1
-            self.events.append(KVEvent("evict", None, [block]))
-        self.ref_counts[block] = 1
-        return block
+def allocate(self: CachingBlockPool) -> int:
+    """Take the block that has been free the longest."""
+    block, _ = self.free_blocks.popitem(last=False)
+    if block in self.hash_of:
+        self.num_evictions += 1
+        self.num_cached_free -= 1
+        self.events.append(KVEvent("evict", None, [block]))
+    self.ref_counts[block] = 1
+    return block
 
 
 EXHIBIT = Exhibit(
     milestone="m4_prefix_chunked",
-    place="m4_prefix_chunked.scheduler.CachingBlockPool",
-    broken=Pool,
+    place="m4_prefix_chunked.caching_pool.CachingBlockPool.allocate",
+    broken=allocate,
     traffic=[
         Arrival(0, "a", PROMPT, greedy(3)),
         Arrival(4, "b", list(range(100, 117)), greedy(3)),
@@ -52,7 +49,7 @@ threads: GeeeekExplorer/nano-vllm#163 (open), ovg-project/kvcached#362 (closed),
   ovg-project/kvcached#363 (merged)
 """,
     walk="""
-return exercises/museum/anothers_words.py::Pool.allocate, when __return__ in self.hash_of
+return exercises/museum/anothers_words.py::allocate, when __return__ in self.hash_of
 b takes a block that was a's.
 p __return__  # the block
 p self.hash_of[__return__] in self.block_of  # whether it is still found by its old name

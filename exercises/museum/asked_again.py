@@ -11,25 +11,22 @@ from .invariants import rows_compute
 PROMPT = [23, 42, 17, 8, 15, 99, 4, 61]  # two full blocks
 
 
-class Cache(PrefixCache):
-    """One method is not M4's."""
-
-    def find(self, request: Request) -> PrefixHit:
-        """The longest cached prefix of a request's known tokens."""
-        blocks: list[int] = []
-        size = self.kv.block_size
-        for index in range(len(request.token_ids) // size):
-            block = self.pool.block_of.get(self._hash(request, index))
-            if block is None or block in self.pending:
-                break
-            blocks.append(block)
-        return PrefixHit(blocks, len(blocks) * size)
+def find(self: PrefixCache, request: Request) -> PrefixHit:
+    """The longest cached prefix of a request's known tokens."""
+    blocks: list[int] = []
+    size = self.kv.block_size
+    for index in range(len(request.token_ids) // size):
+        block = self.pool.block_of.get(self._hash(request, index))
+        if block is None or block in self.pending:
+            break
+        blocks.append(block)
+    return PrefixHit(blocks, len(blocks) * size)
 
 
 EXHIBIT = Exhibit(
     milestone="m4_prefix_chunked",
-    place="m4_prefix_chunked.scheduler.PrefixCache",
-    broken=Cache,
+    place="m4_prefix_chunked.prefix_cache.PrefixCache.find",
+    broken=find,
     traffic=[
         Arrival(0, "a", PROMPT, greedy(3)),
         Arrival(2, "other", [7, 77, 107], greedy(8)),
@@ -54,7 +51,7 @@ threads: ggml-org/llama.cpp#1609 (merged), ggml-org/llama.cpp#1585 (closed),
   GeeeekExplorer/nano-vllm#144 (open), GeeeekExplorer/nano-vllm#199 (closed)
 """,
     walk="""
-return exercises/museum/asked_again.py::Cache.find, when request.request_id == 'again'
+return exercises/museum/asked_again.py::find, when request.request_id == 'again'
 The prompt was computed before.
 p __return__.num_tokens  # saved
 p len(request.token_ids)  # known

@@ -8,13 +8,12 @@ from m3_paged.block_manager import BlockManager
 
 from .exhibit import Arrival, Exhibit, Finding, Run, greedy
 
+original = BlockManager.append
 
-class Early(BlockManager):
-    """What somebody proposes: a block is taken as soon as the last one is full."""
 
-    def append(self, request_id: str, start: int, end: int) -> list[tuple[int, int]]:
-        """Make room for tokens `start .. end - 1`, and for the one that they lead to."""
-        return super().append(request_id, start, end + 1)
+def append(self: BlockManager, request_id: str, start: int, end: int) -> list[tuple[int, int]]:
+    """Make room for tokens `start .. end - 1`, and for the one that they lead to."""
+    return original(self, request_id, start, end + 1)
 
 
 def suspicion(run: Run) -> Iterator[Finding]:
@@ -35,8 +34,8 @@ def suspicion(run: Run) -> Iterator[Finding]:
 
 EXHIBIT = Exhibit(
     milestone="m3_paged",
-    place="m3_paged.scheduler.BlockManager",
-    broken=Early,
+    place="m3_paged.block_manager.BlockManager.append",
+    broken=append,
     traffic=[Arrival(0, "a", [23, 42, 17], greedy(6))],
     invariant=suspicion,
     is_false_alarm=True,

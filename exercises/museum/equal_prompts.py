@@ -12,20 +12,17 @@ from .exhibit import Arrival, Exhibit, Finding, Run, greedy
 PROMPT = [23, 42, 17, 8, 15, 99, 4, 61]  # two full blocks
 
 
-class Cache(PrefixCache):
-    """One method is not M4's."""
-
-    def find(self, request: Request) -> PrefixHit:
-        """The longest cached prefix of a request's known tokens."""
-        blocks: list[int] = []
-        num_known, size = len(request.token_ids), self.kv.block_size
-        for index in range(num_known // size):
-            block = self.pool.block_of.get(self._hash(request, index))
-            if block is None:
-                break
-            blocks.append(block)
-        # The last token is always computed: its logits are wanted.
-        return PrefixHit(blocks, min(len(blocks) * size, num_known - 1))
+def find(self: PrefixCache, request: Request) -> PrefixHit:
+    """The longest cached prefix of a request's known tokens."""
+    blocks: list[int] = []
+    num_known, size = len(request.token_ids), self.kv.block_size
+    for index in range(num_known // size):
+        block = self.pool.block_of.get(self._hash(request, index))
+        if block is None:
+            break
+        blocks.append(block)
+    # The last token is always computed: its logits are wanted.
+    return PrefixHit(blocks, min(len(blocks) * size, num_known - 1))
 
 
 def invariant(run: Run) -> Iterator[Finding]:
@@ -39,8 +36,8 @@ def invariant(run: Run) -> Iterator[Finding]:
 
 EXHIBIT = Exhibit(
     milestone="m4_prefix_chunked",
-    place="m4_prefix_chunked.scheduler.PrefixCache",
-    broken=Cache,
+    place="m4_prefix_chunked.prefix_cache.PrefixCache.find",
+    broken=find,
     traffic=[
         Arrival(0, "a", PROMPT, greedy(4)),
         Arrival(0, "b", PROMPT, greedy(4)),
@@ -63,7 +60,7 @@ seen: A proposal to keep blocks out of the cache until the step that writes them
 threads: vllm-project/vllm#37152 (closed), vllm-project/vllm#29387 (merged)
 """,
     walk="""
-return exercises/museum/equal_prompts.py::Cache.find, when request.request_id == 'b' and
+return exercises/museum/equal_prompts.py::find, when request.request_id == 'b' and
   __return__.blocks
 b is looked up in the step that will compute a.
 p __return__  # what b may share

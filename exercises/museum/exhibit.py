@@ -1,8 +1,8 @@
 """What an exhibit is, and how it runs: the same traffic on an engine as it is and on a broken one.
 
-An exhibit is a file of this folder. It replaces one class of a milestone by a subclass in which one
-method is wrong, names the traffic that shows it, and says what cannot be: its `invariant` looks at
-a run and yields what no correct engine's trace has.
+An exhibit is a file of this folder. It replaces one function of a milestone by a wrong one, names
+the traffic that shows it, and says what cannot be: its `invariant` looks at a run and yields what
+no correct engine's trace has.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class Exhibit:
 
     milestone: str
     place: str
-    """The name that is replaced: `m4_prefix_chunked.scheduler.PrefixCache`."""
-    broken: object
+    """What is replaced: `m4_prefix_chunked.prefix_cache.PrefixCache.find`."""
+    broken: Callable[..., object]
     traffic: Sequence[Arrival]
     invariant: Callable[[Run], Iterator[Finding]]
     """Yields what cannot be. Of a false alarm: what looks as if it could not."""

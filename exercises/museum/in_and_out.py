@@ -10,34 +10,31 @@ from .exhibit import Arrival, Exhibit, greedy
 from .invariants import progress_is_made
 
 
-class ByChunks(Scheduler):
-    """One method is not M4's."""
-
-    def _prefill(self, plan: StepPlan, budget: int) -> None:
-        """The next chunk of each prompt, then new prompts. No block is taken before its chunk."""
-        for request in self.by_seniority():
-            if budget and request.num_uncomputed_tokens > 1 and self._make_room(request, plan):
-                budget -= self._add_row(request, plan, budget)
-        num_free_rows = self.config.max_num_seqs - len(self.running)
-        while self.waiting and budget and num_free_rows and not plan.preempted:
-            request = self.waiting.peek()
-            num_tokens = min(request.num_tokens, budget)
-            if not self.kv.can_allocate(num_tokens):
-                plan.waiting_reasons[request.request_id] = self.kv.describe(num_tokens)
-                break
-            self.waiting.pop()
-            self.kv.allocate(request.request_id, num_tokens)
-            request.become(RequestStatus.RUNNING)
-            self.running.append(request)
-            (plan.resumed if request.num_preemptions else plan.admitted).append(request)
+def _prefill(self: Scheduler, plan: StepPlan, budget: int) -> None:
+    """The next chunk of each prompt, then new prompts. No block is taken before its chunk."""
+    for request in self.by_seniority():
+        if budget and request.num_uncomputed_tokens > 1 and self._make_room(request, plan):
             budget -= self._add_row(request, plan, budget)
-            num_free_rows -= 1
+    num_free_rows = self.config.max_num_seqs - len(self.running)
+    while self.waiting and budget and num_free_rows and not plan.preempted:
+        request = self.waiting.peek()
+        num_tokens = min(request.num_tokens, budget)
+        if not self.kv.can_allocate(num_tokens):
+            plan.waiting_reasons[request.request_id] = self.kv.describe(num_tokens)
+            break
+        self.waiting.pop()
+        self.kv.allocate(request.request_id, num_tokens)
+        request.become(RequestStatus.RUNNING)
+        self.running.append(request)
+        (plan.resumed if request.num_preemptions else plan.admitted).append(request)
+        budget -= self._add_row(request, plan, budget)
+        num_free_rows -= 1
 
 
 EXHIBIT = Exhibit(
     milestone="m4_prefix_chunked",
-    place="m4_prefix_chunked.engine.Scheduler",
-    broken=ByChunks,
+    place="m4_prefix_chunked.scheduler.Scheduler._prefill",
+    broken=_prefill,
     traffic=[
         Arrival(0, "a", list(range(30, 41)), greedy(10)),
         Arrival(2, "b", list(range(50, 80)), greedy(2)),

@@ -11,21 +11,19 @@ from .slow_device import SlowState, SlowStep, slow_fetch
 PROMPT = [23, 42, 17]
 
 
-class OneBuffer(SlowState):
-    """One method is not M5's."""
+BUFFER = torch.zeros(2, 4096, dtype=torch.int64)
 
-    buffer = torch.zeros(2, 4096, dtype=torch.int64)
 
-    def in_host_memory(self, pairs: torch.Tensor) -> torch.Tensor:
-        """Pinned memory that a copy can start from. Pinning is slow: it is done once."""
-        own = self.buffer[:, : pairs.shape[1]]
-        return own.copy_(pairs)
+def in_host_memory(self: SlowState, pairs: torch.Tensor) -> torch.Tensor:
+    """Pinned memory that a copy can start from. Pinning is slow: it is done once."""
+    own = BUFFER[:, : pairs.shape[1]]
+    return own.copy_(pairs)
 
 
 EXHIBIT = Exhibit(
     milestone="m5_kernels",
-    place="m5_kernels.runner.DeviceState",
-    broken=OneBuffer,
+    place="exercises.museum.slow_device.SlowState.in_host_memory",
+    broken=in_host_memory,
     both={
         "m5_kernels.runner.DeviceStep": SlowStep,
         "m5_kernels.runner.DeviceState": SlowState,
@@ -59,10 +57,10 @@ threads: NVIDIA/TensorRT-LLM#15546 (merged), lightseekorg/tokenspeed#376 (merged
   sgl-project/sglang#26380 (merged)
 """,
     walk="""
-call exercises/museum/next_steps_rows.py::OneBuffer.in_host_memory, when len(self.queue) > 0
+call exercises/museum/next_steps_rows.py::in_host_memory, when len(self.queue) > 0
 The device has not come to what is queued.
 p len(self.queue)  # copies and steps that wait
-p self.buffer[:, :4].tolist()  # places and values that the first of them will read
-Try `n`, `n` and `p self.buffer[:, :4].tolist()` again: what will it read now?
+p BUFFER[:, :4].tolist()  # places and values that the first of them will read
+Try `n`, `n` and `p BUFFER[:, :4].tolist()` again: what will it read now?
 """,
 )

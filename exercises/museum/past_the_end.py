@@ -12,24 +12,22 @@ from .exhibit import Arrival, Exhibit, greedy
 from .invariants import tokens_end_at_stop
 
 PROMPT = [7, 77, 107, 140, 107]  # the answer begins with 140 107 63
+original = Scheduler._append
 
 
-class Appends(Scheduler):
-    """One method is not M4's."""
-
-    def _append(self, request: Request, sampled: list[SampledToken]) -> EngineCoreOutput:
-        """Give a request the guesses that came true, and its token. It may be the last."""
-        accepted = [token.token_id for token in sampled[:-1]]
-        request.token_ids += accepted
-        request.num_in_flight -= len(accepted)
-        output = super()._append(request, sampled[-1:])
-        return replace(output, new_token_ids=accepted + output.new_token_ids)
+def _append(self: Scheduler, request: Request, sampled: list[SampledToken]) -> EngineCoreOutput:
+    """Give a request the guesses that came true, and its token. It may be the last."""
+    accepted = [token.token_id for token in sampled[:-1]]
+    request.token_ids += accepted
+    request.num_in_flight -= len(accepted)
+    output = original(self, request, sampled[-1:])
+    return replace(output, new_token_ids=accepted + output.new_token_ids)
 
 
 EXHIBIT = Exhibit(
     milestone="m4_prefix_chunked",
-    place="m4_prefix_chunked.engine.Scheduler",
-    broken=Appends,
+    place="m4_prefix_chunked.scheduler.Scheduler._append",
+    broken=_append,
     traffic=[
         Arrival(0, "a", PROMPT, greedy(5, stop_token_ids=[107])),
         Arrival(0, "b", PROMPT, greedy(5, stop_token_ids=[63])),
@@ -51,7 +49,7 @@ threads: huggingface/transformers#47912 (closed), sgl-project/sglang#33758 (merg
   sgl-project/sglang#23802 (merged)
 """,
     walk="""
-call exercises/museum/past_the_end.py::Appends._append, when len(sampled) > 1
+call exercises/museum/past_the_end.py::_append, when len(sampled) > 1
 Guesses have come true.
 p [token.token_id for token in sampled]  # what the row brings, in order
 p sorted(request.stop_token_ids)  # what ends this request

@@ -8,22 +8,20 @@ from .exhibit import Arrival, Exhibit, greedy
 from .invariants import equal_prompts_agree
 
 PROMPT = [23, 42, 17]
+original = DeviceState.set
 
 
-class State(DeviceState):
-    """One method is not M5's."""
-
-    def set(self, name: str, row: int, values: list[int], column: int = 0) -> None:
-        """Note a change. The device's memory begins with zeros: they need not be sent."""
-        if name in ("temperature", "top_k", "min_p", "min_tokens") and not any(values):
-            return
-        super().set(name, row, values, column)
+def set(self: DeviceState, name: str, row: int, values: list[int], column: int = 0) -> None:
+    """Note a change. The device's memory begins with zeros: they need not be sent."""
+    if name in ("temperature", "top_k", "min_p", "min_tokens") and not any(values):
+        return
+    original(self, name, row, values, column)
 
 
 EXHIBIT = Exhibit(
     milestone="m5_kernels",
-    place="m5_kernels.runner.DeviceState",
-    broken=State,
+    place="m5_kernels.device_state.DeviceState.set",
+    broken=set,
     traffic=[
         Arrival(0, "a", PROMPT, greedy(6)),
         Arrival(0, "b", [7, 77, 107], greedy(2, temperature=1.5, seed=3)),
@@ -46,7 +44,7 @@ threads: vllm-project/vllm#43894 (open), vllm-project/vllm#43931 (open),
   tenstorrent/tt-metal#46350 (open)
 """,
     walk="""
-call exercises/museum/recycled_row.py::State.set, when name == 'temperature' and values == [0]
+call exercises/museum/recycled_row.py::set, when name == 'temperature' and values == [0]
   and self.temperature[row] > 0
 c, whose temperature is 0, comes into a row of device state.
 p row  # its number

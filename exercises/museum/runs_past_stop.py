@@ -8,23 +8,20 @@ from .exhibit import Arrival, Exhibit, greedy
 from .invariants import text_ends_at_stop
 
 
-class Stops(Detokenizer):
-    """One method is not ours."""
-
-    def _cut_at_stop(self, known: str) -> bool:
-        """End the text before a stop string that it has come to."""
-        for stop in self.stop:
-            if known.endswith(stop) and not self.is_stopped:
-                self.is_stopped = True
-                self._settled, self._pending = known.removesuffix(stop), ""
-                self.num_shown = len(self._settled)
-        return self.is_stopped
+def _cut_at_stop(self: Detokenizer, known: str) -> bool:
+    """End the text before a stop string that it has come to."""
+    for stop in self.stop:
+        if known.endswith(stop) and not self.is_stopped:
+            self.is_stopped = True
+            self._settled, self._pending = known.removesuffix(stop), ""
+            self.num_shown = len(self._settled)
+    return self.is_stopped
 
 
 EXHIBIT = Exhibit(
     milestone="m3_paged",
-    place="milestone_llm.frontend.output_processor.Detokenizer",
-    broken=Stops,
+    place="milestone_llm.frontend.detokenizer.Detokenizer._cut_at_stop",
+    broken=_cut_at_stop,
     traffic=[
         Arrival(0, "a", [23, 42, 17], greedy(6, stop=[" w"])),
         Arrival(0, "b", [23, 42, 17], greedy(6, stop=["76 w66"])),
@@ -45,7 +42,7 @@ seen: The end of a stop string had to be the end of a token. One fix brought the
 threads: vllm-project/vllm#3672 (merged)
 """,
     walk="""
-call exercises/museum/runs_past_stop.py::Stops._cut_at_stop, when self.stop and
+call exercises/museum/runs_past_stop.py::_cut_at_stop, when self.stop and
   len(known.split()) == 2
 Two words are known.
 p known  # the text

@@ -9,22 +9,21 @@ from milestone_llm.core.request import Request, RequestStatus
 from .exhibit import Arrival, Exhibit, greedy
 from .invariants import positions_are_sampled_once
 
+original = Scheduler._append
 
-class Appends(Scheduler):
-    """One method is not M5's."""
 
-    def _append(self, request: Request, sampled: list[SampledToken]) -> EngineCoreOutput:
-        """Give a request its token. Of a preempted one all is computed anew: nothing to keep."""
-        if request.status is RequestStatus.WAITING:
-            request.num_in_flight = 0
-            return EngineCoreOutput(request.request_id, [sampled[0].token_id], [], None)
-        return super()._append(request, sampled)
+def _append(self: Scheduler, request: Request, sampled: list[SampledToken]) -> EngineCoreOutput:
+    """Give a request its token. Of a preempted one all is computed anew: nothing to keep."""
+    if request.status is RequestStatus.WAITING:
+        request.num_in_flight = 0
+        return EngineCoreOutput(request.request_id, [sampled[0].token_id], [], None)
+    return original(self, request, sampled)
 
 
 EXHIBIT = Exhibit(
     milestone="m5_kernels",
-    place="m5_kernels.engine.Scheduler",
-    broken=Appends,
+    place="m4_prefix_chunked.scheduler.Scheduler._append",
+    broken=_append,
     traffic=[
         Arrival(0, "a", list(range(30, 37)), greedy(8)),
         Arrival(0, "b", list(range(50, 55)), greedy(8)),
@@ -49,7 +48,7 @@ threads: vllm-project/vllm#26385 (merged), vllm-project/vllm#38624 (closed),
   vllm-project/vllm-gaudi#1794 (merged)
 """,
     walk="""
-call exercises/museum/seam.py::Appends._append, when request.status is RequestStatus.WAITING
+call exercises/museum/seam.py::_append, when request.status is RequestStatus.WAITING
 A token comes for a request that was preempted after its step was launched.
 p sampled[0].token_id  # what the caller will get
 p len(request.token_ids)  # what b knows

@@ -10,18 +10,14 @@ from milestone_llm.core.request import Request
 from .exhibit import Arrival, Exhibit, Finding, Run, greedy
 
 PROMPT = [23, 42, 17, 8, 15, 99, 4, 61]
+original = PrefixCache.find
 
 
-class Careful(PrefixCache):
-    """What somebody proposes: a block is found from the step after the one that writes it."""
-
-    def find(self, request: Request) -> PrefixHit:
-        """The longest cached prefix that has been written."""
-        hit = super().find(request)
-        written = [block for block in hit.blocks if block not in self.pending]
-        return (
-            hit if written == hit.blocks else PrefixHit(written, len(written) * self.kv.block_size)
-        )
+def find(self: PrefixCache, request: Request) -> PrefixHit:
+    """The longest cached prefix that has been written."""
+    hit = original(self, request)
+    written = [block for block in hit.blocks if block not in self.pending]
+    return hit if written == hit.blocks else PrefixHit(written, len(written) * self.kv.block_size)
 
 
 def suspicion(run: Run) -> Iterator[Finding]:
@@ -35,8 +31,8 @@ def suspicion(run: Run) -> Iterator[Finding]:
 
 EXHIBIT = Exhibit(
     milestone="m4_prefix_chunked",
-    place="m4_prefix_chunked.scheduler.PrefixCache",
-    broken=Careful,
+    place="m4_prefix_chunked.prefix_cache.PrefixCache.find",
+    broken=find,
     traffic=[Arrival(0, name, [*PROMPT, n], greedy(3)) for n, name in enumerate("abc")],
     invariant=suspicion,
     is_false_alarm=True,

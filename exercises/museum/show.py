@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import textwrap
 from collections import Counter
 from pathlib import Path
@@ -134,16 +134,10 @@ def card(name: str, exhibit: Exhibit, suspect: Run) -> None:
 
 def _code(name: str, exhibit: Exhibit) -> str:
     """Where the changed function is, and the one in whose place it stands."""
-    module, _, attribute = exhibit.place.rpartition(".")
-    own: Any = exhibit.broken
-    right = getattr(importlib.import_module(module), attribute)
-    if isinstance(own, type):
-        (base,) = own.__bases__
-        method = next(n for n, v in vars(own).items() if callable(v) and hasattr(base, n))
-        own, right = getattr(own, method), getattr(base, method)
+    right: Any = pkgutil.resolve_name(exhibit.place)
     path = Path(right.__code__.co_filename).relative_to(Path(__file__).parents[2])
     return (
-        f"exercises/museum/{name}.py, {own.__qualname__}, in place of {path.as_posix()}, "
+        f"exercises/museum/{name}.py, {exhibit.broken.__name__}, in place of {path.as_posix()}, "
         f"{right.__qualname__}"
     )
 

@@ -8,18 +8,15 @@ from .exhibit import UNCHECKED, UNCHECKED_SETTING, Arrival, Exhibit, greedy
 from .invariants import positions_are_sampled_once
 
 
-class Row(ScheduledRequest):
-    """One method is not ours."""
-
-    def __post_init__(self) -> None:
-        """A row gets a token. Padding gets none."""
-        self.sampling_requests = [] if self.is_padding else [self.request]
+def post_init(self: ScheduledRequest) -> None:
+    """A row gets a token. Padding gets none."""
+    self.sampling_requests = [] if self.is_padding else [self.request]
 
 
 EXHIBIT = Exhibit(
     milestone="m4_prefix_chunked",
-    place="m4_prefix_chunked.scheduler.ScheduledRequest",
-    broken=Row,
+    place="milestone_llm.core.plan.ScheduledRequest.__post_init__",
+    broken=post_init,
     traffic=[
         Arrival(0, "short", [7, 77, 107], greedy(4)),
         Arrival(0, "long", list(range(50, 68)), greedy(4)),
@@ -46,7 +43,7 @@ seen: A row that had nothing to compute in a step was sampled with the others, f
 threads: tenstorrent/tt-xla#5830 (closed)
 """,
     walk="""
-return exercises/museum/tokens_too_many.py::Row.__post_init__, when self.request.request_id ==
+return exercises/museum/tokens_too_many.py::post_init, when self.request.request_id ==
   'long'
 The first chunk of `long` becomes a row.
 p (self.end, self.request.num_tokens)  # it ends here; so many tokens are known

@@ -8,24 +8,23 @@ from milestone_llm.core.request import Request
 from .exhibit import Arrival, Exhibit, greedy
 from .invariants import reasons_hold
 
+original = Scheduler.reason_to_wait
 
-class Patient(Scheduler):
-    """One method is not M3's."""
 
-    def reason_to_wait(self, request: Request, budget: int) -> str | None:
-        """Why a request cannot join. While the same requests run, it is asked once."""
-        asked = vars(self).setdefault("asked", {})
-        key = (request.request_id, *(each.request_id for each in self.running))
-        if key not in asked:
-            asked[key] = super().reason_to_wait(request, budget)
-        reason: str | None = asked[key]
-        return reason
+def reason_to_wait(self: Scheduler, request: Request, budget: int) -> str | None:
+    """Why a request cannot join. While the same requests run, it is asked once."""
+    asked = vars(self).setdefault("asked", {})
+    key = (request.request_id, *(each.request_id for each in self.running))
+    if key not in asked:
+        asked[key] = original(self, request, budget)
+    reason: str | None = asked[key]
+    return reason
 
 
 EXHIBIT = Exhibit(
     milestone="m3_paged",
-    place="m3_paged.engine.Scheduler",
-    broken=Patient,
+    place="m3_paged.scheduler.Scheduler.reason_to_wait",
+    broken=reason_to_wait,
     traffic=[
         Arrival(0, "z", [20, 21, 22], greedy(5)),
         Arrival(1, "a", list(range(30, 46)), greedy(8)),
@@ -51,12 +50,11 @@ threads: sgl-project/sglang#23138 (merged), sgl-project/sglang#22518 (open),
   sgl-project/sglang#35537 (open)
 """,
     walk="""
-return exercises/museum/waits_for_nothing.py::Patient.reason_to_wait, when len(self.running) == 2
+return exercises/museum/waits_for_nothing.py::reason_to_wait, when len(self.running) == 2
   and budget > 20
 A step in which z and a have one token each.
 p budget  # left for b
 p __return__  # what b is told
-Try `p super(Patient, self).reason_to_wait(request, budget)`: what the question gives if it is
-  asked.
+Try `p original(self, request, budget)`: what the question gives if it is asked.
 """,
 )

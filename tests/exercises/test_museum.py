@@ -114,13 +114,8 @@ def test_a_device_that_is_behind_computes_with_what_was_sent_for_the_step():
 
 
 @each
-def test_an_exhibit_is_one_method_and_a_card(name):
+def test_an_exhibit_has_a_card(name):
     own = exhibit(name)
-    if isinstance(own.broken, type):
-        (base,) = own.broken.__bases__
-        assert [n for n, v in vars(own.broken).items() if callable(v) and hasattr(base, n)] == [
-            next(n for n, v in vars(own.broken).items() if callable(v))
-        ]
     words = ["question", "cause", "invariant", "fix", "test", "seen", "threads"]
     assert list(own.card) == words
     path, _, test = own.card["test"].partition("::")

@@ -118,14 +118,14 @@ def rows(parts: Parts) -> None:
     """Write `reason_to_wait` for rows: at most `max_num_seqs` requests run. `schedule` asks
     about the head of the queue before it is popped. The first that has a reason to wait
     stays; the reason goes into `plan.waiting_reasons` under its id."""
-    play(  # there are as many regions as rows: either may be asked first
+    play(
         scheduler(parts, max_num_seqs=2),
         """
         comes a(4, 9) b(2, 9) c(3, 9)
-        a[0:4] b[0:2] +a +b, c waits (max_num_seqs|KV|region)  # a and b came first;
-            # max_num_seqs=2 rows are taken. Whoever does not fit waits, and is not lost.
+        a[0:4] b[0:2] +a +b, c waits  # a and b came first; max_num_seqs=2 rows are taken. Whoever
+                                      # does not fit waits, and is not lost.
         comes d(1, 9)
-        a[4:5] b[2:3], c waits (max_num_seqs|KV|region)  # the same as in step 0.
+        a[4:5] b[2:3], c waits        # the same as in step 0.
         ...
         """,
     )
@@ -175,21 +175,20 @@ def budget(parts: Parts) -> None:
         comes a(2, 3) b(2, 3) c(2, 3)
         a[0:2] b[0:2] c[0:2] +a +b +c
         comes d(4, 1) e(1, 1)
-        a[2:3] b[2:3] c[2:3], d waits (4)  # three decode rows leave 3 of 6 tokens. d needs 4 and
-            # waits. e would fit, but came after d: nobody overtakes, or a long prompt could wait
-            # for ever.
-        a[3:4] b[3:4] c[3:4], d waits (4)  # the same as in step 1.
-        d[0:4] e[0:1] +d +e                # all 6 tokens are free: 4 for d, 1 for e.
+        a[2:3] b[2:3] c[2:3], d waits  # three decode rows leave 3 of 6 tokens. d needs 4 and waits.
+            # e would fit, but came after d: nobody overtakes, or a long prompt could wait for ever.
+        a[3:4] b[3:4] c[3:4], d waits  # the same as in step 1.
+        d[0:4] e[0:1] +d +e            # all 6 tokens are free: 4 for d, 1 for e.
         """,
     )
     play(
         scheduler(parts, max_num_seqs=5, max_num_batched_tokens=6),
         """
         comes a(3, 3) b(3, 1) c(1, 1)
-        a[0:3] b[0:3] +a +b, c waits (1)   # 3 + 3 tokens are just the budget of 6.
+        a[0:3] b[0:3] +a +b, c waits  # 3 + 3 tokens are just the budget of 6.
         comes d(5, 1)
-        a[3:4] c[0:1] +c, d waits (5)      # a's decode and c leave 4 tokens; d needs 5.
-        a[4:5] d[0:5] +d                   # a's decode leaves 5 tokens, just what d needs.
+        a[3:4] c[0:1] +c, d waits     # a's decode and c leave 4 tokens; d needs 5.
+        a[4:5] d[0:5] +d              # a's decode leaves 5 tokens, just what d needs.
         """,
     )
 
@@ -227,7 +226,7 @@ def priority_and_memory(parts: Parts) -> None:
         a[0:7] +a                   # all memory was given back, so a's 3 + 4 tokens are computed
             # again, and b's 2 + 4. a's are more than a step may have, and a would wait for ever.
             # So a request for which a whole step is too small goes alone, when nobody runs.
-        a[7:8], b waits (6)         # a's decode leaves 5 tokens, and b needs 6.
+        a[7:8], b waits             # a's decode leaves 5 tokens, and b needs 6.
         b[0:6] +b
         b[6:7]
         """,
@@ -240,9 +239,9 @@ def priority_and_memory(parts: Parts) -> None:
         a[0:1] b[0:3] +a +b
         a[1:2] b[3:4]
         then an exception somewhere: all KV is dropped, requests keep their tokens
-        a[0:3] +a, b waits (5)      # b's 3 + 2 tokens are more than a step may have: b goes alone,
+        a[0:3] +a, b waits          # b's 3 + 2 tokens are more than a step may have: b goes alone,
                                     # and a has a row.
-        a[3:4], b waits (5)         # a runs: b waits.
+        a[3:4], b waits             # a runs: b waits.
         b[0:5] +b                   # nobody runs any more.
         b[5:6]
         """,

@@ -321,9 +321,9 @@ def admission(parts: Parts) -> None:
         scheduler(parts, 6),
         """
         comes a(6, 4) b(9, 2) c(9, 2)
-        a[0:6] b[0:9] +a +b, c waits (blocks)  # a takes 2 blocks of 4 and b 3. One of 6 is left,
-                                               # and c needs 3.
-        a[6:7] b[9:10], c waits (blocks)       # c still needs 3 blocks, and 1 is free.
+        a[0:6] b[0:9] +a +b, c waits  # a takes 2 blocks of 4 and b 3. One of 6 is left, and
+                                      # c needs 3.
+        a[6:7] b[9:10], c waits       # c still needs 3 blocks, and 1 is free.
         a[7:8] c[0:9] +c     # b has finished and given back its 3 blocks: 4 are free. a's token 7
                              # is the last in its second block.
         a[8:9] c[9:10]       # a takes a third block for token 8; the last one was free.
@@ -347,7 +347,7 @@ def preemption(parts: Parts) -> None:
         comes a(4, 3) b(4, 3) c(4, 3)
         a[0:4] b[0:4] c[0:4] +a +b +c     # a block each; one of 4 is left.
         comes d(1, 1)
-        a[4:5] b[4:5] -c, c waits (b)     # a takes the last block for token 4. b needs one, too: c,
+        a[4:5] b[4:5] -c, c waits         # a takes the last block for token 4. b needs one, too: c,
             # admitted last, is preempted for it, and c's own turn is over. d waits behind c.
         then the queue should be c, d
         a[5:6] b[5:6]                     # all 4 blocks are taken. c waits, and is next.

@@ -426,7 +426,7 @@ def chunks(parts: Parts) -> None:
         scheduler(parts, 8),
         """
         comes a(12, 1) b(6, 1) c(3, 1)
-        a[0:8] +a, b waits (left)        # 8 tokens are the whole step: b waits.
+        a[0:8] +a, b waits               # 8 tokens are the whole step: b waits.
         a[8:12] b[0:4] +b                # a's last 4 tokens; b begins with the 4 that are left.
         b[4:6] c[0:3] +c                 # the prompt under way comes before the one that waits.
         """,
@@ -436,7 +436,7 @@ def chunks(parts: Parts) -> None:
         """
         comes a(12, 1) b(6, 1) c(3, 1)
         a[0:5] b[0:3] +a +b              # a row has at most 5 tokens: b gets what a must leave.
-        a[5:10] b[3:6], c waits (left)   # the same again.
+        a[5:10] b[3:6], c waits          # the same again.
         a[10:12] c[0:3] +c               # a and c fit whole.
         """,
     )
@@ -444,7 +444,7 @@ def chunks(parts: Parts) -> None:
         scheduler(parts, 8, enable_chunked_prefill=False, max_num_batched_tokens=16),
         """
         comes a(12, 1) b(6, 1) c(3, 1)
-        a[0:12] +a, b waits (6)          # 4 tokens are left; b's 6 come whole or not at all.
+        a[0:12] +a, b waits              # 4 tokens are left; b's 6 come whole or not at all.
         b[0:6] c[0:3] +b +c
         """,
     )
@@ -452,7 +452,7 @@ def chunks(parts: Parts) -> None:
         scheduler(parts, 4),
         """
         comes a(6, 1) b(10, 1)
-        a[0:6] +a, b waits (KV)          # b could begin with 2 tokens; its 3 blocks are not free.
+        a[0:6] +a, b waits               # b could begin with 2 tokens; its 3 blocks are not free.
         b[0:8] +b                        # a request has blocks for its whole prompt when it is
                                          # admitted.
         b[8:10]
