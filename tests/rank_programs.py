@@ -32,6 +32,7 @@ LIMITS: dict[str, Any] = {
     "max_model_len": 96,
     "max_num_batched_tokens": 48,
     "kv_cache_tokens": 192,
+    "device": "cpu",  # also on a machine with GPUs
     "async_scheduling": True,  # as on GPUs
     "block_size": 8,
     "check_invariants": True,
@@ -181,7 +182,7 @@ def folder_part(rank: int, size: int, model: str) -> Any:
 def only_rank_0_is_asked(rank: int, size: int) -> Any:
     """Rank 0 runs a program with two engines and an abort; the others follow."""
     if rank:
-        Ranks.join(size).follow(LLMEngine)
+        Ranks.join(size, "cpu").follow(LLMEngine)
         return "followed to the end"
     first, second = _engine("tiny-llama", size), _engine("tiny-qwen3", size)
     first.warm_up()
@@ -205,7 +206,7 @@ def only_rank_0_is_asked(rank: int, size: int) -> Any:
 def rules(rank: int, size: int, model: str) -> Any:
     """Rank 0 alone is asked for texts of a form, beside one that is free."""
     if rank:
-        Ranks.join(size).follow(LLMEngine)
+        Ranks.join(size, "cpu").follow(LLMEngine)
         return "followed to the end"
     colour = StructuredOutputsParams(choice=["red", "green"])
     number = StructuredOutputsParams(regex="[0-9]{3}-[a-f]{2,5}")
