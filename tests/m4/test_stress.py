@@ -29,7 +29,7 @@ def stress(capsys: pytest.CaptureFixture[str], tmp_path: Path, no_pixels: None) 
         status = main([*SMALL, "--out", str(tmp_path), *arguments])
         report, picture = capsys.readouterr().out.split("\npicture: ")
         assert picture.strip() == str(tmp_path / "stress.png")
-        rows = re.findall(r"^ (\S.{11}) (.*(?:\n {14}.*)*)", report, re.MULTILINE)
+        rows = re.findall(r"^(\S.{11})  (.*(?:\n {14}.*)*)", report, re.MULTILINE)
         return status, {name.strip(): " ".join(text.split()) for name, text in rows}
 
     return run
