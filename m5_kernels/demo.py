@@ -49,7 +49,7 @@ def demo(args: argparse.Namespace) -> None:
     runs.append(work.run("yours" if args.scheduler else "M5", m5_kernels, **named))
     engine = runs[-1].engine
     if not args.no_m4:
-        console.print("Two engines, the same steps. M4: Hugging Face's modules, paged attention.")
+        console.print("M4: Hugging Face's modules, paged attention.")
     console.print(f"M5: {what_runs(engine)}.")
     show.steps(runs[-1])
     show.answers(runs[-1])

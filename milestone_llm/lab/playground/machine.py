@@ -60,7 +60,7 @@ MACHINES = {
         *(106_203_456, 28_311_552, 9 * 64 * 30, 4, 46_080),
         *(0.085, 15.6e9, 43e9, 7.8e9),
     ),
-    # docs/measurements/m5_h200.md and m5_nano.json; the bus is what PCIe 5 does.
+    # docs/measurements/m5_h200.md and m5_nano.json; the bus was not measured: PCIe 5.
     "h200": Machine(
         "an H200, Qwen3-0.6B's shape in bfloat16, M5's kernels",
         *(440_401_920, 155_582_464, 16 * 128 * 28, 2, 114_688),

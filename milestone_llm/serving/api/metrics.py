@@ -190,7 +190,7 @@ class Standing(Collector):
         yield from families.values()
 
 
-def _of_engine(stats: Mapping[str, Any]) -> Iterator[Any]:
+def _of_engine(stats: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     """Kind, name, what it says, values by further labels, and names of these labels."""
     gauge, counter = GaugeMetricFamily, CounterMetricFamily
     kv, cache = stats.get("kv", {}), stats.get("prefix_cache", {})

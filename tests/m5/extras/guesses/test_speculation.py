@@ -32,9 +32,9 @@ def model(family: str = "llama") -> Any:
     return circling(family, vocab_size=VOCAB).double()
 
 
-def engine(**fields: Any) -> Any:
+def engine(package: Any = m5_kernels, **fields: Any) -> Any:
     fields = {"max_model_len": 64, "block_size": 4, "max_num_batched_tokens": 16, **fields}
-    return make_engine(m5_kernels, fields.pop("model", model()), **fields)
+    return make_engine(package, fields.pop("model", model()), **fields)
 
 
 @pytest.mark.parametrize("seed", range(1, 7))
@@ -109,6 +109,16 @@ def test_a_request_that_repeats_takes_fewer_steps_though_none_waits_for_tokens()
     starts = [record.batch[0].start for record in records]
     assert starts == [0, *ends[:-1]]
     assert made.stats()["recomputed_tokens"] == 0
+
+
+def test_the_host_guesses_as_in_m4_where_steps_are_settled_at_once():
+    engines = [engine(package, speculation="ngram") for package in (m4_prefix_chunked, m5_kernels)]
+    for each in engines:
+        each.generate([1, 2, 3, 4, 5] * 4, greedy(40))
+    theirs, ours = (each.stats() for each in engines)
+    assert ours["steps"] == theirs["steps"] < 36
+    name = "spec_decode_num_accepted_tokens"
+    assert ours[name] == theirs[name] > 0
 
 
 def test_a_row_for_which_nothing_was_found_has_not_guessed():
