@@ -34,7 +34,7 @@ SITE := runs/site
 M5_TRACES := docs/traces/m5_h200_launched.jsonl.gz docs/traces/m5_h200_graphs.jsonl.gz
 M5_LABELS := "M5 on an H200 - kernel by kernel,M5 on an H200 - graphs and pipeline"
 
-.PHONY: help setup demo serve play pages book test test-all storm mutants lint clean
+.PHONY: help setup demo serve play pages book test test-all storm mutants figures lint clean
 
 help:
 	@echo "make demo   watch $(NEWEST) generate text, step by step"
@@ -46,6 +46,7 @@ help:
 	@echo "make test-all   the same, with tests that take long"
 	@echo "make storm  random traffic with fresh seeds, SECONDS=600 for ten minutes; says how to repeat a find"
 	@echo "make mutants  one-line mistakes, each of which a test must find; half an hour"
+	@echo "make figures  what a reader walks through: frames and files of a step, who names extras, lines"
 	@echo "make lint   format, lint, types and who imports whom, only"
 	@echo "make clean  remove .venv, .venv-small and what the tools left behind"
 
@@ -104,6 +105,9 @@ storm: $(INSTALLED)
 
 mutants: $(INSTALLED)
 	$(BIN)/python tests/mutants.py
+
+figures: $(INSTALLED)
+	@$(BIN)/python tests/house_figures.py
 
 clean:
 	rm -rf .venv .venv-small build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -32,13 +32,14 @@ from pygments.lexer import Lexer
 from pygments.lexers import get_lexer_by_name, get_lexer_for_filename
 from pygments.util import ClassNotFound
 
-from milestone_llm.command.cli import Formatter, console, ended_in_one_line
+from milestone_llm.command.cli import Formatter, ended_in_one_line
+from milestone_llm.command.consoles import console
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.playground.browser.pack import has_npm, pack
 from milestone_llm.lab.playground.service import presets
 from milestone_llm.lab.playground.setting import Setting
 from milestone_llm.lab.playground.simulate import run_setting
-from milestone_llm.lab.trace.explore import Run, write_page
+from milestone_llm.lab.trace.page import Run, write_page
 
 ROOT = Path(__file__).resolve().parents[1]
 ASSETS = Path(__file__).parent / "book"

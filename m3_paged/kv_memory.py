@@ -18,7 +18,7 @@ from milestone_llm.models.kv_shape import KVShape
 from milestone_llm.models.machine import check_memory, host_memory
 
 from .block_cache import BlockCache
-from .config import PagedConfig
+from .config import EngineConfig
 
 SWAP_SPACE_BYTES = 4 * 2**30
 """Host memory for swapped KV at most, where nothing is configured: on CUDA it is pinned. And at
@@ -31,14 +31,14 @@ most half of what there is."""
 BYTES_OF_A_BLOCK = 256
 """Of host memory, for the books that are kept of it."""
 
-AnyConfig = TypeVar("AnyConfig", bound=PagedConfig)
+AnyConfig = TypeVar("AnyConfig", bound=EngineConfig)
 RunOnce = Callable[[BlockCache, StepPlan], object]
 """Computes a plan over a cache, as the engine's runner will."""
 
 
 def fit_kv_memory(
     model: PreTrainedModel,
-    config: PagedConfig,
+    config: EngineConfig,
     max_model_len: int,
     run_once: RunOnce,
     useful_kv: int = 1,
@@ -75,7 +75,7 @@ def fit_kv_memory(
     return num_blocks, max_model_len
 
 
-def _check_kv_memory(model: PreTrainedModel, config: PagedConfig, num_blocks: int) -> None:
+def _check_kv_memory(model: PreTrainedModel, config: EngineConfig, num_blocks: int) -> None:
     """Refuse blocks, swap space and their books if memory does not hold them.
 
     Raises:
@@ -98,7 +98,7 @@ def _check_kv_memory(model: PreTrainedModel, config: PagedConfig, num_blocks: in
 
 
 def _num_free_tokens(
-    model: PreTrainedModel, config: PagedConfig, max_model_len: int, run_once: RunOnce
+    model: PreTrainedModel, config: EngineConfig, max_model_len: int, run_once: RunOnce
 ) -> int:
     if model.device.type != "cuda":
         return min(CPU_KV_BYTES, host_memory() // 2) // KVShape.of(model).bytes_per_token
@@ -116,7 +116,7 @@ def with_swap_space(config: AnyConfig, model: PreTrainedModel, num_blocks: int) 
 
 def _free_tokens_after_profiling(
     model: PreTrainedModel,
-    config: PagedConfig,
+    config: EngineConfig,
     max_model_len: int,
     run_once: RunOnce,
 ) -> int:
@@ -154,7 +154,7 @@ def _free_tokens_after_profiling(
     return num_tokens
 
 
-def _largest_step(config: PagedConfig, max_model_len: int) -> tuple[StepPlan, int]:
+def _largest_step(config: EngineConfig, max_model_len: int) -> tuple[StepPlan, int]:
     """A step of `max_num_batched_tokens` prompt tokens, and the blocks that it needs."""
     plan, num_blocks, budget = StepPlan(), 0, config.max_num_batched_tokens
     while budget > 0 and len(plan.rows) < config.max_num_seqs:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from m2_batching.config import check_order, check_step_budget
-from m3_paged.config import (
-    GPU_MAX_NUM_SEQS,
-    check_blocks_hold,
-    check_kv_fields,
-    check_recompute_fits_a_step,
-    num_host_blocks,
-)
+import m3_paged.config
 from milestone_llm.core.errors import InputError
-from milestone_llm.frontend import config as base
+
+Config = TypeVar("Config", bound="EngineConfig")
 
 IDLE_TOKENS = {"cpu": 16, "cuda": 256}
 """Tokens of a step, guesses among them, up to which guesses paid: see `rows_that_guess`."""
@@ -38,19 +33,8 @@ def rows_that_guess(device_type: str, num_guesses: int) -> int:
 
 
 @dataclass(frozen=True)
-class EngineConfig(base.EngineConfig):
+class EngineConfig(m3_paged.config.EngineConfig):
     """Limits and switches of an engine with prefix caching and chunked prefill."""
-
-    # Of m2_batching.
-    policy: str = "fcfs"
-    aging_seconds: float | None = None
-
-    # Of m3_paged.
-    block_size: int = 16
-    kv_cache_tokens: int | None = None
-    gpu_memory_utilization: float = 0.9
-    preemption: str = "recompute"
-    swap_space_tokens: int | None = None
 
     enable_prefix_caching: bool = True
     """Keep the KV of full blocks after their request ended, and find it again by content."""
@@ -73,10 +57,6 @@ class EngineConfig(base.EngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_order(self.policy, self.aging_seconds)
-        if not self.enable_chunked_prefill:  # in chunks, a row that does not fit waits a step
-            check_step_budget(self.max_num_batched_tokens, self.max_num_seqs)
-        check_kv_fields(self)
         if self.speculation not in (None, "ngram"):
             raise InputError(f'speculation must be "ngram" or None, got {self.speculation!r}')
         if not 1 <= self.num_speculative_tokens <= 16:
@@ -103,41 +83,19 @@ class EngineConfig(base.EngineConfig):
             )
 
     @property
+    def has_chunked_prefill(self) -> bool:
+        """Whether a prompt may be computed in several steps."""
+        return self.enable_chunked_prefill
+
+    @property
     def num_rows_that_guess(self) -> int:
         """Most rows of a step with guesses."""
         return min(self.max_num_seqs, self.speculation_max_num_seqs or self.max_num_seqs)
 
-    def on_device(self, device_type: str, given: Collection[str]) -> EngineConfig:
-        """With as many rows, and rows that guess, as pay there, unless somebody has chosen.
-
-        Args:
-            device_type: of the model, "cpu" or "cuda".
-            given: names of the fields that were chosen.
-        """
-        config = self
-        if device_type == "cuda" and "max_num_seqs" not in given:
-            config = replace(config, max_num_seqs=GPU_MAX_NUM_SEQS)
+    def on_device(self: Config, device_type: str, given: Collection[str]) -> Config:
+        """As M3's. Without a `speculation_max_num_seqs`, as many rows guess as pay."""
+        config = super().on_device(device_type, given)
         if config.speculation_max_num_seqs is None:
             most = rows_that_guess(device_type, config.num_speculative_tokens)
             config = replace(config, speculation_max_num_seqs=most)
         return config
-
-    def resolve_max_model_len(self, model_max_len: int | None) -> int:
-        """The `max_model_len` in force: with chunked prefill, whatever the step's budget."""
-        if not self.enable_chunked_prefill or self.max_model_len or not model_max_len:
-            return super().resolve_max_model_len(model_max_len)
-        return model_max_len
-
-    def check_holds_one_request(self, max_model_len: int, num_blocks: int) -> None:
-        """A lone request must be able to grow to `max_model_len` and to be recomputed there.
-
-        Raises:
-            InputError: too few blocks; or, without chunks, a step too small for one recomputation.
-        """
-        check_blocks_hold(max_model_len, num_blocks, self.block_size)
-        if not self.enable_chunked_prefill:
-            check_recompute_fits_a_step(max_model_len, self.max_num_batched_tokens)
-
-    def num_host_blocks(self, num_blocks: int) -> int:
-        """Blocks of host memory for swapping, given the blocks on the device."""
-        return num_host_blocks(self, num_blocks)

@@ -4,11 +4,23 @@ What changes from M4: how a step is computed. State lives on the device, a decod
 graph from metadata to sampled token, and the host plans a step while the one before still runs.
 Schedule, cache and tokens are M4's.
 
-    engine, runner, device_step    a step, from the plan to the kernels
-    device_state, step_graphs      what lives on the device; a step as one graph
-    sampler, to_host               from logits to tokens, and to the host
-    decoder/, kernels/             the model, and what it launches
-    extras/                        the appendix: objects that take the place of the lesson's
+Read from the inside out. Five files go from the model to the kernel; the rest is around them:
+
+    decoder/decoder        the forward: a layer in nine launches
+    decoder/ops            the table of what it launches
+    decoder/linear         of these, the products with weights
+    decoder/attention      and attention: which kernel for which tokens of a step
+    kernels/flash_decode   the kernel for decode rows (`kernels` has simpler ones to begin with)
+    device_step            a step on the device: metadata, forward, sampler, tokens appended
+    device_state, sampler  what the device stores of each request; from logits to tokens
+    runner, to_host        the host: what it tells the device, and how it gets tokens back
+    step_graphs            a step as one CUDA graph
+    engine, backends       last: how all of this is put together, and what takes the place of what
+
+`python -m m5_kernels.walkthrough` begins in the forward, too, in a debugger.
+
+The files of extras/ and tools/, 40 and more, need not be opened to understand M5. Extras are
+objects that take the place of the lesson's (`backends` chooses them); tools measure.
 """
 
 from typing import TYPE_CHECKING

@@ -5,12 +5,12 @@ names others. On a CPU: `mixed` on SmolLM2-135M with the kernels' torch twins, a
 the other milestones. Before anything is timed, tokens are compared with M4's on the same device.
 
   --single                             one request: 100 tokens in, 512 out
-  --engines m1 m2 m3 m4 m5             the whole ladder on the same work
-  --without graphs pipelining          what each of them brings; a+b: both off together
+  --engines m1 m2 m3 m4 m5             all milestones on the same work
+  --without graphs pipelining          what each of them gains; a+b: both off together
   --profile                            where a step's time goes
-  --tensor-parallel-size 2             cut over two GPUs, beside one GPU; what all-reduces cost
+  --tensor-parallel-size 2             two GPUs compared with one; the cost of all-reduces
 
-Kernels by themselves: `python -m m5_kernels.tools.kernel_bench`.
+To measure single kernels: `python -m m5_kernels.tools.kernel_bench`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 def engines(bench: Bench) -> None:
-    """M5, and --engines, --without and --baseline, on the requests of --workload."""
+    """Measure M5, and what --engines, --without and --baseline name, on one workload."""
     from m5_kernels.tools.bench_engines import compare_engines
 
     compare_engines(bench)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """What only M5 has, and defaults that depend on the device."""
+    """Add the options that only M5 has, and defaults that depend on the device."""
     parser.set_defaults(model=None, workload=None, max_num_batched_tokens=None)
     add = parser.add_argument_group("engines").add_argument
     add("--single", action="store_true", help="one request, 100 tokens in and 512 out")
@@ -58,7 +58,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit status."""
+    """Run the command line. Returns the exit status."""
 
     def on_every_rank(args: argparse.Namespace) -> None:
         start_ranks("m5_kernels.bench", args.tensor_parallel_size, arguments)

@@ -17,7 +17,7 @@ from typing import Any
 
 import m4_prefix_chunked
 import m5_kernels
-from milestone_llm.command.cli import console, positive
+from milestone_llm.command.cli import positive
 from milestone_llm.lab.demo.command import demo_parser, run_demo
 
 from .tools.launch import SIZE_HELP, silence, start_ranks
@@ -38,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
 
 def demo(args: argparse.Namespace) -> None:
     """Serve the requests with M4 and with M5."""
+    from milestone_llm.command.consoles import console
     from milestone_llm.lab.demo import show
     from milestone_llm.lab.demo.work import load_work
     from milestone_llm.models.checkpoint import find_gguf
@@ -68,10 +69,12 @@ def what_runs(engine: Any) -> str:
     """Which form of the kernels this engine uses, and why."""
     import torch
 
-    from .kernels.backend import INTERPRETED
+    from .decoder.decoder import FusedDecoder
+    from .kernels.triton_or_twin import INTERPRETED
 
     device, form = engine.model.device, ""
-    if engine.decoder is None:
+    is_fused = isinstance(engine.decoder, FusedDecoder)
+    if not is_fused:
         family = engine.model.config.model_type
         form = f"there is no fused decoder for {family}: Hugging Face's modules, our attention; "
     if device.type == "cuda":
@@ -79,8 +82,8 @@ def what_runs(engine: Any) -> str:
         return f"{form}Triton kernels on {torch.cuda.get_device_name(device)}, {graphs} CUDA graphs"
     if INTERPRETED:
         return f"{form}Triton kernels under the interpreter, since TRITON_INTERPRET=1 is set"
-    if engine.decoder is None:
-        return f"{form}torch twins of its kernels, since there is no GPU"
+    if not is_fused:
+        return f"{form}torch's attention, since there is no GPU"
     bits = {"gguf": ", weights in the file's own bits", "int8": ", weights in eight bits"}
     return f"merged products and torch's kernels{bits.get(engine.config.quantization, '')}"
 

@@ -1,12 +1,12 @@
-"""All that a step needs to know of the requests, kept on the device; the host sends changes only.
+"""All that a step needs to know of the requests, kept on the device. The host sends only changes.
 
-Everything is a view of one int32 arena, so that all changes of a step, whatever they are, travel as
-one list of (place, value) pairs in one transfer and one scatter:
+Every array is a view of one int32 arena. So all changes of a step are one list of (index, value)
+pairs, which needs one transfer and one scatter:
 
     arena | seeds | token_ids | block_table | num_computed | ... | temperature | ... | step rows |
 
-Transfers start from fresh pinned memory each time. The caching host allocator hands such memory out
-again only when the copy has been made, so nothing in flight is overwritten.
+Each transfer starts from new pinned memory. The caching host allocator uses such memory again only
+when the copy is done, so nothing in flight is overwritten.
 """
 
 from __future__ import annotations
@@ -15,32 +15,31 @@ import math
 import struct
 from collections.abc import Mapping
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from m5_kernels.kernels.backend import ceil_div
 from m5_kernels.kernels.step_metadata import RowState
+from m5_kernels.kernels.triton_or_twin import ceil_div
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.request import Request
 from milestone_llm.models.machine import check_memory
 
 MAX_DEVICE_STOP_IDS = 16
-"""Stop tokens of a request that the device knows."""
+"""Most stop tokens of a request that the device knows."""
 MAX_DEVICE_BIASES = 16
-"""Entries of a request's `logit_bias` that the device knows."""
+"""Most entries of a request's `logit_bias` that the device knows."""
 MAX_GPU_ROWS = 8192
-"""`expand_step` compares each with 128 tokens, and Triton's tensors have 2**20 elements at most."""
+"""`expand_step` compares each row with 128 tokens; Triton's tensors have 2**20 elements at most."""
 BYTES_OF_A_ROW = 640
-"""Beside its tokens and blocks: parameters, workspace, what the host knows of it."""
-
+"""Memory of a row without its tokens and blocks: parameters, workspace, the host's record of it."""
 
 STEP = ("step_rows", "step_new_tokens", "step_samples")
-"""What a step says of its sequences: the fields of `StepSeq`, in their order."""
+"""Arrays that describe the sequences of a step: the fields of `StepSeq`, in this order."""
 
 
 class StepSeq(NamedTuple):
-    """A sequence of a step: a row's next tokens."""
+    """A sequence of a step: the next tokens of a row."""
 
     row: int
     num_new_tokens: int
@@ -54,15 +53,13 @@ IDLE = StepSeq(-1, 0, False)
 class DeviceState:
     """State of up to `num_rows` requests, a row each, and the sequences of the current step.
 
-    temperature, top_p, min_p and the three penalties: fp32 `[num_rows]`; top_k, min_tokens: int32;
-    seeds: int64 (the bits of uint64); stop_ids: int32
-    `[num_rows, MAX_DEVICE_STOP_IDS]`, some repeated; bias_ids, biases: int32 and fp32
-    `[num_rows, MAX_DEVICE_BIASES]`, some pairs repeated. step_rows, step_new_tokens, step_samples:
-    int32 `[num_seqs]`, in the order of the step.
+    views: each array by its name. Those of requests are `[num_rows]` or `[num_rows, width]`; a
+    seed has the bits of a uint64, and stop_ids and the pairs of bias_ids and biases repeat, to fill
+    a row. Those of `STEP` are `[num_seqs]`, in the order of the step.
 
     Args:
-        num_seqs: most sequences of a step, where a row may have several; else num_rows.
-        more: shapes of further int32 arrays, by name: `views` has them, and `set` changes them.
+        num_seqs: most sequences of a step, if a row may have several; else num_rows.
+        more: shapes of further int32 arrays, by name, which `set` changes like the others.
     """
 
     def __init__(
@@ -79,62 +76,53 @@ class DeviceState:
         self.device = device
         self.num_seqs = max(num_seqs, num_rows)
         self.vocab_size = vocab_size
-        # Whole groups of 16: Triton makes faster addresses for rows that begin at such places.
+        # A multiple of 16: Triton computes faster addresses for rows that begin at multiples.
         self.max_blocks = 16 * ceil_div(max_model_len, 16 * block_size)
-        shapes: dict[str, tuple[int, ...]] = {
-            "seeds": (num_rows, 2),  # first: 64-bit numbers need an even place
-            "token_ids": (num_rows, max_model_len),
-            "block_table": (num_rows, self.max_blocks),
-            "stop_ids": (num_rows, MAX_DEVICE_STOP_IDS),
-            **dict.fromkeys(("num_computed_tokens", "prompt_lens"), (num_rows,)),
-            **dict.fromkeys(("top_k", "min_tokens"), (num_rows,)),
-            **dict.fromkeys(("bias_ids", "biases"), (num_rows, MAX_DEVICE_BIASES)),
-            **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), (num_rows,)),
-            **dict.fromkeys(("frequency_penalty", "presence_penalty"), (num_rows,)),
-            **dict.fromkeys(STEP, (self.num_seqs,)),
-            **(more or {}),
+        int32, fp32, one_number = torch.int32, torch.float32, (num_rows,)
+        biases = (num_rows, MAX_DEVICE_BIASES)
+        arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+            "seeds": (torch.int64, one_number),  # first: 64-bit numbers need an even index
+            "token_ids": (int32, (num_rows, max_model_len)),
+            "block_table": (int32, (num_rows, self.max_blocks)),
+            "stop_ids": (int32, (num_rows, MAX_DEVICE_STOP_IDS)),
+            **dict.fromkeys(("num_computed_tokens", "prompt_lens"), (int32, one_number)),
+            **dict.fromkeys(("top_k", "min_tokens"), (int32, one_number)),
+            "bias_ids": (int32, biases),
+            "biases": (fp32, biases),
+            **dict.fromkeys(("temperature", "top_p", "min_p"), (fp32, one_number)),
+            **dict.fromkeys(
+                ("repetition_penalty", "frequency_penalty", "presence_penalty"), (fp32, one_number)
+            ),
+            **dict.fromkeys(STEP, (int32, (self.num_seqs,))),
+            **{name: (int32, shape) for name, shape in (more or {}).items()},
         }
-        sizes = [math.prod(shape) for shape in shapes.values()]
+        sizes = [math.prod(shape) * dtype.itemsize // 4 for dtype, shape in arrays.values()]
         self._arena = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
-        self.views = views = {
-            name: part.view(shape)
-            for (name, shape), part in zip(shapes.items(), self._arena.split(sizes), strict=True)
-        }
-        self._first_and_width = {
-            name: (view.storage_offset(), view.stride(0)) for name, view in views.items()
-        }
+        self.views: dict[str, torch.Tensor] = {}
+        self._first_and_width: dict[str, tuple[int, int]] = {}
+        """Index in the arena of each array's first row, and length of a row, in int32 numbers."""
+        parts = self._arena.split(sizes)
+        for (name, (dtype, shape)), part in zip(arrays.items(), parts, strict=True):
+            self.views[name] = part.view(dtype).view(shape)
+            self._first_and_width[name] = part.storage_offset(), len(part) // shape[0]
         self.rows = RowState(
-            views["token_ids"],
-            views["block_table"],
-            views["num_computed_tokens"],
-            views["prompt_lens"],
+            self.views["token_ids"],
+            self.views["block_table"],
+            self.views["num_computed_tokens"],
+            self.views["prompt_lens"],
             block_size,
         )
-        self.seeds = views["seeds"].view(torch.int64)[:, 0]
-        self.top_k = views["top_k"]
-        self.temperature = views["temperature"].view(torch.float32)
-        self.top_p = views["top_p"].view(torch.float32)
-        self.min_p = views["min_p"].view(torch.float32)
-        self.repetition_penalty = views["repetition_penalty"].view(torch.float32)
-        self.frequency_penalty = views["frequency_penalty"].view(torch.float32)
-        self.presence_penalty = views["presence_penalty"].view(torch.float32)
-        self.bias_ids = views["bias_ids"]
-        self.biases = views["biases"].view(torch.float32)
-        self.min_tokens = views["min_tokens"]
-        self.stop_ids = views["stop_ids"]
-        self.step_rows = views["step_rows"]
-        self.step_new_tokens = views["step_new_tokens"]
-        self.step_samples = views["step_samples"]
+        self.step_rows = self.views["step_rows"]
         self.reset()
 
     def reset(self) -> None:
-        """No request is in the step, and there is no change to send."""
+        """Take all requests out of the step, and drop the changes that were not sent."""
         self.step_rows.fill_(-1)
-        # What the device has been told of the step, in its order.
+        # The step that was sent to the device, in its order.
         self._step: list[StepSeq] = [IDLE] * self.num_seqs
         self._num_seqs = 0
         self._places: list[range] = []
-        """Where changes go in the arena."""
+        """Indices of the changes in the arena."""
         self._values: list[list[int]] = []
 
     def set(self, name: str, row: int, values: list[int], column: int = 0) -> None:
@@ -147,30 +135,33 @@ class DeviceState:
     def add_request(self, row: int, request: Request, num_computed_tokens: int) -> None:
         """Note all of a request, except its block table."""
         params = request.sampling_params
-        self.set("token_ids", row, request.token_ids)
-        self.set("num_computed_tokens", row, [num_computed_tokens])
-        self.set("prompt_lens", row, [request.num_prompt_tokens])
-        self.set("top_k", row, [params.top_k])
-        self.set("temperature", row, [_bits(params.temperature)])
-        self.set("top_p", row, [_bits(params.top_p)])
-        self.set("min_p", row, [_bits(params.min_p)])
-        self.set("repetition_penalty", row, [_bits(params.repetition_penalty)])
-        self.set("frequency_penalty", row, [_bits(params.frequency_penalty)])
-        self.set("presence_penalty", row, [_bits(params.presence_penalty)])
         biases = list(params.logit_bias.items()) or [(0, 0.0)]
         biases = (biases * MAX_DEVICE_BIASES)[:MAX_DEVICE_BIASES]
-        self.set("bias_ids", row, [token for token, _ in biases])
-        self.set("biases", row, [_bits(bias) for _, bias in biases])
-        # Tokens outside the vocabulary stop nobody, and neither is anybody kept from them.
+        # Stop ids outside the vocabulary can be ignored: they are never sampled.
         stops = [token for token in request.stop_token_ids if token < self.vocab_size]
-        stops = (stops * MAX_DEVICE_STOP_IDS)[:MAX_DEVICE_STOP_IDS]
-        min_tokens = min(params.min_tokens, request.max_num_tokens)  # which has 32 bits
-        self.set("min_tokens", row, [min_tokens if stops else 0])
-        self.set("stop_ids", row, stops or [0] * MAX_DEVICE_STOP_IDS)
-        self.set("seeds", row, list(struct.unpack("<2i", struct.pack("<Q", request.seed))))
+        min_tokens = min(params.min_tokens, request.max_num_tokens)  # the limit has 32 bits
+        values: dict[str, list[Any]] = {
+            "token_ids": request.token_ids,
+            "num_computed_tokens": [num_computed_tokens],
+            "prompt_lens": [request.num_prompt_tokens],
+            "top_k": [params.top_k],
+            "temperature": [params.temperature],
+            "top_p": [params.top_p],
+            "min_p": [params.min_p],
+            "repetition_penalty": [params.repetition_penalty],
+            "frequency_penalty": [params.frequency_penalty],
+            "presence_penalty": [params.presence_penalty],
+            "bias_ids": [token for token, _ in biases],
+            "biases": [bias for _, bias in biases],
+            "min_tokens": [min_tokens if stops else 0],
+            "stop_ids": ((stops or [0]) * MAX_DEVICE_STOP_IDS)[:MAX_DEVICE_STOP_IDS],
+            "seeds": [request.seed],
+        }
+        for name, numbers in values.items():
+            self.set(name, row, _int32_words(numbers, self.views[name].dtype))
 
     def set_step(self, step: list[StepSeq]) -> None:
-        """Note who is in the step."""
+        """Note which sequences are in the step."""
         idle = [IDLE] * max(0, self._num_seqs - len(step))
         for seq, (old, new) in enumerate(zip(self._step, step + idle, strict=False)):
             if old != new:
@@ -180,15 +171,12 @@ class DeviceState:
         self._num_seqs = len(step)
 
     def step(self, num_seqs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of the first sequences of the step: rows, new tokens, and which sample."""
-        return (
-            self.step_rows[:num_seqs],
-            self.step_new_tokens[:num_seqs],
-            self.step_samples[:num_seqs],
-        )
+        """Return rows, numbers of new tokens, and which sample, of the first sequences."""
+        rows, num_new_tokens, samples = (self.views[name][:num_seqs] for name in STEP)
+        return rows, num_new_tokens, samples
 
     def flush(self) -> None:
-        """Send all changes: one transfer, one scatter."""
+        """Send all changes to the device, in one transfer and one scatter."""
         if not self._places:
             return
         places, values, self._places, self._values = self._places, self._values, [], []
@@ -201,10 +189,10 @@ class DeviceState:
 
 
 def check_rows(num_rows: int, max_model_len: int, block_size: int, device: torch.device) -> None:
-    """Refuse so many rows if memory does not hold them: token ids and two block tables each.
+    """Check that memory holds so many rows, with token ids and two block tables each.
 
     Raises:
-        InputError: it does not, or they are more than a GPU's kernels look at together.
+        InputError: it does not, or there are more rows than a GPU's kernels can read together.
     """
     if device.type == "cuda" and num_rows > MAX_GPU_ROWS:
         raise InputError(f"max_num_seqs={num_rows}, but a GPU's step has {MAX_GPU_ROWS:,} at most")
@@ -214,6 +202,10 @@ def check_rows(num_rows: int, max_model_len: int, block_size: int, device: torch
     check_memory(num_bytes, device, what, "lower one of them")
 
 
-def _bits(number: float) -> int:
-    """An fp32 number as the int32 of the same bits."""
-    return int(struct.unpack("<i", struct.pack("<f", number))[0])
+def _int32_words(values: list[Any], dtype: torch.dtype) -> list[int]:
+    """Return numbers of a dtype as the int32 numbers with the same bits. A seed is a uint64."""
+    if dtype == torch.int32:
+        return values
+    kind = {torch.float32: "f", torch.int64: "Q"}[dtype]
+    data = struct.pack(f"<{len(values)}{kind}", *values)
+    return list(struct.unpack(f"<{len(data) // 4}i", data))

@@ -1,6 +1,6 @@
 """A step as the device computes it: from the rows' state to the tokens appended to them.
 
-Nothing here waits for the device or asks it anything, so all of it can be part of a CUDA graph:
+Nothing here waits for the device or reads from it, so all of it can be part of a CUDA graph:
 
     rows of state -> metadata -> hidden states -> logits -> tokens -> appended to the rows
 """
@@ -8,93 +8,91 @@ Nothing here waits for the device or asks it anything, so all of it can be part 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import torch
 
 from m3_paged.block_cache import BlockCache
 
 from .config import EngineConfig
-from .decoder.attention import Attention, ChunkAttention
-from .decoder.decoder import Attends, FusedDecoder
+from .decoder.load import Decoder
 from .device_state import DeviceState
-from .kernels.early_start import next_starts
 from .kernels.expand_step import append_sampled, expand_step
-from .kernels.flash_decode import DecodeWorkspace
+from .kernels.launch import Launch
 from .kernels.step_metadata import StepMetadata
-from .sampler import Needs, Sampler
+from .sampler import Sampler, SamplingFeatures
 from .step_graphs import StepShape
 
 
 class DeviceStep:
-    """Computes steps of rows of `state`, which says what is in them.
+    """Compute steps from the state of their rows.
 
     Args:
-        state: has room for as many rows as may run.
-        chunks: the kernel for chunks, if it is to be another than the lesson's.
-        attention: for all tokens, if it is to be another.
+        state: has a row for each request that may run.
+        launch: how kernels are launched; None: as suits the device.
     """
 
     def __init__(
         self,
-        decoder: FusedDecoder,
+        decoder: Decoder,
         cache: BlockCache,
         state: DeviceState,
         config: EngineConfig,
         max_model_len: int,
-        chunks: ChunkAttention | None = None,
-        attention: Attends | None = None,
+        launch: Launch | None = None,
     ) -> None:
-        device, shape = decoder.embedding.device, decoder.config
+        device = decoder.device
         self.decoder = decoder
         self.kv_caches = list(zip(cache.keys, cache.values, strict=True))
         self.state = state
         self.sampler = Sampler(state)
+        self.launch = launch or Launch.on(device)
         most = min(config.max_num_batched_tokens, config.max_num_seqs * max_model_len)
         self.max_tokens = max(most, state.num_seqs)
         self.metadata = StepMetadata.allocate(
             self.max_tokens, state.num_seqs, state.max_blocks, device
         )
-        workspace: DecodeWorkspace | None = None
-        if device.type == "cuda":
-            workspace = DecodeWorkspace.allocate(
-                state.num_seqs, shape.num_q_heads, shape.num_kv_heads, shape.head_dim,
-                decoder.embedding.dtype, device,
-            )  # fmt: skip
-        self.attention = attention or Attention(workspace, chunks)
+        self.attention = decoder.ops.attention(
+            decoder.attention_shape, state.num_seqs, decoder.dtype, device
+        )
 
-    def of_layers(self, layers: list[int]) -> DeviceStep:
-        """The same with these layers alone."""
-        part = copy.copy(self)
+    def compile_only(self) -> DeviceStep:
+        """Return a copy of this step that only compiles its kernels, with a layer of each kind."""
+        part, layers = copy.copy(self), self.decoder.layers_of_each_kind
         part.decoder = self.decoder.of_layers(layers)
         part.kv_caches = [self.kv_caches[layer] for layer in layers]
+        part.launch = replace(self.launch, only_compiles=True)
         return part
 
-    def compute(self, shape: StepShape, needs: Needs) -> torch.Tensor:
-        """A token for each sequence, int32 `[num_seqs]`, of use where it samples."""
+    def compute(self, shape: StepShape, features: SamplingFeatures) -> torch.Tensor:
+        """Return a token for each sequence, int32 `[num_seqs]`; valid for those that sample."""
         hidden, metadata = self.hidden(shape)
-        return self.sample(hidden, metadata, needs)
+        return self.sample(hidden, metadata, features)
 
     def hidden(self, shape: StepShape) -> tuple[torch.Tensor, StepMetadata]:
-        """Hidden states of all new tokens, `[num_tokens, hidden_size]`."""
+        """Return hidden states of all new tokens, `[num_tokens, hidden_size]`, and the metadata."""
         metadata = self.metadata.part(
             shape.num_tokens, shape.num_seqs, shape.num_decodes, shape.num_chunks
         )
         rows, new_tokens, _ = self.state.step(shape.num_seqs)
-        expand_step(self.state.rows, rows, new_tokens, metadata)
-        metadata = self.attention.prepare(metadata)
-        hidden = self.decoder.forward(metadata.input_ids, metadata, self.kv_caches, self.attention)
+        expand_step(self.state.rows, rows, new_tokens, metadata, self.launch)
+        metadata = self.attention.prepare(metadata, self.launch)
+        hidden = self.decoder.forward(
+            metadata.input_ids, metadata, self.kv_caches, self.attention, self.launch
+        )
         return hidden, metadata
 
-    def sample(self, hidden: torch.Tensor, metadata: StepMetadata, needs: Needs) -> torch.Tensor:
-        """Sample after each sequence's last new token, and append that to the rows that sample."""
+    def sample(
+        self, hidden: torch.Tensor, metadata: StepMetadata, features: SamplingFeatures
+    ) -> torch.Tensor:
+        """Sample after each sequence's last new token. Append the token to the rows that sample."""
         rows, new_tokens, samples = self.state.step(len(metadata.context_lens))
-        logits = self.decoder.logits(last_of_seqs(hidden, metadata))
-        with next_starts(self.decoder.starts.late):
-            tokens = self.sampler.sample(logits, rows, metadata.output_positions, needs)
-            append_sampled(self.state.rows, rows, new_tokens, samples, tokens)
+        logits = self.decoder.logits(last_of_seqs(hidden, metadata), self.launch)
+        tokens = self.sampler.sample(logits, rows, metadata.output_positions, features, self.launch)
+        append_sampled(self.state.rows, rows, new_tokens, samples, tokens, self.launch)
         return tokens
 
 
 def last_of_seqs(hidden: torch.Tensor, metadata: StepMetadata) -> torch.Tensor:
-    """The hidden state of each sequence's last new token, `[num_seqs, hidden_size]`."""
+    """Return the hidden state of each sequence's last new token, `[num_seqs, hidden_size]`."""
     return hidden[metadata.query_start_loc[1:] - 1] if metadata.num_chunks else hidden

@@ -6,6 +6,7 @@ Then, in another terminal: curl http://127.0.0.1:8000/v1/models
 import sys
 from collections.abc import Sequence
 
+from milestone_llm.command.cli import model_libraries
 from milestone_llm.serving.command import serve_command, serve_parser
 
 from . import EngineConfig
@@ -13,14 +14,15 @@ from .tools.launch import is_rank_0, start_ranks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit status."""
+    """Run the command line. Returns the exit status."""
     args = serve_parser("m5_kernels", __doc__, EngineConfig).parse_args(arguments)
     start_ranks("m5_kernels.serve", args.tensor_parallel_size, arguments)
     if not is_rank_0():
-        from .engine import LLMEngine
-        from .extras.tensor_parallel.ranks import Ranks
+        with model_libraries(args.threads):
+            from .backends import follow_rank_0
+            from .engine import LLMEngine
 
-        Ranks.join(args.tensor_parallel_size, args.device).follow(LLMEngine)
+            follow_rank_0(LLMEngine, args.tensor_parallel_size, args.device)
         return 0
     return serve_command("m5_kernels", __doc__, arguments)
 

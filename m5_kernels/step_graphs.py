@@ -1,9 +1,9 @@
 """CUDA graphs of whole steps, one per shape ("bucket"), captured when first needed.
 
-A replay launches the kernels as they were captured, with the same pointers and grid sizes, so
+A replay launches the kernels as they were captured, with the same pointers and grid sizes. So
 everything that changes from step to step must be read from memory: rows of state, block tables,
-lengths, where single tokens end and chunks begin. Sequences beyond the batch have no row (-1), and
-tokens beyond the step have no slot: they read nothing and write nothing.
+lengths, the number of decode rows before the first chunk. Sequences beyond the batch have no row
+(-1), and tokens beyond the step have no slot: they read nothing and write nothing.
 
     a step                 128 sequences with one token, 3 chunks with 400 tokens
     its bucket             256 sequences, 640 tokens, at most 16 chunks
@@ -21,41 +21,41 @@ import torch
 from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.frontend.garbage import nothing_collected
 
-from .decoder.one_gpu import OneGPU
-from .sampler import Needs
+from .group import Group
+from .sampler import SamplingFeatures
 
 log = logging.getLogger(__name__)
 
 MAX_TOKENS = 3072
-"""With more, the kernels take longer than Python needs to launch them: nothing is gained."""
+"""With more tokens, the kernels take longer than Python needs to launch them: no gain."""
 MAX_CHUNKS = 16
 
 
 class StepShape(NamedTuple):
-    """What the launches of a step depend on. In a graph they are the most that it can take."""
+    """The numbers on which the launches of a step depend. For a graph they are its limits."""
 
     num_tokens: int
     num_seqs: int
     num_decodes: int
-    """Sequences, the first ones, that may have one token."""
+    """Number of sequences, the first ones, that may have one token."""
     num_chunks: int
-    """Sequences after them that may have more."""
+    """Number of sequences, the last ones, that may have more than one token."""
 
     @classmethod
     def of(cls, rows: Sequence[ScheduledRequest]) -> StepShape:
-        """Of a plan's rows."""
+        """Return the shape of a plan's rows."""
         num_chunks = sum(map(is_chunk, rows))
         num_tokens = sum(row.num_new_tokens for row in rows)
         return cls(num_tokens, len(rows), len(rows) - num_chunks, num_chunks)
 
 
 def is_chunk(row: ScheduledRequest) -> bool:
-    """Whether a row has more than one token."""
+    """Return whether a row has more than one token."""
     return row.num_new_tokens > 1
 
 
 class Buckets:
-    """Shapes for which there are graphs.
+    """The shapes for which there are graphs.
 
     Args:
         max_num_seqs: most sequences of a step.
@@ -71,7 +71,7 @@ class Buckets:
         self.largest_step = StepShape(max_tokens, most, most, MAX_CHUNKS)
 
     def bucket_for(self, shape: StepShape) -> StepShape | None:
-        """The smallest bucket that holds such a step; None if it is to be launched as it is."""
+        """Return the smallest bucket that holds such a step. None: launch kernel by kernel."""
         if not shape.num_chunks:
             num_seqs = next(n for n in self.decode_seqs if n >= shape.num_seqs)
             return StepShape(num_seqs, num_seqs, num_seqs, 0)
@@ -83,7 +83,7 @@ class Buckets:
         return StepShape(num_tokens, num_seqs, num_seqs, MAX_CHUNKS)
 
     def all(self) -> list[StepShape]:
-        """Every bucket, the largest first."""
+        """Return every bucket, the largest first."""
         decodes = [StepShape(n, n, n, 0) for n in self.decode_seqs]
         mixed = [
             StepShape(num_tokens, num_seqs, num_seqs, MAX_CHUNKS)
@@ -95,15 +95,16 @@ class Buckets:
 
 
 def decode_sizes(most: int) -> list[int]:
-    """Numbers of sequences of one token, up to `most`, for which there are graphs."""
+    """Return the batch sizes, up to `most`, for which there are graphs of decode steps."""
     return [n for n in (1, 2, 4, 8) if n < most] + [*range(16, most, 16), most]
 
 
 class GraphMemory:
-    """What graphs share that are never replayed side by side: memory, and a stream to capture on.
+    """What graphs that never run at the same time share: memory, and a stream to capture on.
 
-    captured: all of them, and others that are never replayed. With the first that goes, PyTorch
-    lets go of what the library needs for all that were captured on its stream (its issue 193402).
+    captured: all captured graphs, and graphs whose capture failed. When the first graph of a stream
+    is destroyed, PyTorch also frees what the library needs for all other graphs captured on that
+    stream (its issue 193402). So none is freed alone.
     """
 
     def __init__(self) -> None:
@@ -113,78 +114,87 @@ class GraphMemory:
 
 
 class StepGraphs:
-    """Captures and replays `compute(shape, needs) -> tokens`.
+    """Capture and replay `compute(shape, features) -> tokens`.
 
     Args:
         step_rows: the tensor from which the steps read the sequences' rows, `[max_num_seqs]`.
-        gpus: who must agree that memory holds a graph.
-        memory: that of other graphs of these rows, if there are any.
+        group: the processes that must agree that memory holds a graph.
+        memory: memory of other graphs of these rows, if there are any.
+        must: whether every step can be captured if memory holds it. If not, no capture is tried
+            after one has failed.
     """
 
     def __init__(
         self,
         step_rows: torch.Tensor,
-        compute: Callable[[StepShape, Needs], torch.Tensor],
-        gpus: OneGPU,
+        compute: Callable[[StepShape, SamplingFeatures], torch.Tensor],
+        group: Group,
         memory: GraphMemory | None = None,
+        must: bool = True,
     ) -> None:
-        self.step_rows, self.compute, self.gpus = step_rows, compute, gpus
-        self.memory = memory or GraphMemory()
+        self.step_rows, self.compute, self.group = step_rows, compute, group
+        self.memory, self.must = memory or GraphMemory(), must
         self._graphs: dict[
-            tuple[StepShape, Needs], tuple[torch.cuda.CUDAGraph, torch.Tensor] | None
+            tuple[StepShape, SamplingFeatures], tuple[torch.cuda.CUDAGraph, torch.Tensor] | None
         ] = {}
-        """None: memory did not hold it, of this GPU or of another."""
+        """None: memory did not hold the graph, on this GPU or on another of the group."""
         self._has_warned = False
+        self.has_given_up = False
+        """Whether a capture has failed: from then on nothing is captured."""
 
-    def replay(self, bucket: StepShape, needs: Needs) -> torch.Tensor:
-        """Compute the step that the device has been told of; the next replay overwrites it.
+    def replay(self, bucket: StepShape, features: SamplingFeatures) -> torch.Tensor:
+        """Compute the step that was sent to the device. The next replay overwrites the tokens.
 
-        A bucket that has no graph, for want of memory, is launched kernel by kernel.
+        If memory does not hold a graph for this bucket, the step is launched kernel by kernel.
         """
-        self.capture([bucket], needs)
-        captured = self._graphs[bucket, needs]
+        self.capture([bucket], features)
+        captured = self._graphs.get((bucket, features))
         if captured is None:
-            return self.compute(bucket, needs)
+            return self.compute(bucket, features)
         graph, tokens = captured
         graph.replay()
         return tokens
 
-    def compute_nothing(self, shape: StepShape, needs: Needs) -> None:
+    def compute_nothing(self, shape: StepShape, features: SamplingFeatures) -> None:
         """Compute a step of this shape without rows, if memory holds it. No state changes.
 
-        Done with the largest step before anything is captured: torch keeps its memory, and gives
-        none of it to a capture, so that steps without a graph find theirs however many there are.
+        Call it with the largest step before anything is captured. Torch keeps that memory and gives
+        none of it to a capture. So steps without a graph find memory, however many graphs there
+        are.
         """
         rows = self.step_rows.clone()
         self.step_rows.fill_(-1)
         try:
-            with self.gpus.lack_of_memory_suppressed():
-                self.compute(shape, needs)
+            with self.group.oom_suppressed():
+                self.compute(shape, features)
         finally:
             self.step_rows.copy_(rows)
 
-    def capture(self, buckets: Sequence[StepShape], needs: Needs) -> None:
-        """Capture those that have not been tried yet, and say which ones memory does not hold.
+    def capture(self, buckets: Sequence[StepShape], features: SamplingFeatures) -> None:
+        """Capture the buckets that have not been tried yet, and warn about those that memory does
+        not hold.
 
-        The largest is to come first: the others fit into its memory.
+        The largest bucket must come first: the others fit into its memory.
         """
         left_out = []
         for bucket in buckets:
-            if (bucket, needs) in self._graphs:
+            if (bucket, features) in self._graphs or self.has_given_up:
                 continue
             captured = None
             try:
-                captured = self._capture(bucket, needs)
+                captured = self._capture(bucket, features)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
-                    raise
-            if not self.gpus.smallest(captured is not None):  # all have it, or none
+                    if self.must:
+                        raise
+                    self._give_up(error)
+            if not self.group.smallest(captured is not None):  # all processes have it, or none
                 captured = None
-            self._graphs[bucket, needs] = captured
+            self._graphs[bucket, features] = captured
             if captured is None:
                 left_out.append(bucket)
         if left_out and not self._has_warned:
-            self._has_warned = True  # or there would be a line for each kind of request
+            self._has_warned = True  # or each combination of features would print a line
             sizes = ", ".join(map(str, sorted({bucket.num_tokens for bucket in left_out})))
             log.warning(
                 f"GPU memory does not hold {len(left_out)} of {len(buckets)} CUDA graphs: such "
@@ -192,23 +202,28 @@ class StepGraphs:
                 "gpu_memory_utilization or kv_cache_tokens."
             )
 
+    def _give_up(self, error: RuntimeError) -> None:
+        self.has_given_up = self._has_warned = True
+        reason = str(error).splitlines()[0]
+        log.warning("Steps are launched kernel by kernel: no CUDA graph holds them (%s)", reason)
+
     def _capture(
-        self, bucket: StepShape, needs: Needs
+        self, bucket: StepShape, features: SamplingFeatures
     ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """Capture a step. Nothing is computed, and what its kernels need is loaded on the way."""
+        """Capture a step. Nothing is computed. Kernels that are not loaded yet are loaded here."""
         graph, here, memory = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), self.memory
-        # A stream of its own: torch's default one belongs to the device that captured first. And
-        # not `torch.cuda.graph`, which waits for the device and gives all spare memory back.
+        # Capture on our own stream: torch's default one belongs to the device that captured first.
+        # And without `torch.cuda.graph`, which waits for the device and frees all spare memory.
         memory.stream = memory.stream or torch.cuda.Stream(self.step_rows.device)
         memory.stream.wait_stream(here)
-        # The collector rests: should it find an engine that nobody has any more, the end of that
-        # one's graphs would break this capture. Other threads may do what they like.
+        # Disable gc: if it collected a dead engine, destroying that engine's graphs would break
+        # this capture. Calls of other threads do not break it ("thread_local").
         with torch.cuda.stream(memory.stream), nothing_collected():
             graph.capture_begin(memory.pool, capture_error_mode="thread_local")
             try:
-                tokens = self.compute(bucket, needs)
+                tokens = self.compute(bucket, features)
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # it knows less about the cause
+                with contextlib.suppress(RuntimeError):  # this error says less about the cause
                     graph.capture_end()
                 if memory.captured:
                     memory.captured.append(graph)
@@ -221,5 +236,8 @@ class StepGraphs:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Torch's allocator says so by a class of its own, the driver and Triton in words alone."""
+    """Return whether an error means that GPU memory is full.
+
+    Torch's allocator raises a class of its own. The driver and Triton only say it in the message.
+    """
     return "out of memory" in str(error)

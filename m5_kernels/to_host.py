@@ -1,4 +1,4 @@
-"""What a step brings travels to the host: tokens, log-probabilities. Nothing here waits for it."""
+"""Bring what a step computes to the host: tokens and log-probabilities, without waiting for it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from milestone_llm.core.outputs import Logprob, SampledToken
 from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.core.prompt_logprobs import prompt_logprobs
 from milestone_llm.core.request import Request
+from milestone_llm.core.sampling import sample
 
-from .decoder.decoder import FusedDecoder
+from .decoder.load import Decoder
+from .kernels.launch import PLAIN, Launch
 from .sampler import Sampler
 
 NUM_TURNS = 4
-"""More steps than are ever in flight."""
+"""Number of buffers: more than there are ever steps in flight."""
 PromptLogprobs = list[tuple[ScheduledRequest, range, torch.Tensor]]
 """A row, some of its prompt positions, and their columns (`logprob_columns`) in host memory."""
 
 
 def prompt_logprobs_of(
-    rows: list[ScheduledRequest], hidden: torch.Tensor, decoder: FusedDecoder
+    rows: list[ScheduledRequest], hidden: torch.Tensor, decoder: Decoder, launch: Launch
 ) -> PromptLogprobs:
-    """Those of prompt tokens, on their way to the host; nothing waits for them here."""
+    """Start copying the log-probabilities of prompt tokens to the host, without waiting."""
     places, start = [], 0
     for row in rows:
         places += [start + position - row.start for position in row.prompt_positions]
@@ -37,27 +39,44 @@ def prompt_logprobs_of(
     return [
         (row, positions, _to_host(columns))
         for row, positions, columns in prompt_logprobs(
-            rows, lambda some: decoder.logits(hidden[index[some]])
+            rows, lambda some: decoder.logits(hidden[index[some]], launch)
         )
     ]
 
 
-CopyToHost = Callable[[torch.Tensor, torch.Tensor], None]
+def sample_on_host(
+    rows: list[ScheduledRequest], last_hidden: torch.Tensor, decoder: Decoder, launch: Launch
+) -> tuple[dict[str, list[SampledToken]], list[int]]:
+    """Sample with M1's sampler. A row where several completions begin gets a token for each.
+
+    last_hidden: the hidden state of each row's last token, `[num_rows, hidden_size]`.
+    Returns the tokens by request id, and one token id a row: -1 for a row that samples nothing.
+    """
+    seqs = [seq for seq, row in enumerate(rows) for _ in row.sampling_requests]
+    requests = [request for row in rows for request in row.sampling_requests]
+    tokens = sample(decoder.logits(last_hidden[seqs], launch), requests)
+    sampled = {request.request_id: [token] for request, token in zip(requests, tokens, strict=True)}
+    ids = [sampled[row.request.request_id][0].token_id if row.samples else -1 for row in rows]
+    return sampled, ids
 
 
-def copy_to_host(source: torch.Tensor, target: torch.Tensor) -> None:
-    """By the GPU's copy engine, if there is a GPU; target: in pinned memory then."""
+CopyToHost = Callable[..., None]
+"""`copy_to_host`, or a function that takes its place."""
+
+
+def copy_to_host(source: torch.Tensor, target: torch.Tensor, launch: Launch = PLAIN) -> None:
+    """Start a copy to the host. From a GPU its copy engine copies, into pinned memory."""
     target.copy_(source, non_blocking=True)
 
 
 class HostTokens:
-    """Host memory for the tokens of steps in flight, which take turns.
+    """Host memory for the tokens of steps in flight: a ring of buffers.
 
-    It is given back when the last step is done, which nobody may have waited for: until then the
-    device writes there.
+    The device writes there until the last step is done, even if nothing has waited for that step.
+    So the memory is only freed after that.
 
     Args:
-        copy: brings int32 tokens there, without waiting.
+        copy: copies int32 tokens into a buffer, without waiting.
     """
 
     def __init__(
@@ -65,7 +84,7 @@ class HostTokens:
     ) -> None:
         self._copy = copy
         self.last: torch.cuda.Event | None = None
-        """The end of the last step that was written here."""
+        """Recorded at the end of the last step that was written here."""
         self._turns = cycle(
             [
                 torch.empty(num_seqs, dtype=torch.int32, pin_memory=device.type == "cuda")
@@ -77,10 +96,10 @@ class HostTokens:
         if self.last is not None:
             self.last.synchronize()
 
-    def take(self, tokens: torch.Tensor) -> torch.Tensor:
-        """A copy of int32 tokens, under way if they are on a GPU; good for `NUM_TURNS` steps."""
+    def take(self, tokens: torch.Tensor, launch: Launch = PLAIN) -> torch.Tensor:
+        """Return a copy of int32 tokens, valid for `NUM_TURNS` steps. It may still be under way."""
         on_host = next(self._turns)[: len(tokens)]
-        self._copy(tokens, on_host)
+        self._copy(tokens, on_host, launch)
         return on_host
 
 
@@ -90,9 +109,9 @@ def fetch(
     sampler: Sampler,
     host_tokens: HostTokens,
 ) -> Callable[[], list[SampledToken]]:
-    """Start the tokens' way to the host; what is returned waits for them.
+    """Start copying tokens to the host, and return a function that waits for them.
 
-    requests: whose token each sequence has; None where it samples nothing that is wanted.
+    requests: the request of each sequence; None where the sequence samples nothing that is wanted.
     """
     wanted = {
         seq: request.sampling_params.logprobs
@@ -121,7 +140,7 @@ def fetch(
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in host memory, which is under way if the tensor is on a GPU."""
+    """Return a copy in host memory, which is still under way if the tensor is on a GPU."""
     if not tensor.is_cuda:
         return tensor
     on_host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -18,7 +18,7 @@ What it reports, by a `MisuseError`:
 Memory handed out holds NaN, or a large integer. That of a graph does so again at each replay.
 
 It cannot show what depends on time (work is done at the last moment, in one order for all streams),
-memory that is used again, early starts and Gluon's kernels (it says that it is no Hopper), what a
+memory that is used again, PDL and Gluon's kernels (it says that it is no Hopper), what a
 compiler does, a GPU's rounding, several GPUs, or threads. What M5 does not call is not there.
 
 Names of devices have a number: torch asks the driver what "cuda" alone is. `TRITON_INTERPRET=1`
@@ -40,7 +40,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-import triton
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime import interpreter
@@ -528,9 +527,6 @@ def cuda_on_cpu() -> Iterator[Machine]:
             patch.setattr(torch.cuda, name, replacement)
         patch.setattr(torch, "tensor", machine.tensor)
         patch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)
-        # What M5 has put there (`compiling`), for the functions that are here in its place.
-        launch_or_compile = vars(triton.JITFunction)["__getitem__"]
-        patch.setattr(interpreter.InterpretedFunction, "__getitem__", launch_or_compile)
         patch.setattr(
             interpreter.InterpretedFunction,
             "run",

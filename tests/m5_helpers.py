@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from m5_kernels.device_step import DeviceStep
-from m5_kernels.extras.guesses.runner import GuessStep
+from m5_kernels.extras.spec_decode.spec_decode_runner import SpecDecodeStep
+from m5_kernels.group import Group
 from m5_kernels.kernels.step_metadata import RowState, StepMetadata
-from m5_kernels.sampler import Needs
+from m5_kernels.sampler import SamplingFeatures
 from m5_kernels.step_graphs import StepGraphs, StepShape
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
@@ -134,14 +135,16 @@ class RecomputedGraphs(StepGraphs):
         capacity: how many graphs memory holds.
     """
 
-    def __init__(self, step: DeviceStep | GuessStep, capacity: int = 1000) -> None:
-        plain = step.plain if isinstance(step, GuessStep) else step
-        super().__init__(plain.state.step_rows, step.compute, plain.decoder.gpus)
+    def __init__(
+        self, step: DeviceStep | SpecDecodeStep, capacity: int = 1000, must: bool = True
+    ) -> None:
+        plain = step.plain if isinstance(step, SpecDecodeStep) else step
+        super().__init__(plain.state.step_rows, step.compute, Group(), must=must)
         self.metadata, self.capacity = plain.metadata, capacity
-        self.tried: list[tuple[StepShape, Needs]] = []
+        self.tried: list[tuple[StepShape, SamplingFeatures]] = []
         self.replayed: list[StepShape] = []
 
-    def _capture(self, bucket: StepShape, needs: Needs) -> Any:
+    def _capture(self, bucket: StepShape, needs: SamplingFeatures) -> Any:
         self.tried.append((bucket, needs))
         if len(self.tried) > self.capacity:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")

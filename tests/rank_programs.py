@@ -22,8 +22,10 @@ from m5_kernels.extras.tensor_parallel.all_reduce_norm import (
     SymmetricBuffer,
     all_reduce_add_rms_norm,
 )
+from m5_kernels.extras.tensor_parallel.collectives import Collectives
 from m5_kernels.extras.tensor_parallel.ranks import Ranks
-from m5_kernels.kernels.early_start import LATE, NEVER, next_starts
+from m5_kernels.kernels.launch import Launch
+from m5_kernels.kernels.pdl import LATE, NEVER
 from m5_kernels.kernels.rms_norm import rms_norm_torch
 from milestone_llm.structured import StructuredOutputsParams
 
@@ -85,7 +87,7 @@ def families(rank: int, size: int, cases: dict[str, Any], device: str = "cpu") -
 
 def _of(engine: Any) -> dict[str, Any]:
     """The tokens of an engine, and the sizes of what its rank has."""
-    neurons = engine.decoder.layers[0].gate_up
+    neurons = engine.decoder.layers[0].mlp.gate_up
     return {
         "tokens": _tokens(engine),
         "kv_bytes": engine.stats()["kv"]["bytes_per_token"],
@@ -164,10 +166,10 @@ def folder_part(rank: int, size: int, model: str) -> Any:
     """An engine of a folder: whose weights are in memory, and the tokens."""
     engine = _engine(model, size)
     own = sum(
-        tensor.numel()
+        weight.target.numel()
         for layer in engine.decoder.layers
-        for tensor in vars(layer).values()
-        if tensor is not None
+        for weight in layer.stored(engine.decoder.config)
+        if weight.target is not None
     )
     elements = sum(parameter.numel() for parameter in engine.model.parameters())
     alone = LLMEngine(model, **LIMITS)
@@ -234,7 +236,9 @@ def dies_in_a_step(rank: int, size: int) -> Any:
     engine = _engine("tiny-llama", size)
     engine.generate([[5, 6, 7]])
     if rank == 1:
-        engine.decoder.gpus.all_reduce = lambda part: os.kill(os.getpid(), signal.SIGKILL)
+        setattr(  # noqa: B010 - of the class: a decoder keeps the bound method
+            Collectives, "all_reduce", lambda self, part: os.kill(os.getpid(), signal.SIGKILL)
+        )
     engine.generate([[5, 6, 7, 8]])
     return "went on"
 
@@ -256,12 +260,12 @@ def fused_kernel(rank: int, size: int) -> Any:
             *parts, residual = torch.randn(shape, generator=generator, device=device).to(dtype)
             total = residual.float() + torch.stack(parts).float().sum(0)
             expected = rms_norm_torch(total.to(dtype), weight, 1e-6)
-            for when in (NEVER, LATE):
+            for pdl in (NEVER, LATE):
                 mine = residual.clone()
-                with next_starts(when):
-                    found = all_reduce_add_rms_norm(
-                        parts[rank], mine, weight, 1e-6, buffers, (2 * trial + when) % 3
-                    )
+                buffer = (2 * trial + pdl) % 3
+                found = all_reduce_add_rms_norm(
+                    parts[rank], mine, weight, 1e-6, buffers, buffer, Launch(pdl)
+                )
                 errors.append((found.float() - expected.float()).abs().max().item())
                 errors.append((mine.float() - total).abs().max().item() / 4)
     return max(errors)

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Sequence
 
 from m4_prefix_chunked.speculation import draft_token_ids
-from m5_kernels.extras.guesses.proposer import UNKNOWN
+from m5_kernels.extras.spec_decode.proposer import UNKNOWN
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
 from milestone_llm.core.request import Request

@@ -28,8 +28,8 @@ from engine_helpers import assert_empty, make_engine
 from interrupter import Interrupter
 from m1_single import RequestOutput, SamplingParams
 from m4_prefix_chunked.speculation import draft_token_ids
-from m5_kernels.extras.guesses.proposer import DeviceProposer
-from m5_kernels.runner import FusedRunner
+from m5_kernels.extras.spec_decode.proposer import DeviceProposer
+from m5_kernels.runner import ModelRunner
 from milestone_llm import MILESTONES
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, StepPlan
@@ -106,7 +106,7 @@ class Storm:
         self.runner = BrittleRunner(self.fields.get("block_size"))
         self.engine.core.runner = self.runner
         self.is_late = milestone >= "m5" and self.rng.random() < 0.7
-        self.engine.core.can_run_ahead = FusedRunner.can_run_ahead if self.is_late else None
+        self.engine.core.can_run_ahead = ModelRunner.can_run_ahead if self.is_late else None
         if speculation := getattr(self.scheduler, "speculation", None):
             speculation.proposer = DeviceProposer() if self.is_late else Clairvoyant()
         self._watch_plans()
@@ -367,13 +367,13 @@ class Storm:
             assert self.milestone >= "m4"
             assert num_left == 0 or limits.prefill_policy == "prefill_first"
         for row in rows if self.milestone >= "m4" else ():
-            num_guesses = len(draft_token_ids(row))
-            num_tokens = row.request.num_tokens + num_guesses
+            num_drafts = len(draft_token_ids(row))
+            num_tokens = row.request.num_tokens + num_drafts
             assert row.samples == (row.end == num_tokens)
             assert row.samples or limits.enable_chunked_prefill
-            assert not (num_guesses and plan.preempted)
+            assert not (num_drafts and plan.preempted)
             longest = limits.long_prefill_token_threshold or row.num_new_tokens
-            assert row.num_new_tokens - num_guesses <= longest
+            assert row.num_new_tokens - num_drafts <= longest
             num_spare = len(row.blocks) - scheduler.kv.num_blocks_for(num_tokens)
             assert num_spare == 0 or (num_spare > 0 and scheduler.speculation), "blocks too many"
 

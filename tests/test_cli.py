@@ -49,7 +49,7 @@ def test_a_library_of_an_extra_is_asked_for_in_one_line(capsys, library, extra):
         raise ModuleNotFoundError(name=library)
 
     assert run_command(body, argparse.Namespace()) == 2
-    assert f"pip install -e '.[{extra}]'" in capsys.readouterr().err
+    assert f"pip install 'milestone-llm[{extra}]'" in capsys.readouterr().err
 
 
 def test_any_other_library_is_missing_in_ones_own_code():
@@ -88,7 +88,7 @@ def test_without_matplotlib_a_demo_lacks_its_picture_alone(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     show.timeline([], Path("timeline.png"))
     assert "no timeline" in (out := capsys.readouterr().out)
-    assert "pip install -e '.[plots]'" in out
+    assert "pip install 'milestone-llm[plots]'" in out
 
 
 BASE_ALONE = """

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
 
-import milestone_llm
+from forked import ROOT
 from milestone_llm.models import threads
-from milestone_llm.models.threads import settle_threads, slowness
+from milestone_llm.models.threads import let_threads_sleep, settle_threads, slowness
 
 measured = threads.product_times
+OF_OPENMP = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 QUIET, BUSY = (10.0, 12.0), (50.0, 10.0)
 """Milliseconds with all threads, and with one."""
 
@@ -44,13 +46,32 @@ def test_threads_in_the_way_are_told_of_and_a_chosen_number_is_kept(
 
 @pytest.mark.parametrize("policy", [None, "active"])
 def test_threads_that_wait_are_told_to_sleep_unless_somebody_has_chosen(monkeypatch, policy):
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    if policy:
-        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
-    importlib.reload(milestone_llm)  # before torch: it imports nothing of the kind
-    found = os.environ.pop("GOMP_SPINCOUNT", None)
-    assert found == (None if policy else str(milestone_llm.NUM_SPINS))
+    monkeypatch.setattr(os, "environ", {"OMP_WAIT_POLICY": policy} if policy else {})
+    let_threads_sleep()
+    assert os.environ.get("GOMP_SPINCOUNT") == (None if policy else str(threads.NUM_SPINS))
+
+
+WITHOUT_TORCH = """
+import os, sys
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(os.environ.get("GOMP_SPINCOUNT"))
+            raise ModuleNotFoundError(name=name)
+
+sys.meta_path.insert(0, NoTorch())
+from m2_batching.demo import main
+main(sys.argv[1:])
+"""
+
+
+def test_a_program_tells_threads_to_sleep_before_it_imports_torch(tmp_path):
+    """OpenMP reads it when torch is loaded."""
+    command = [sys.executable, "-c", WITHOUT_TORCH, "--out", str(tmp_path)]
+    env = {key: value for key, value in os.environ.items() if key not in OF_OPENMP}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.stdout == f"{threads.NUM_SPINS}\n", done.stderr
 
 
 def test_measuring_leaves_torch_its_threads():

@@ -23,7 +23,8 @@ from typing import Any
 
 import torch
 
-from milestone_llm.command.cli import console, log_console, positive
+from milestone_llm.command.cli import positive
+from milestone_llm.command.consoles import console, log_console
 from milestone_llm.lab.bench.hf_baselines import hf_continuous, hf_static
 from milestone_llm.lab.bench.record import machine, versions
 from milestone_llm.lab.bench.report import table

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from m5_kernels.extras.cpu.int8 import CPUInt8Weight
-from m5_kernels.extras.gguf.packed import PackedMatrix, Words
-from milestone_llm.command.cli import console, positive
+from m5_kernels.extras.cpu.cpu_int8 import CPUInt8Weight
+from m5_kernels.extras.gguf.packed import Int4Groups, Int4Weight
+from milestone_llm.command.cli import positive
+from milestone_llm.command.consoles import console
 from milestone_llm.lab.bench.record import machine, versions
 from milestone_llm.lab.bench.report import table
 
@@ -29,14 +30,14 @@ ROWS = (1, 4, 8, 16, 64, 256)
 RUNS = 7
 
 
-def four_bits(out_size: int, in_size: int) -> PackedMatrix:
-    """A random matrix of words."""
+def four_bits(out_size: int, in_size: int) -> Int4Weight:
+    """A random weight of 4-bit integers."""
     groups = in_size // 32
-    words = torch.randint(0, 256, (groups, 16, out_size), dtype=torch.uint8)
-    return PackedMatrix(
+    nibbles = torch.randint(0, 256, (groups, 16, out_size), dtype=torch.uint8)
+    return Int4Weight(
         out_size,
         in_size,
-        Words(words, torch.rand(groups, 1, out_size), torch.randn(groups, 1, out_size)),
+        Int4Groups(nibbles, torch.rand(groups, 1, out_size), torch.randn(groups, 1, out_size)),
     )
 
 

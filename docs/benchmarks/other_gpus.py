@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,12 +37,14 @@ from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.device_state import DeviceState
 from m5_kernels.device_step import DeviceStep
-from m5_kernels.kernels import tiles
-from m5_kernels.kernels.early_start import Starts
+from m5_kernels.kernels import gpu_tiles
 from m5_kernels.kernels.flash_decode import DecodeWorkspace
-from m5_kernels.sampler import Needs
+from m5_kernels.kernels.launch import Launch
+from m5_kernels.kernels.pdl import LATE, NEVER
+from m5_kernels.sampler import SamplingFeatures
 from m5_kernels.step_graphs import StepShape
-from milestone_llm.command.cli import console, positive
+from milestone_llm.command.cli import positive
+from milestone_llm.command.consoles import console
 from milestone_llm.lab.bench.record import versions
 from milestone_llm.lab.bench.report import table
 
@@ -125,19 +127,17 @@ def pretending(name: str) -> Iterator[None]:
         warp_size=target.warp_size,
         multi_processor_count=target.num_sms,
     )
-    number = 0 if is_amd else int(name.removeprefix("sm_"))
-    gpu, cached = torch.device("cuda", 0), (tiles.decode_tile, tiles.prefill_tile, tiles.most_warps)
+    gpu = torch.device("cuda", 0)
+    cached = gpu_tiles.decode_tile, gpu_tiles.prefill_tile, gpu_tiles.most_warps
     for function in cached:
         function.cache_clear()
     instead = {
         "HAS_PTX": triton.language.constexpr(not is_amd),
         "num_multiprocessors": lambda device: target.num_sms,
-        "runs_triton": lambda tensor: True,
-        "supports_early_starts": lambda device: number >= 90,
         **{each.__name__: partial(on_device, each, gpu) for each in cached},
     }
     names = [name for _, name, _ in pkgutil.iter_modules(kernels.__path__, "m5_kernels.kernels.")]
-    modules = [importlib.import_module(name) for name in (*names, "m5_kernels.decoder.products")]
+    modules = [importlib.import_module(name) for name in names]
     driver.set_active(Driver(name, target))
     with ExitStack() as patches:
         for module in modules:
@@ -158,7 +158,7 @@ def on_device(function: Callable[..., Any], device: torch.device, *args: Any) ->
 
 
 def compile_lesson(
-    name: str, only: str = "", shapes: Sequence[tuple[StepShape, Needs]] = ()
+    name: str, only: str = "", shapes: Sequence[tuple[StepShape, SamplingFeatures]] = ()
 ) -> list[Compiled]:
     """The kernels of steps of some shapes, all by default, each once.
 
@@ -166,42 +166,52 @@ def compile_lesson(
         name: of the target.
         only: kernels whose name contains it.
     """
-    compiled: dict[str, Compiled] = {}
+    knows_pdl = name.startswith("sm_") and int(name.removeprefix("sm_")) >= 90
+    launch = CompileFor(LATE if knows_pdl else NEVER, target=TARGETS[name], only=only)
+    with pretending(name), torch.inference_mode():
+        step = step_of_lesson(launch, max_num_seqs=256, max_tokens=8192)
+        for shape, features in shapes or shapes_of_all_kernels(256, 8192):
+            step.compute(shape, features)
+    return list(launch.compiled.values())
 
-    def launch(kernel: Any, grid: Any) -> Callable[..., None]:
+
+@dataclass(frozen=True, kw_only=True)
+class CompileFor(Launch):
+    """Compiles, for a target, kernels whose name contains `only`. Runs none."""
+
+    target: Target
+    only: str
+    compiled: dict[str, Compiled] = field(default_factory=dict)
+
+    def runs_triton(self, tensor: torch.Tensor) -> bool:
+        """Kernels take all tensors."""
+        return True
+
+    def kernel(self, kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
+        """Return what compiles it, once for the same arguments."""
+
         def compile_it(*args: Any, **options: Any) -> None:
-            if only not in kernel.fn.__name__:
+            if self.only not in kernel.fn.__name__:
                 return
             known = [each if isinstance(each, int) else type(each) for each in args]
             dtypes = [each.dtype for each in args if isinstance(each, torch.Tensor)]
             key = f"{kernel.fn.__name__} {known} {dtypes} {options}"
-            if key not in compiled:
-                compiled[key] = compiled_kernel(TARGETS[name], kernel, args, grid, options)
+            if key not in self.compiled:
+                self.compiled[key] = compiled_kernel(self.target, kernel, args, grid, options)
 
         return compile_it
 
-    with (
-        pretending(name),
-        mock.patch.object(triton.JITFunction, "__getitem__", launch),
-        torch.inference_mode(),
-    ):
-        step = step_of_lesson(max_num_seqs=256, max_tokens=8192)
-        for shape, needs in shapes or shapes_of_all_kernels(256, 8192):
-            step.compute(shape, needs)
-    return list(compiled.values())
 
-
-def step_of_lesson(max_num_seqs: int, max_tokens: int) -> DeviceStep:
+def step_of_lesson(launch: Launch, max_num_seqs: int, max_tokens: int) -> DeviceStep:
     """A step of one layer and the LM head, without memory behind it."""
     device = torch.device("meta")
     angles = torch.empty(max_tokens, MODEL.head_dim, device=device)
-    starts = Starts(torch.device("cuda", 0))
-    decoder = FusedDecoder(MODEL, angles, torch.bfloat16, device, starts=starts)
+    decoder = FusedDecoder(MODEL, angles, torch.bfloat16, device)
     keys, values = zip(*decoder.allocate_caches(1, 16), strict=True)
     cache: Any = SimpleNamespace(keys=keys, values=values, block_size=16)
     config = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens)
     state = DeviceState(max_num_seqs, max_tokens, 16, MODEL.vocab_size, device)
-    step = DeviceStep(decoder, cache, state, config, max_tokens)
+    step = DeviceStep(decoder, cache, state, config, max_tokens, launch)
     sizes = MODEL.num_q_heads, MODEL.num_kv_heads, MODEL.head_dim
     step.attention.workspace = DecodeWorkspace.allocate(
         max_num_seqs, *sizes, torch.bfloat16, device

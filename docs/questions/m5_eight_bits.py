@@ -12,7 +12,7 @@ from pydoc_data.topics import topics
 
 import torch
 
-from milestone_llm.command.cli import console
+from milestone_llm.command.consoles import console
 from milestone_llm.lab.bench.report import table
 from milestone_llm.models.checkpoint import load_model
 

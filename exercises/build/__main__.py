@@ -16,14 +16,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
 from types import FrameType
+from typing import Any
 
-from milestone_llm.command.cli import console, ended_in_one_line
+from milestone_llm.command.cli import ended_in_one_line
 
 from .check import ROOT, Course, Step, course_names, problem
-
-say = partial(console.print, markup=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,6 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return check_in_order(course) if args.step is None else check(course, args.step)
 
     return ended_in_one_line(body)
+
+
+def say(text: str, **options: Any) -> None:
+    """Print text as it is."""
+    from milestone_llm.command.consoles import console
+
+    console.print(text, markup=False, **options)
 
 
 def begin(course: Course) -> None:

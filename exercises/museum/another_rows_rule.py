@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from m5_kernels.masks import Masks
+from m5_kernels.token_bitmask import TokenBitmask
 from milestone_llm.core.sampling_params import SamplingParams
 
 from .exhibit import Arrival, Exhibit, greedy
@@ -47,19 +47,19 @@ class Choices:
         return params.structured_outputs and Choice(params.structured_outputs)
 
 
-original = Masks.send
+original = TokenBitmask.send
 
 
-def send(self: Masks, bits: Mapping[int, torch.Tensor]) -> None:
+def send(self: TokenBitmask, bits: Mapping[int, torch.Tensor]) -> None:
     """Set the masks of a step, the first one first."""
     original(self, dict(enumerate(bits.values())))
 
 
 EXHIBIT = Exhibit(
     milestone="m5_kernels",
-    place="m5_kernels.masks.Masks.send",
+    place="m5_kernels.token_bitmask.TokenBitmask.send",
     broken=send,
-    both={"milestone_llm.frontend.input_processor.Grammars": Choices},
+    both={"m5_kernels.engine.Grammars": Choices},
     traffic=[
         Arrival(0, "colour", [23, 42, 17], greedy(3, structured_outputs=COLOURS)),
         Arrival(1, "free", [7, 77, 107], greedy(4)),

@@ -13,11 +13,13 @@ import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.trace.records import StepRecord
+
+if TYPE_CHECKING:
+    from milestone_llm.trace.records import StepRecord
 
 MAX_STEPS = 60
 CONFIG = {"max_num_seqs": 4, "max_model_len": 64, "max_num_batched_tokens": 64, "block_size": 4,

@@ -45,10 +45,10 @@ threads: vllm-project/vllm#43894 (open), vllm-project/vllm#43931 (open),
 """,
     walk="""
 call exercises/museum/recycled_row.py::set, when name == 'temperature' and values == [0]
-  and self.temperature[row] > 0
+  and self.views['temperature'][row] > 0
 c, whose temperature is 0, comes into a row of device state.
 p row  # its number
-p float(self.temperature[row])  # what the device has there
-Try `r`, then `p self.temperature` when the step has been sent.
+p float(self.views['temperature'][row])  # what the device has there
+Try `r`, then `p self.views['temperature']` when the step has been sent.
 """,
 )

@@ -29,8 +29,12 @@ EXHIBIT = Exhibit(
         Arrival(0, "b", list(range(50, 55)), greedy(8)),
     ],
     invariant=positions_are_sampled_once,
-    config={"max_model_len": 16, "kv_cache_tokens": 24, "enable_prefix_caching": False,
-            "async_scheduling": True},  # fmt: skip
+    config={
+        "max_model_len": 16,
+        "kv_cache_tokens": 24,
+        "enable_prefix_caching": False,
+        "async_scheduling": True,
+    },
     text="""
 question: b is preempted in step 6 and resumed in step 8. What did it sample last before, and
   what first after? Mind the positions.

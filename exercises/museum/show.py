@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from milestone_llm.command.cli import console
+from milestone_llm.command.consoles import console
 from milestone_llm.trace.console import ConsoleSink
 from milestone_llm.trace.text import plural, print_lines
 

@@ -11,7 +11,7 @@ import torch
 
 from m5_kernels.device_state import DeviceState
 from m5_kernels.device_step import DeviceStep
-from m5_kernels.sampler import Needs, Sampler
+from m5_kernels.sampler import Sampler, SamplingFeatures
 from m5_kernels.step_graphs import StepShape
 from m5_kernels.to_host import HostTokens, fetch
 from milestone_llm.core.outputs import SampledToken
@@ -54,11 +54,11 @@ class SlowStep(DeviceStep):
 
     state: SlowState
 
-    def compute(self, shape: StepShape, needs: Needs) -> Any:
+    def compute(self, shape: StepShape, features: SamplingFeatures) -> Any:
         """A list that the tokens come into."""
         tokens: list[torch.Tensor] = []
         compute = super().compute
-        self.state.queue.append(lambda: tokens.append(compute(shape, needs)))
+        self.state.queue.append(lambda: tokens.append(compute(shape, features)))
         while self.state.queue and shape.num_tokens <= MANY_TOKENS:
             self.state.queue.popleft()()
         return tokens

@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from milestone_llm.command.cli import console
+from milestone_llm.command.consoles import console
 from milestone_llm.lab.bench.report import print_rows
 from milestone_llm.lab.demo import show
 from milestone_llm.lab.demo.work import DemoRun

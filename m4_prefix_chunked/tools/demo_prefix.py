@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import m4_prefix_chunked
-from milestone_llm.command.cli import console
+from milestone_llm.command.consoles import console
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.bench.workloads import WorkItem

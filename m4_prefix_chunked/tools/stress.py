@@ -20,13 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from milestone_llm.command import cli
 from milestone_llm.frontend.outputs import RequestOutput
 from milestone_llm.lab.bench.workloads import WorkItem
-from milestone_llm.lab.plots.picture import write_picture
-from milestone_llm.trace.text import plural
 
 from .stress_traffic import Traffic
 
@@ -55,8 +51,10 @@ def parser() -> argparse.ArgumentParser:
 
 def stress(args: argparse.Namespace) -> int:
     """Build, serve, report. Returns the exit status."""
+    from milestone_llm.command.consoles import console
     from milestone_llm.lab.bench.report import print_rows
     from milestone_llm.lab.demo.show import picture
+    from milestone_llm.lab.plots.picture import write_picture
 
     limits = ("max_model_len", "max_num_batched_tokens", "block_size", "preemption", "seed")
     engine = importlib.import_module(args.milestone).LLMEngine(
@@ -70,7 +68,7 @@ def stress(args: argparse.Namespace) -> int:
     )
     run = Stress(engine, args)
     run.serve()
-    print_rows(cli.console, run.lines().items(), gap=2)
+    print_rows(console, run.lines().items(), gap=2)
     path = args.out / PICTURE
     picture("\npicture", path, lambda: write_picture(path, "picture", run.figure))
     return int(bool(run.broken or run.blocks_lost))
@@ -135,6 +133,8 @@ class Stress:
 
     def add(self, item: WorkItem, output: RequestOutput) -> None:
         """Check and count a request that has ended."""
+        import numpy as np
+
         for each in output.outputs:
             got, wanted, why = len(each.token_ids), item.params.max_tokens, each.finish_reason
             is_right = got == wanted or (got < wanted and why in ("stop", "abort"))
@@ -155,6 +155,8 @@ class Stress:
     def lines(self) -> dict[str, str]:
         """What ran, and what became of it."""
         import torch
+
+        from milestone_llm.trace.text import plural
 
         args, engine, stats = self.args, self.engine, self.engine.stats()
         cache, num_ended = stats["prefix_cache"], self.reasons.total()
@@ -206,12 +208,16 @@ class Stress:
 
 def percentiles(values: Sequence[float]) -> str:
     """Of milliseconds."""
+    import numpy as np
+
     p50, p95, p99 = np.percentile(values if len(values) else [0.0], (50, 95, 99))
     return f"p50 {p50:,.1f}, p95 {p95:,.1f}, p99 {p99:,.1f} ms"
 
 
 def trend(values: Sequence[float]) -> str:
     """MB, and how they grew; jitter is the deviation from a straight line."""
+    import numpy as np
+
     kept = np.array(values[int(len(values) * WARM_UP_SHARE) :])
     steps = np.arange(len(kept))
     line = np.polyval(np.polyfit(steps, kept, min(1, len(kept) - 1)), steps)

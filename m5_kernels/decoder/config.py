@@ -1,7 +1,7 @@
 """What the fused decoder must know of a model, read from its Hugging Face config.
 
-Anything that the decoder does not compute is refused here by name; the engine then runs Hugging
-Face's modules under its own attention (`hf_runner`). What no config says, `load` finds out.
+Any feature that the decoder does not compute is refused here by name. The engine then runs Hugging
+Face's modules with its own attention (`hf_decoder`). `load` finds what no config says.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 from milestone_llm.core.errors import InputError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose angles depend on position alone
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # their angles depend on position alone
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Shape of a decoder; counts, not bytes. `windows` has one entry a layer, None for full."""
+    """Shape of a decoder, in counts, not bytes. `windows` has an entry a layer; None: no window."""
 
     vocab_size: int
     hidden_size: int
@@ -39,7 +39,9 @@ class DecoderConfig:
     def from_hf(cls, config: Any) -> DecoderConfig:
         """Read a Hugging Face config.
 
-        Raises InputError naming the first feature that the fused decoder does not compute.
+        Raises:
+            InputError: the config has a feature that the fused decoder does not compute; the
+                message names the first one.
         """
         family = config.model_type
         if family not in FAMILIES:
@@ -78,13 +80,13 @@ class DecoderConfig:
 
     @classmethod
     def of_model(cls, model: Any) -> DecoderConfig:
-        """Read a model with its weights: whether its LM head is tied, they say, not the config."""
+        """Read a model that has its weights. They, not the config, say if the LM head is tied."""
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         return replace(cls.from_hf(model.config), is_tied=head.weight is embedding.weight)
 
 
 def is_fusible(config: Any) -> bool:
-    """Whether the fused decoder computes all that a Hugging Face config asks for."""
+    """Return whether the fused decoder computes all that a Hugging Face config asks for."""
     try:
         DecoderConfig.from_hf(config)
     except InputError:
@@ -93,9 +95,10 @@ def is_fusible(config: Any) -> bool:
 
 
 def rope_table(config: Any, max_positions: int | None = None) -> torch.Tensor:
-    """Cosines and sines by position, fp32 `[max_positions, head_dim]`, by Hugging Face's own code.
+    """Return cosines and sines by position, fp32 `[max_positions, head_dim]`.
 
-    That code knows every way of scaling; all families here share it.
+    Hugging Face's own code computes them. It knows every kind of scaling, and all families here
+    share it.
     """
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 

@@ -1,14 +1,15 @@
-"""A decoder of a model: its objects chosen by the caller, its weights filled one by one.
+"""The decoder of a model: the fused one with its weights, or Hugging Face's modules.
 
-A checkpoint whose weights become something else on the way - rounded, or a part of each - is never
-there as a whole: it is loaded without weights, which are then read from its files.
+Weights that change when they are loaded - quantized, or cut for tensor parallelism - are never in
+memory as a whole. Such a model is loaded without weights, which are then read from its files.
 
-A ready model may do what neither its config nor its weights say: it has hooks, or modules of its
-own. So the decoder's logits are compared with the model's, for prompts of a few tokens.
+A ready model may do what neither its config nor its weights say, by hooks or modules of its own. So
+the decoder's logits are compared with the model's, for prompts of a few tokens.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ import torch
 from huggingface_hub import snapshot_download
 from transformers import PreTrainedModel
 
-from m5_kernels.kernels.backend import next_power_of_2, twins
+from m5_kernels.kernels.launch import Launch
 from m5_kernels.kernels.step_metadata import StepMetadata
+from m5_kernels.kernels.triton_or_twin import next_power_of_2
 from milestone_llm.core.errors import InputError
 from milestone_llm.models.checkpoint import locate
 from milestone_llm.models.pretrained import has_weights
@@ -26,14 +28,21 @@ from milestone_llm.models.shapes import PREFIX
 from milestone_llm.models.support import known_logits, relative_error
 
 from .attention import Attention
-from .config import DecoderConfig, rope_table
+from .config import DecoderConfig, is_fusible, rope_table
 from .decoder import FusedDecoder
+from .hf_decoder import HFDecoder
+from .ops import DecoderOps
+from .shard import Shard
 from .weights import read_model, read_safetensors
 
+Decoder = FusedDecoder | HFDecoder
+
 _TOLERANCE = {torch.bfloat16: 0.1, torch.float16: 0.03}
-"""How far logits of the same weights may be apart (`relative_error`): the most that was seen is
-0.08 in bf16, 0.15 where weights are rounded to eight bits. Another activation in one of two layers
-makes 0.12, a hook 0.3 to 2."""
+"""How far logits of the same weights may be apart (`relative_error`). The most that was seen is
+0.08 in bf16, and 0.15 with weights rounded to 8 bits. Another activation in one of two layers makes
+0.12, a hook 0.3 to 2."""
+
+log = logging.getLogger(__name__)
 
 
 def load_decoder(
@@ -41,63 +50,92 @@ def load_decoder(
     model: PreTrainedModel,
     max_model_len: int,
     device: torch.device,
+    ops: DecoderOps,
+    shard: Shard | None = None,
     weights: Iterable[tuple[str, Any]] | None = None,
-    **parts: Any,
-) -> FusedDecoder:
-    """The decoder of `model`, with its weights.
+    *,
+    is_whole: bool = True,
+) -> Decoder:
+    """Return the fused decoder of `model`, or, with a warning, Hugging Face's modules as a decoder.
 
     Args:
-        source: what `model` was loaded from, or itself. Only what is not the caller's is emptied.
-        model: with weights, or without any.
-        weights: taken instead of those of `source`, as `FusedDecoder.load` takes them.
-        parts: objects, as `FusedDecoder` takes them.
+        is_whole: weights are neither cut nor rounded, so that Hugging Face's modules could compute.
+        others: as `load_fused_decoder` takes them.
 
     Raises:
-        InputError: the decoder does not know the model or one of its weights, or misses one, or
+        InputError: the fused decoder knows the model and lacks one of its weights, or it does not
+            know the model and the weights are not whole.
+    """
+    try:
+        return load_fused_decoder(source, model, max_model_len, device, ops, shard, weights)
+    except InputError as error:
+        is_known = model is not source and is_fusible(model.config)
+        if is_known or not is_whole:
+            raise
+        log.warning("Hugging Face's modules compute this model, more slowly: %s", error)
+    decoder = HFDecoder(model, ops)
+    check_logits(decoder, model, 0.2)
+    return decoder
+
+
+def load_fused_decoder(
+    source: str | PreTrainedModel,
+    model: PreTrainedModel,
+    max_model_len: int,
+    device: torch.device,
+    ops: DecoderOps,
+    shard: Shard | None = None,
+    weights: Iterable[tuple[str, Any]] | None = None,
+) -> FusedDecoder:
+    """Return the fused decoder of `model`, with its weights.
+
+    Args:
+        source: what `model` was loaded from, or `model` itself if the caller passed it in. The
+            weights of a model that the caller owns are copied; others are moved.
+        model: with weights, or without any.
+        weights: loaded instead of those of `source`, in the form that `FusedDecoder.load` takes.
+
+    Raises:
+        InputError: the decoder does not know the model or one of its weights, or lacks one, or
             `model` is the caller's and computes something else.
     """
-    config = (
-        DecoderConfig.of_model(model) if has_weights(model) else DecoderConfig.from_hf(model.config)
-    )
-    decoder = FusedDecoder(
-        config, rope_table(model.config, max_model_len), model.dtype, device, **parts
-    )
+    is_there = has_weights(model)
+    config = DecoderConfig.of_model(model) if is_there else DecoderConfig.from_hf(model.config)
+    cos_sin = rope_table(model.config, max_model_len)
+    decoder = FusedDecoder(config, cos_sin, model.dtype, device, ops, shard)
     if weights is not None:
         decoder.load(weights)
-    elif has_weights(model):
+    elif is_there:
         decoder.load(read_model(model, consume=model is not source))
         if model is source:
-            check_logits(decoder, model)
+            is_rounded = not isinstance(decoder.lm_head, torch.Tensor)
+            check_logits(decoder, model, 0.2 if is_rounded else _TOLERANCE.get(decoder.dtype, 2e-3))
     else:
         _read_files(decoder, str(source))
     return decoder
 
 
-def check_logits(decoder: FusedDecoder, model: PreTrainedModel) -> None:
-    """Compare a decoder with the model whose weights it has.
+def check_logits(decoder: Decoder, model: PreTrainedModel, tolerance: float) -> None:
+    """Compare a decoder's logits with those of the model whose weights it has.
 
     Raises:
-        InputError: it gives other logits.
+        InputError: the logits differ by more than the tolerance.
     """
-    is_rounded = not isinstance(decoder.lm_head, torch.Tensor)
-    tolerance = 0.2 if is_rounded else _TOLERANCE.get(model.dtype, 2e-3)
     known = known_logits(model)
-    prompts = [prompt[: len(decoder.cos_sin)] for prompt, _ in known]
-    computed = _logits_of_prompts(decoder, prompts)
+    max_positions = len(decoder.cos_sin) if isinstance(decoder, FusedDecoder) else None
+    computed = _logits_of_prompts(decoder, [prompt[:max_positions] for prompt, _ in known])
     for logits, (_, expected) in zip(computed, known, strict=True):
         error = relative_error(logits.to(expected.device), expected[: len(logits)])
         if not error <= tolerance:
             raise InputError(
-                "the fused decoder knows a model's config and weights, and this one computes "
+                "the decoder knows a model's config and weights, and this one computes "
                 f"something else: a hook, or a module of its own (relative error {error:.2g})"
             )
 
 
-def _logits_of_prompts(
-    decoder: FusedDecoder, prompts: list[torch.Tensor]
-) -> tuple[torch.Tensor, ...]:
-    """Logits of all tokens of each prompt: a step of new requests, with a block of KV each."""
-    device, lens = decoder.embedding.device, [len(prompt) for prompt in prompts]
+def _logits_of_prompts(decoder: Decoder, prompts: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return logits of all tokens of each prompt: one step of new requests, a KV block each."""
+    device, lens = decoder.device, [len(prompt) for prompt in prompts]
     block_size = next_power_of_2(max(lens))
     caches = decoder.allocate_caches(len(prompts), block_size)
 
@@ -118,17 +156,19 @@ def _logits_of_prompts(
         first_chunk=tensor([0]),
         num_chunks=len(prompts),
     )
-    with torch.cuda.device_of(decoder.embedding), twins():
-        hidden = decoder.forward(metadata.input_ids, metadata, caches, Attention())
-        return decoder.logits(hidden).split(lens)
+    no_gpu = torch.device("cpu")  # twins need no workspace
+    attend = Attention(decoder.attention_shape, len(prompts), decoder.dtype, no_gpu)
+    twins = Launch(uses_twins=True)  # nothing waits for a compiler
+    hidden = decoder.forward(metadata.input_ids, metadata, caches, attend, twins)
+    return decoder.logits(hidden, twins).split(lens)
 
 
 def _read_files(decoder: FusedDecoder, source: str) -> None:
-    """Read the weights of what `source` names, as far as they are kept here."""
-    place, _ = locate(source)
-    if not Path(place).is_dir():
-        if place.startswith(PREFIX):
-            decoder.fill_randomly()
+    """Read the weights that `source` names, each with the part that is kept here."""
+    folder, _ = locate(source)
+    if not Path(folder).is_dir():
+        if folder.startswith(PREFIX):
+            decoder.load_randomly()
             return
-        place = snapshot_download(place, allow_patterns=["*.safetensors", "*.json"])
-    decoder.load(read_safetensors(Path(place)))
+        folder = snapshot_download(folder, allow_patterns=["*.safetensors", "*.json"])
+    decoder.load(read_safetensors(Path(folder)))

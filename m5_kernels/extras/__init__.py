@@ -1,12 +1,14 @@
-"""The appendix: what a CPU, one fast GPU, a second one, few bits and guesses add to the lesson.
+"""The appendix: what a CPU, one fast GPU, several GPUs, few bits and draft tokens add to M5.
 
-An extra is an object in the place of one that the lesson already calls. `m5_kernels.engine` chooses
-them; nothing else of the lesson names one.
+None of it is needed to understand M5. An extra is an object that takes the place of one which the
+lesson already calls. `m5_kernels.backends` chooses extras, and imports them when they are chosen;
+no other file of the lesson names one.
 
-    cpu               torch's own kernels where none of ours can run
-    gguf              matrices in the few bits that a file has
-    hopper            products of few rows, attention of long prompts, tokens to the host
-    int8              what a matrix is, and products with it
-    guesses           a runner in front of the runner, for steps with guesses
-    tensor_parallel   where a decoder's layers lie: on several GPUs, a process each
+    extra             in place of                                    chosen by
+    cpu               the entries of `DecoderOps`                    no GPU
+    hopper            `linear`, `attention`; `copy_to_host`          a GPU, by what it can
+    int8, gguf        `linear`                                       `quantization`
+    tensor_parallel   `Group`, `Shard`; `embed_norm`, `add_norm`,    `tensor_parallel_size`
+                      `all_logits`: sums over all GPUs
+    spec_decode       `ModelRunner`, for steps with draft tokens     `speculation`
 """

@@ -9,7 +9,16 @@
     expand_step      made on the GPU, from rows that live there
     sample, cutoff   from logits to tokens
     skinny_linear    a product with one row
+    kv_write         keys and values into their slots, for Hugging Face's modules
 
-Below them lie `backend` (does a kernel run, or its twin), `early_start` (when it may begin) and
-`tiles` (how much a program takes at once).
+All of them use `launch` (does a kernel run, or its twin, and how), `pdl` (when it may begin),
+`tiles` (how much a program takes at once) and `triton_or_twin` (Triton, if it is installed). Read
+`gpu_tiles` last: which tiles were the fastest on a GPU, and which fit another.
+
+Triton's interpreter runs kernels on a laptop, and a debugger can stop in them. Stop 8 is the launch
+of `flash_decode`:
+
+    TRITON_INTERPRET=1 python -m m5_kernels.walkthrough --from-stop 8
+    (Pdb) b _flash_decode_kernel
+    (Pdb) c
 """

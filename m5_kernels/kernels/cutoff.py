@@ -1,11 +1,11 @@
-"""Top-k, top-p and min-p without a sort: the smallest logit of each sequence that they keep.
+"""Top-k, top-p and min-p without a sort: find the smallest logit of each sequence that they keep.
 
     ids that are kept:   logit > cutoff,  or logit == cutoff and id <= last tie
 
-A program finds the cutoff by fixing the bits of that number one by one from the top: with a one in
-this bit, do the logits from there on still count k, or weigh p? So bf16 logits take 16 passes and
-fp32 ones 32, all from the L2 cache. Top-p looks at what top-k has left, and min-p, which only
-depends on the largest logit, raises the cutoff at last.
+A program finds the cutoff by fixing the bits of that number one by one, from the highest. It asks
+for each bit: if this bit is one, are the logits from there on still k in number, or p in weight? So
+bf16 logits take 16 passes and fp32 ones 32, all from the L2 cache. Top-p looks at what top-k has
+left. Min-p depends on the largest logit only, and raises the cutoff at the end.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import torch
 
 from milestone_llm.core.sampling import MIN_TEMPERATURE
 
-from .backend import next_power_of_2, tl, triton
-from .tiles import most_warps
+from .gpu_tiles import most_warps
+from .launch import PLAIN, Launch
+from .triton_or_twin import next_power_of_2, tl, triton
 
 LOWEST_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
 
@@ -27,19 +28,21 @@ def find_cutoffs(
     top_k: torch.Tensor,
     top_p: torch.Tensor,
     min_p: torch.Tensor,
+    launch: Launch = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which logits the filters keep. Arguments as in `sample`, whose twin is the specification.
+    """Find which logits the filters keep. Arguments as in `sample`, whose twin is the
+    specification.
 
     Returns fp32 and int32 `[num_seqs]`: the smallest logit that is kept, -inf if all are, and the
-    last id kept of those that equal it.
+    last id that is kept of those that equal it.
     """
     num_seqs, vocab_size = logits.shape
     cutoffs = torch.empty(num_seqs, device=logits.device)
     last_ties = torch.empty(num_seqs, dtype=torch.int32, device=logits.device)
-    _find_cutoff_kernel[(num_seqs,)](
+    launch.kernel(_find_cutoff_kernel, (num_seqs,))(
         logits, rows, temperature, top_k, top_p, min_p, cutoffs, last_ties,
         vocab_size, logits.stride(0),
-        # bf16 numbers, seen as fp32, differ in their upper 16 bits only; fp16 ones in 19.
+        # bf16 numbers, converted to fp32, differ in their upper 16 bits only; fp16 ones in 19.
         LOW_BIT={torch.bfloat16: 16, torch.float16: 13}.get(logits.dtype, 0),
         BLOCK=min(16384, next_power_of_2(vocab_size)),
         num_warps=most_warps(logits.device) if vocab_size > 4096 else 4,
@@ -54,7 +57,7 @@ def _find_cutoff_kernel(
     LOW_BIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The smallest kept logit of a sequence, and the last id kept of those that equal it."""
+    """Find the smallest kept logit of a sequence, and the last id kept of those that equal it."""
     seq = tl.program_id(0)
     row = tl.maximum(tl.load(rows + seq), 0)
     row_logits = logits + seq.to(tl.int64) * logits_stride
@@ -82,7 +85,7 @@ def _find_cutoff_kernel(
             cutoff = _smallest_kept(
                 row_logits, vocab_size, top, to_log2, k_cutoff, goal, False, LOW_BIT, BLOCK
             )
-            # Of the ids at the edge, as many as it takes to reach the goal.
+            # Of the ids at the edge, keep as many as it takes to reach the goal.
             above = _mass(row_logits, vocab_size, top, to_log2, cutoff, True, BLOCK)
             each = tl.exp2((cutoff - top) * to_log2)
             num_ties = tl.maximum(tl.ceil((goal - above) / each), 1.0)
@@ -104,7 +107,7 @@ def _load(row_logits, start, vocab_size, BLOCK: tl.constexpr):
 
 @triton.jit
 def _mass(row_logits, vocab_size, top, to_log2, cutoff, ABOVE: tl.constexpr, BLOCK: tl.constexpr):
-    """Sum of exp2((logit - top) * to_log2) of the logits at or above (or only above) cutoff."""
+    """Return the sum of exp2((logit - top) * to_log2) over logits >= cutoff (ABOVE: > cutoff)."""
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, vocab_size, BLOCK):
         raw = _load(row_logits, start, vocab_size, BLOCK)
@@ -120,16 +123,17 @@ def _smallest_kept(
     LOW_BIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The largest t such that the logits from t to top, but not below cutoff, have mass `goal`.
+    """Return the largest t such that the logits from t to top, but not below cutoff, have mass
+    `goal`.
 
-    Mass is exp2((logit - top) * to_log2), or 1 for each logit (IS_COUNT). The bits of t, in an
-    encoding that orders like the numbers, are fixed from the highest to LOW_BIT.
+    The mass of a logit is exp2((logit - top) * to_log2), or 1 (IS_COUNT). The bits of t are fixed
+    from the highest to LOW_BIT, in an encoding that has the same order as the numbers.
     """
     prefix = tl.zeros([], dtype=tl.uint32)
     for step in range(32 - LOW_BIT):
         trial = prefix | (tl.full([], 1, dtype=tl.uint32) << (31 - LOW_BIT - step))
-        # Decoding one number spares encoding all logits. A trial past infinity decodes to a NaN,
-        # which no logit reaches.
+        # It is cheaper to decode one number than to encode all logits. A trial past infinity
+        # decodes to a NaN, which no logit reaches.
         lowest = _decode(trial << LOW_BIT)
         total = tl.zeros([BLOCK], dtype=tl.float32)
         for start in range(0, vocab_size, BLOCK):
@@ -139,15 +143,19 @@ def _smallest_kept(
         prefix = tl.where(tl.sum(total, 0) >= goal, trial, prefix)
     ordered = prefix << LOW_BIT
     low_ones = tl.full([], (1 << LOW_BIT) - 1, dtype=tl.uint32)
-    # The bits below LOW_BIT are zeros in a number: ones where the encoding flips them.
+    # A number has zeros below LOW_BIT. Where the encoding flips bits, these are ones.
     smallest = _decode(tl.where(ordered >> 31 == 0, ordered | low_ones, ordered))
-    # A NaN: all finite logits together do not reach the goal, so all are kept.
+    # NaN means that all finite logits together do not reach the goal, so all are kept.
     return tl.where(smallest == smallest, smallest, -float("inf"))
 
 
 @triton.jit
 def _decode(ordered):
-    """The fp32 number of an encoding: sign bit set for positive ones, all bits flipped if not."""
+    """Return the fp32 number of an encoding.
+
+    The encoding of a positive number has the sign bit set, that of a negative one has all bits
+    flipped.
+    """
     sign = tl.full([], 1, dtype=tl.uint32) << 31
     bits = tl.where(ordered >= sign, ordered ^ sign, ordered ^ (sign | (sign - 1)))
     return bits.to(tl.float32, bitcast=True)
@@ -155,7 +163,7 @@ def _decode(ordered):
 
 @triton.jit
 def _id_of_tie(row_logits, vocab_size, value, number, BLOCK: tl.constexpr):
-    """The id of the `number`-th logit that equals value, in the order of ids."""
+    """Return the id of the `number`-th logit that equals value, in the order of ids."""
     last_tie = -1
     num_seen = 0
     for start in range(0, vocab_size, BLOCK):

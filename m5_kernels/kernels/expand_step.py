@@ -1,7 +1,7 @@
-"""The first kernel of a step and the last one, between which rows of state become longer.
+"""The first kernel of a step, which reads the rows of state, and the last one, which extends them.
 
-`expand_step` fills the step's metadata from the rows; `append_sampled` counts their new tokens and
-appends what was sampled. So a token reaches the next step without the host.
+`expand_step` fills the step's metadata from the rows. `append_sampled` counts their new tokens as
+computed and appends the sampled ones. So a token reaches the next step without the host.
 
 Program i of `expand_step` fills row i of the per-row outputs and the i-th block of per-token ones.
 """
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import torch
 
-from .backend import ceil_div, lanes_for, runs_triton, tl, triton
-from .early_start import launch_options, wait_for_previous
+from .launch import PLAIN, Launch
+from .pdl import wait_for_previous
 from .step_metadata import RowState, StepMetadata
+from .triton_or_twin import ceil_div, lanes_for, tl, triton
 
 
 def expand_step(
@@ -20,19 +21,21 @@ def expand_step(
     row_ids: torch.Tensor,
     num_new_tokens: torch.Tensor,
     output: StepMetadata,
+    launch: Launch = PLAIN,
 ) -> None:
-    """Fill `output` for a step; nothing is read back, so it can be part of a CUDA graph.
+    """Fill `output` for a step. Nothing is read back, so it can be part of a CUDA graph.
 
-    row_ids: int32 `[num_seqs]`, the rows of the step's sequences: those with one new token, then
-    chunks, then padding, which is -1. A row's computed and new tokens together must not exceed
+    row_ids: int32 `[num_seqs]`, the rows of the step's sequences: first those with one new token,
+    then chunks, then padding, which is -1. A row's computed and new tokens together must not exceed
     max_model_len: that is not checked here.
-    num_new_tokens: int32 `[num_seqs]`, of each; of padding it is not read.
+    num_new_tokens: int32 `[num_seqs]`, of each sequence; not read for padding.
     """
-    if not runs_triton(row_ids):
-        return expand_step_torch(state, row_ids, num_new_tokens, output)
+    if not launch.runs_triton(row_ids):
+        expand_step_torch(state, row_ids, num_new_tokens, output)
+        return
     num_seqs, num_tokens = len(row_ids), len(output.input_ids)
     block = 128
-    _expand_step_kernel[(max(num_seqs, ceil_div(num_tokens, block)),)](
+    launch.kernel(_expand_step_kernel, (max(num_seqs, ceil_div(num_tokens, block)),))(
         state.token_ids, state.block_table, state.num_computed_tokens, state.prompt_lens,
         row_ids, num_new_tokens,
         output.input_ids, output.positions, output.slot_mapping,
@@ -44,7 +47,6 @@ def expand_step(
         BLOCK_SIZE=state.block_size,
         BLOCK=block,
     )  # fmt: skip
-    return None
 
 
 @triton.jit(do_not_specialize=["num_seqs", "num_tokens"])
@@ -89,7 +91,7 @@ def _expand_step_kernel(
             tl.store(decode_lens + seq, 0)
             tl.store(output_positions + seq, 0)
 
-    # Per token: the sequence of a token is the number of sequences that end at or before it.
+    # Per token: a token's sequence is the number of sequences that end at or before the token.
     if tl.program_id(0) * BLOCK < num_tokens:
         tokens = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         is_before = (ends[None, :] <= tokens[:, None]) & (seqs < num_seqs)[None, :]
@@ -115,23 +117,24 @@ def append_sampled(
     num_new_tokens: torch.Tensor,
     samples: torch.Tensor,
     sampled: torch.Tensor,
+    launch: Launch = PLAIN,
 ) -> None:
-    """End a step on the device: count the new tokens as computed, append the sampled ones.
+    """End a step on the device: count the new tokens as computed, and append the sampled ones.
 
     row_ids, num_new_tokens: as given to `expand_step`. samples: int32 `[num_seqs]`, 0 for a chunk
-    that has not reached the last known token. sampled: int32 `[num_seqs]`; -1 appends nothing. A
-    row that is full stays as it is.
+    that does not reach the last known token. sampled: int32 `[num_seqs]`; -1 appends nothing. A row
+    that is full stays as it is.
     """
-    if not runs_triton(row_ids):
-        return append_sampled_torch(state, row_ids, num_new_tokens, samples, sampled)
+    if not launch.runs_triton(row_ids):
+        append_sampled_torch(state, row_ids, num_new_tokens, samples, sampled)
+        return
     num_seqs, block = len(row_ids), 128
-    _append_sampled_kernel[(ceil_div(num_seqs, block),)](
+    launch.kernel(_append_sampled_kernel, (ceil_div(num_seqs, block),))(
         state.token_ids, state.num_computed_tokens, row_ids, num_new_tokens, samples, sampled,
         num_seqs, state.token_ids.stride(0), state.token_ids.shape[1],
         BLOCK=block,
-        **launch_options(),
+        **launch.pdl_options(),
     )  # fmt: skip
-    return None
 
 
 @triton.jit(do_not_specialize=["num_seqs"])
@@ -161,7 +164,7 @@ def expand_step_torch(
     num_new_tokens: torch.Tensor,
     output: StepMetadata,
 ) -> None:
-    """The specification of `expand_step`: one sequence after another."""
+    """Specify `expand_step`, one sequence after another."""
     output.input_ids.zero_()
     output.positions.zero_()
     output.slot_mapping.fill_(-1)
@@ -199,7 +202,7 @@ def append_sampled_torch(
     samples: torch.Tensor,
     sampled: torch.Tensor,
 ) -> None:
-    """The specification of `append_sampled`."""
+    """Specify `append_sampled`."""
     max_model_len = state.token_ids.shape[1]
     of_rows = zip(
         *(each.tolist() for each in (row_ids, num_new_tokens, samples, sampled)), strict=True

@@ -2,8 +2,8 @@
 
 A decode step reads the whole KV cache once and computes almost nothing, so its speed is the
 memory bandwidth that it keeps busy. One program per sequence and head leaves most of the GPU idle
-when sequences are few, or unequal. Here all KV tiles of all sequences are laid end to end and cut
-into equal shares, one per program, wherever the cuts fall:
+when sequences are few, or of unequal length. Here the KV tiles of all sequences form one list,
+which is cut into equal shares, one per program, even in the middle of a sequence:
 
     context     |-------- seq 0 ---------|seq1|----------- seq 2 -----------|
     KV tiles    | 0  | 1  | 2  | 3  | 4  | 0  | 0  | 1  | 2  | 3  | 4  | 5  |
@@ -11,15 +11,16 @@ into equal shares, one per program, wherever the cuts fall:
     each leaves  part of seq 0  rest of seq 0, part of seq 2  rest of seq 2
                                 all of seq 1
 
-A sequence inside one share is written at once. A sequence that was cut is left as partial sums
-with their log-sum-exp (at most two per program: its first and its last sequence), and the last
-of its programs to arrive merges them, always in program order, so that the result doesn't depend on
-the order of arrival. Shares come from `context_lens` inside the kernel: the grid is fixed, which
-is what a CUDA graph needs, and any mix of lengths is balanced. Each KV head has its own set of
-programs; the query heads that share it are the rows of one matrix product, so KV is read once.
+If a sequence is inside one share, its program writes the result at once. If a sequence was cut,
+each of its programs leaves a partial sum with its log-sum-exp. A program leaves at most two, for
+its first and its last sequence. The last program of a sequence to finish merges them, always in
+program order, so the result doesn't depend on which program finishes first. The kernel computes the
+shares from `context_lens`. So the grid is fixed, which a CUDA graph needs, and the work is balanced
+for any mix of lengths. Each KV head has its own set of programs. The query heads that share it are
+the rows of one matrix product, so KV is read once.
 
-It saves: idle multiprocessors (against a program per sequence), a second launch (against a
-separate reduce), and repeated KV reads (against a program per query head).
+It saves idle multiprocessors (compared with a program per sequence), a second launch (compared with
+a separate reduce), and repeated KV reads (compared with a program per query head).
 Paper: Dao et al., Flash-Decoding (2023); equal shares: Osama et al., Stream-K (2023).
 """
 
@@ -29,24 +30,27 @@ from dataclasses import dataclass
 
 import torch
 
-from .backend import next_power_of_2, num_multiprocessors, runs_triton, tl, triton
-from .early_start import launch_options, wait_for_previous
+from .gpu_tiles import decode_tile
+from .launch import PLAIN, Launch
 from .paged_prefill import LOG2_E, paged_prefill_torch
-from .tiles import DecodeTile, decode_tile
+from .pdl import wait_for_previous
+from .tiles import DecodeTile
+from .triton_or_twin import next_power_of_2, num_multiprocessors, tl, triton
 
 MIN_ROWS = 16
 """Rows of the smallest matrix product."""
 FLOOR = tl.constexpr(-1e30)
-"""Below every score: the maximum of nothing, as a difference of infinities would be no number."""
+"""Below every score: the maximum of no scores. With -inf, a difference of two would be NaN."""
 
 
 @dataclass(frozen=True)
 class DecodeWorkspace:
-    """Data that the programs of one launch exchange. Kernels on one stream can share it.
+    """Memory in which the programs of one launch exchange data. Kernels on one stream can share it.
 
-    partial_output: fp32 `[2 * num_programs, num_heads, head_dim_pad]`, num_heads being the query
-    heads of a KV head, as a power of two; partial_lse: fp32 `[2 * num_programs, num_heads]`, in
-    log2; arrivals: int32 `[max_num_seqs * num_kv_heads]`, zero between launches.
+    partial_output: fp32 `[2 * num_programs, num_heads, head_dim_pad]`, where num_heads is the
+    number of query heads of a KV head, rounded up to a power of two. partial_lse: fp32
+    `[2 * num_programs, num_heads]`, in log2. arrivals: int32 `[max_num_seqs * num_kv_heads]`, zero
+    between launches.
     """
 
     partial_output: torch.Tensor
@@ -66,7 +70,7 @@ class DecodeWorkspace:
         device: torch.device | str,
         tile: DecodeTile | None = None,
     ) -> DecodeWorkspace:
-        """Room for any step of up to `max_num_seqs` sequences; 10 MiB at most."""
+        """Return a workspace for any step of up to `max_num_seqs` sequences, 10 MiB at most."""
         device = torch.device(device)
         head_dim_pad = next_power_of_2(head_dim)
         tile = tile or decode_tile(head_dim_pad, dtype, device)
@@ -93,19 +97,22 @@ def flash_decode(
     window: int | None = None,
     output: torch.Tensor | None = None,
     workspace: DecodeWorkspace | None = None,
+    launch: Launch = PLAIN,
 ) -> torch.Tensor:
-    """Attention of each sequence's newest token over its whole context.
+    """Compute attention of each sequence's newest token over its whole context.
 
     query: `[num_seqs, num_q_heads, head_dim]`, last dimension contiguous.
     key_cache, value_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`, same strides.
     block_table: int32 `[num_seqs, max_blocks]`; context_lens: int32 `[num_seqs]`, the newest token
-    included; 0 marks a padding row, which gets zeros whatever its block table holds.
-    scale: of the scores, `head_dim ** -0.5` if None. window: tokens a query sees, itself included.
+    included; 0 marks a padding row, which gets zeros and whose block table may hold anything.
+    scale: factor of the scores, `head_dim ** -0.5` if None. window: tokens a query sees, itself
+    included.
     workspace: reused between launches, and required inside a CUDA graph; None allocates one.
-    It may start before the previous kernel ends, which wrote neither context_lens nor block_table.
+    The kernel may start before the previous one ends. That one must not write context_lens or
+    block_table.
     Returns `[num_seqs, num_q_heads, head_dim]` (`output` if given).
     """
-    if not runs_triton(query):
+    if not launch.runs_triton(query):
         return flash_decode_torch(
             query, key_cache, value_cache, block_table, context_lens, scale, window, output
         )
@@ -124,7 +131,7 @@ def flash_decode(
         raise ValueError(f"{num_seqs} sequences, but the workspace holds {limit}")
     tile, group = workspace.tile, num_q_heads // num_kv_heads
     group_pow2 = next_power_of_2(group)
-    _flash_decode_kernel[(workspace.programs_per_head * num_kv_heads,)](
+    launch.kernel(_flash_decode_kernel, (workspace.programs_per_head * num_kv_heads,))(
         query, key_cache, value_cache, block_table, context_lens, output,
         workspace.partial_output, workspace.partial_lse, workspace.arrivals,
         num_seqs,
@@ -132,7 +139,7 @@ def flash_decode(
         window or 0,
         query.stride(0), query.stride(1), *key_cache.stride()[:3], block_table.stride(0),
         output.stride(0), output.stride(1),
-        NUM_SEQS_PAD=max(16, next_power_of_2(num_seqs)),  # a kernel less for each small number
+        NUM_SEQS_PAD=max(16, next_power_of_2(num_seqs)),  # small numbers share one kernel
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         GROUP_POW2=group_pow2,
@@ -145,7 +152,7 @@ def flash_decode(
         IS_LARGE_CACHE=key_cache.numel() >= 2**31,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        **launch_options(),
+        **launch.pdl_options(),
     )  # fmt: skip
     return output
 
@@ -170,27 +177,32 @@ def _flash_decode_kernel(
     IS_LARGE_CACHE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
+    # The programs of a KV head share its tiles; `worker` is the number of this program among them.
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     worker = tl.program_id(0) // NUM_KV_HEADS
     num_workers = tl.num_programs(0) // NUM_KV_HEADS
 
-    # The share of this program: tiles [share_start, share_end) of all sequences laid end to end.
-    seq_ids = tl.arange(0, NUM_SEQS_PAD)
-    lens = tl.load(context_lens + seq_ids, mask=seq_ids < num_seqs, other=0)
+    # The tiles of all sequences are numbered one after the other. This program's share is the tiles
+    # from share_start up to, but not including, share_end; see `start_of_share`.
+    seqs = tl.arange(0, NUM_SEQS_PAD)
+    is_seq = seqs < num_seqs
+    lens = tl.load(context_lens + seqs, mask=is_seq, other=0)
     first_tiles = tl.maximum(lens - window, 0) // TILE if HAS_WINDOW else tl.zeros_like(lens)
-    # A padding row counts one tile, so that somebody owns it and writes its zeros.
-    counts = tl.maximum((lens + TILE - 1) // TILE - first_tiles, 1)
-    counts = tl.where(seq_ids < num_seqs, counts, 0)
-    ends = tl.cumsum(counts, 0)
-    total = tl.sum(counts, 0).to(tl.int64)
-    num_workers = tl.minimum(num_workers, total)
+    # A padding row counts one tile, so that a program owns it and writes its zeros.
+    tile_counts = tl.maximum((lens + TILE - 1) // TILE - first_tiles, 1)
+    tile_counts = tl.where(is_seq, tile_counts, 0)
+    seq_ends = tl.cumsum(tile_counts, 0)
+    total_tiles = tl.sum(tile_counts, 0).to(tl.int64)
+    num_workers = tl.minimum(num_workers, total_tiles)
     if worker >= num_workers:
-        return  # others wait, and this one would keep its registers until then
-    share_start = worker * total // num_workers
-    share_end = (worker + 1) * total // num_workers
-    seq = tl.sum(((ends <= share_start) & (seq_ids < num_seqs)).to(tl.int32), 0)
-    last_seq = tl.sum(((ends < share_end) & (seq_ids < num_seqs)).to(tl.int32), 0)
-    seq_start = tl.sum(tl.where(seq_ids < seq, counts, 0), 0).to(tl.int64)
+        return  # without waiting for the previous kernel, so that its registers are free at once
+    share_start = start_of_share(worker, num_workers, total_tiles)
+    share_end = start_of_share(worker + 1, num_workers, total_tiles)
+
+    # The share's sequences: first_seq has its first tile, last_seq its last one.
+    first_seq = tl.sum(((seq_ends <= share_start) & is_seq).to(tl.int32), 0)
+    last_seq = tl.sum(((seq_ends < share_end) & is_seq).to(tl.int32), 0)
+    seq_start = tl.sum(tl.where(seqs < first_seq, tile_counts, 0), 0).to(tl.int64)
 
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, HEAD_DIM_PAD)
@@ -199,35 +211,42 @@ def _flash_decode_kernel(
     row_mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
     heads = (kv_head * GROUP + rows)[:, None]
     cache_dims = kv_head * head_stride + dims
-    seq_id = seq
-    while seq_id <= last_seq:
-        context_len = tl.load(context_lens + seq_id)
+    seq = first_seq
+    while seq <= last_seq:
+        # The sequence has the tiles from seq_start to seq_end. This program computes the ones from
+        # own_start to own_end.
+        context_len = tl.load(context_lens + seq)
         first_tile = tl.maximum(context_len - window, 0) // TILE if HAS_WINDOW else 0
         num_tiles = (context_len + TILE - 1) // TILE - first_tile
         seq_end = seq_start + tl.maximum(num_tiles, 1)
-        begin = tl.maximum(share_start, seq_start)
-        end = tl.minimum(share_end, seq_end)
-        first_worker = ((seq_start + 1) * num_workers - 1) // total
-        last_worker = (seq_end * num_workers - 1) // total
-        # Slot 0 of a program holds the sequence its share begins in, slot 1 the last one.
-        first_slot = (first_worker * total // num_workers != seq_start).to(tl.int32)
+        own_start = tl.maximum(share_start, seq_start)
+        own_end = tl.minimum(share_end, seq_end)
+        first_worker = worker_of(seq_start, num_workers, total_tiles)
+        last_worker = worker_of(seq_end - 1, num_workers, total_tiles)
+        # A program has two slots for partial sums: slot 0 for the sequence in which its share
+        # starts, slot 1 for its last sequence, if that is another one. So this sequence is in slot
+        # 0 of all its programs, except perhaps the first one, whose share may start in an earlier
+        # sequence.
+        first_start = start_of_share(first_worker, num_workers, total_tiles)
+        first_slot = (first_start != seq_start).to(tl.int32)
 
         accumulator = tl.zeros([ROWS, HEAD_DIM_PAD], dtype=tl.float32)
         row_max = tl.full([ROWS], FLOOR, dtype=tl.float32)
         row_sum = tl.zeros([ROWS], dtype=tl.float32)
-        low = (begin - seq_start).to(tl.int32) + first_tile
-        high = tl.where(context_len > 0, (end - seq_start).to(tl.int32) + first_tile, 0)
-        table = block_table + seq_id * table_stride
+        # The same tiles, now numbered within the context.
+        low = (own_start - seq_start).to(tl.int32) + first_tile
+        high = tl.where(context_len > 0, (own_end - seq_start).to(tl.int32) + first_tile, 0)
+        table = block_table + seq * table_stride
         # Unsigned, so that dividing by the block size is a shift. Past the end of the context the
-        # last token is read again: unlike what lies in the unused slots, it is surely finite.
+        # last token is read again, since it is finite, and an unused slot may hold a NaN.
         last_token = tl.maximum(context_len - 1, 0).to(tl.uint32)
         tokens = tl.minimum((low * TILE + tile_tokens).to(tl.uint32), last_token)
         blocks = tl.load(table + tokens // BLOCK_SIZE)
-        # For queries, and the newest keys and values. It must stay out of a `for` that Triton
-        # pipelines, which may bring the loop's loads in front of a wait in it (Triton's #11905).
+        # Wait for queries, and the newest keys and values. The wait must stay outside of a `for`
+        # that Triton pipelines: it may move loads of the loop before the wait (Triton's #11905).
         wait_for_previous(PDL)
         q = tl.load(
-            query + seq_id * query_stride + heads * query_head_stride + dims[None, :],
+            query + seq * query_stride + heads * query_head_stride + dims[None, :],
             mask=row_mask,
             other=0.0,
         )
@@ -235,8 +254,8 @@ def _flash_decode_kernel(
             if IS_LARGE_CACHE:
                 blocks = blocks.to(tl.int64)
             slots = blocks * block_stride + (tokens % BLOCK_SIZE).to(tl.int32) * slot_stride
-            # Block ids come one tile ahead: as a load that waits for a load in the same iteration,
-            # they would stop the compiler from keeping several KV tiles in flight.
+            # Block ids are loaded one tile ahead. If a KV load waited for a load in the same
+            # iteration, the compiler could not keep several KV tiles in flight.
             tokens = tl.minimum(((tile + 1) * TILE + tile_tokens).to(tl.uint32), last_token)
             blocks = tl.load(table + tokens // BLOCK_SIZE)
             pointers = slots[:, None] + cache_dims[None, :]
@@ -265,29 +284,48 @@ def _flash_decode_kernel(
             )
         result = accumulator / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
 
-        output_pointers = (
-            output + seq_id * output_stride + heads * output_head_stride + dims[None, :]
-        )
+        output_pointers = output + seq * output_stride + heads * output_head_stride + dims[None, :]
         if first_worker == last_worker:
             tl.store(output_pointers, result.to(output.dtype.element_ty), mask=row_mask)
         else:
-            slot = 2 * tl.program_id(0) + (begin != share_start).to(tl.int32)
+            slot = 2 * tl.program_id(0) + (own_start != share_start).to(tl.int32)
             partial_rows = slot * GROUP_POW2 + rows
             partials = partial_output + partial_rows[:, None] * HEAD_DIM_PAD + dims[None, :]
             tl.store(partials, result, mask=row_mask)
             tl.store(partial_lse + partial_rows, row_max + tl.log2(row_sum), mask=is_row)
-            # Everybody's stores before the count goes up: the last to arrive reads them all.
+            # All threads must have stored before the count goes up: the last program reads it all.
             tl.debug_barrier()
-            arrival = arrivals + seq_id * NUM_KV_HEADS + kv_head
+            arrival = arrivals + seq * NUM_KV_HEADS + kv_head
             if tl.atomic_add(arrival, 1, sem="acq_rel") == last_worker - first_worker:
                 merge_parts(
                     partial_output, partial_lse, first_worker, last_worker, first_slot, kv_head,
-                    output + seq_id * output_stride, output_head_stride,
+                    output + seq * output_stride, output_head_stride,
                     NUM_KV_HEADS, GROUP, GROUP_POW2, HEAD_DIM, HEAD_DIM_PAD,
                 )  # fmt: skip
                 tl.store(arrival, 0)  # as the next launch expects it
         seq_start = seq_end
-        seq_id += 1
+        seq += 1
+
+
+@triton.jit
+def start_of_share(worker, num_workers, total_tiles):
+    """Return the first tile of a program's share, by its number among those of all sequences.
+
+    tile       | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 |     total_tiles = 10
+    sequence   |         0         | 1 |       2       |
+    worker     |     0     |     1     |       2       |     num_workers = 3
+    """
+    return worker * total_tiles // num_workers
+
+
+@triton.jit
+def worker_of(tile, num_workers, total_tiles):
+    """Return the program that has a tile in its share: the last one that starts at or before the
+    tile.
+
+    This is `worker * total_tiles // num_workers <= tile`, solved for the worker.
+    """
+    return ((tile + 1) * num_workers - 1) // total_tiles
 
 
 @triton.jit
@@ -300,8 +338,8 @@ def merge_parts(
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Weigh the partial sums of a sequence and KV head by their log-sum-exp, in program order."""
-    # Many parts are loaded together: one after another, each would cost a trip to the L2 cache.
+    """Add the partial sums of a sequence and KV head, weighted by log-sum-exp, in program order."""
+    # Load many parts together: one after another, each would cost a trip to the L2 cache.
     PARTS: tl.constexpr = 32 // GROUP_POW2 if GROUP_POW2 < 16 else 2
     rows = tl.arange(0, GROUP_POW2)
     dims = tl.arange(0, HEAD_DIM_PAD)
@@ -344,7 +382,7 @@ def flash_decode_torch(
     window: int | None = None,
     output: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The specification of `flash_decode`: a prefill whose chunks hold one token each."""
+    """Specify `flash_decode`: it is a prefill whose chunks have one token each."""
     if output is None:
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
     output[context_lens == 0] = 0

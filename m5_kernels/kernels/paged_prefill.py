@@ -1,9 +1,9 @@
 """Paged prefill: causal attention of chunks of new tokens over block tables.
 
-Each sequence brings `query_len` new tokens, the last ones of its context, whose KV is already in
-the cache: a whole prompt, a chunk of one, or a single token. A program takes a tile of query
-rows - tokens x the query heads of one KV head, so that the heads of a group share each KV
-load - and walks the context from left to right with an online softmax:
+Each sequence has `query_len` new tokens, the last ones of its context: a whole prompt, a chunk of
+one, or a single token. Their KV is already in the cache. A program takes a tile of query rows -
+tokens x the query heads of one KV head, so that the heads of a group share each KV load - and
+walks the context from left to right with an online softmax:
 
                      context ->  0        first query        context_len
     query rows of a tile         |             |                  |
@@ -12,12 +12,12 @@ load - and walks the context from left to right with an online softmax:
       ...                        |#############|%%%               |     % masked tiles: the
       token n, heads 0..G-1      |#############|%%%%%%            |       causal edge
 
-Tiles of all sequences form one list: sequence s owns `query_start_loc[s] // tile + s` onwards, a
-formula that needs no table and leaves at most one empty tile per sequence. The longest walks
-are started first, so that the last programs to run are short, and the KV heads of a tile
-start together, so that neighbours in memory are read at the same time.
+The tiles of all sequences form one list: those of sequence s begin at number
+`query_start_loc[s] // tile + s`. This formula needs no table, and leaves at most one empty tile per
+sequence. The longest walks start first, so that the last programs to run are short. The KV heads of
+a tile start together, so that neighbours in memory are read at the same time.
 
-It saves: the score matrix (never in memory), padding of chunks to one length, and a gather of
+It saves the score matrix (never in memory), padding of chunks to one length, and a gather of
 the KV blocks into a contiguous tensor. Papers: Dao, FlashAttention-2 (2023); Kwon et al.,
 PagedAttention (2023).
 """
@@ -26,8 +26,10 @@ from __future__ import annotations
 
 import torch
 
-from .backend import lanes_for, next_power_of_2, runs_triton, tl, triton
-from .tiles import PrefillTile, prefill_tile
+from .gpu_tiles import prefill_tile
+from .launch import PLAIN, Launch
+from .tiles import PrefillTile
+from .triton_or_twin import lanes_for, next_power_of_2, tl, triton
 
 LOG2_E = 1.4426950408889634
 
@@ -45,21 +47,23 @@ def paged_prefill(
     tile: PrefillTile | None = None,
     first_seq: torch.Tensor | None = None,
     max_seqs: int | None = None,
+    launch: Launch = PLAIN,
 ) -> torch.Tensor:
-    """Causal attention of each sequence's chunk of new tokens over its context.
+    """Compute causal attention of each sequence's chunk of new tokens over its context.
 
     query: `[num_tokens, num_q_heads, head_dim]`, last dimension contiguous.
     key_cache, value_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`, same strides.
     block_table: int32 `[num_seqs, max_blocks]`; context_lens: int32 `[num_seqs]`, chunk included.
     query_start_loc: int32 `[num_seqs + 1]`; the chunk of sequence s is the query rows from
-    `query_start_loc[s]` up to `query_start_loc[s + 1]`. Rows that no chunk covers are not written.
-    scale: of the scores, `head_dim ** -0.5` if None. window: tokens a query sees, itself included.
-    first_seq: int32 `[1]`; sequences before it are left alone (decode rows in a mixed step), and it
-    is read on the device, so that a CUDA graph may hold any mixture. max_seqs: how many there are
-    at most from there on; all, if None.
+    `query_start_loc[s]` up to `query_start_loc[s + 1]`. Rows outside of all chunks are not written.
+    scale: factor of the scores, `head_dim ** -0.5` if None. window: tokens a query sees, itself
+    included.
+    first_seq: int32 `[1]`; sequences before it (decode rows in a mixed step) are skipped. It is
+    read on the device, so that a CUDA graph may hold any mixture. max_seqs: most sequences from
+    there on; all, if None.
     Returns `[num_tokens, num_q_heads, head_dim]` (`output` if given).
     """
-    if not runs_triton(query):
+    if not launch.runs_triton(query):
         return paged_prefill_torch(
             query, key_cache, value_cache, block_table, context_lens, query_start_loc,
             scale, window, output, first_seq,
@@ -78,7 +82,7 @@ def paged_prefill(
     tile_rows = max(tile.rows, next_power_of_2(group))
     query_tokens = tile_rows // group
     num_tiles = num_tokens // query_tokens + max_seqs
-    _paged_prefill_kernel[(num_kv_heads, num_tiles)](
+    launch.kernel(_paged_prefill_kernel, (num_kv_heads, num_tiles))(
         query, key_cache, value_cache, block_table, context_lens, query_start_loc, output,
         first_seq, num_seqs,
         (head_dim**-0.5 if scale is None else scale) * LOG2_E,
@@ -126,7 +130,7 @@ def _paged_prefill_kernel(
         first = tl.load(first_seq)
         query_start_loc += first
         context_lens += first
-    # Three vectors loaded together, then picked from: a chain of scalar loads would wait thrice.
+    # Load three vectors together and pick from them: a chain of scalar loads would wait thrice.
     is_seq = seq_ids < num_seqs - first
     starts = tl.load(query_start_loc + seq_ids, mask=is_seq, other=0)
     ends = tl.load(query_start_loc + 1 + seq_ids, mask=is_seq, other=0)
@@ -159,7 +163,7 @@ def _paged_prefill_kernel(
     last_position = tl.minimum(first_position + QUERY_TOKENS, context_len) - 1
 
     accumulator = tl.zeros([ROWS, HEAD_DIM_PAD], dtype=tl.float32)
-    # Finite, so that a row whose first tile is all masked (it can be, with a window) stays finite.
+    # Finite, so that a row stays finite if its first tile is all masked (possible with a window).
     row_max = tl.full([ROWS], -1.0e30, dtype=tl.float32)
     row_sum = tl.zeros([ROWS], dtype=tl.float32)
     low = tl.maximum(first_position - window + 1, 0) // TILE if HAS_WINDOW else 0
@@ -171,7 +175,7 @@ def _paged_prefill_kernel(
     value_head = value_cache + kv_head * head_stride
     tile_tokens = tl.arange(0, TILE)
     # Unsigned, so that dividing by the block size is a shift. Past the end of the context the last
-    # token is read again: unlike what lies in the unused slots, it is surely a finite number.
+    # token is read again, since it is finite, and an unused slot may hold a NaN.
     last_token = (context_len - 1).to(tl.uint32)
     tokens = tl.minimum((low * TILE + tile_tokens).to(tl.uint32), last_token)
     blocks = tl.load(table + tokens // BLOCK_SIZE)
@@ -180,8 +184,8 @@ def _paged_prefill_kernel(
             blocks = blocks.to(tl.int64)
         slots = blocks * block_stride + (tokens % BLOCK_SIZE).to(tl.int32) * slot_stride
         offsets = slots[:, None] + dims[None, :]
-        # Block ids come one tile ahead: as a load that waits for a load in the same iteration,
-        # they would stop the compiler from keeping several KV tiles in flight.
+        # Block ids are loaded one tile ahead. If a KV load waited for a load in the same
+        # iteration, the compiler could not keep several KV tiles in flight.
         tokens = tl.minimum(((tile + 1) * TILE + tile_tokens).to(tl.uint32), last_token)
         blocks = tl.load(table + tokens // BLOCK_SIZE)
 
@@ -227,7 +231,7 @@ def paged_prefill_torch(
     output: torch.Tensor | None = None,
     first_seq: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The specification of `paged_prefill`: gather a sequence's KV, attend in fp32 at least."""
+    """Specify `paged_prefill`: gather a sequence's KV, and attend in fp32 at least."""
     if output is None:
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -246,7 +250,7 @@ def paged_prefill_torch(
         blocks = block_table[seq, tokens // block_size].long()
         keys = key_cache[blocks, tokens % block_size].to(wide)
         values = value_cache[blocks, tokens % block_size].to(wide)
-        # [query_len, num_kv_heads, group, head_dim]: query heads beside the KV head they share.
+        # [query_len, num_kv_heads, group, head_dim]: query heads grouped by the KV head they share.
         q = query[chunk].to(wide).unflatten(1, (num_kv_heads, -1))
         scores = torch.einsum("qhgd,khd->hgqk", q, keys) * scale
         positions = torch.arange(context_len - query_len, context_len, device=query.device)

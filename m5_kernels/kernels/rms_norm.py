@@ -1,15 +1,15 @@
-"""RMSNorm, together with what stands before it: an addition to the residual stream, or its begin.
+"""RMSNorm, fused with what comes before it: adding to the residual stream, or the embedding.
 
     hidden    [num_tokens, hidden_size]   |======== one program, one row ========|
     residual  [num_tokens, hidden_size]   |==== added to, in place, or begun ====|
                                                  mean of squares -> scale
     output    [num_tokens, hidden_size]   |========= scaled, x weight  ==========|
 
-A row fits in the registers of one program: it is read once, though the mean must be known before
+A row fits in the registers of one program. So it is read once, though the mean must be known before
 the first element can be scaled. Fused with the addition it saves a launch and one read of
-`[num_tokens, hidden_size]`, twice a layer; fused with the embedding it saves them once a step.
-Rounding follows Hugging Face: the sum is rounded to the model's type before the norm sees it, and
-the scaled row again before the weight.
+`[num_tokens, hidden_size]`, twice a layer. Fused with the embedding it saves them once a step.
+Rounding follows Hugging Face: the sum is rounded to the model's dtype before the norm reads it, and
+the scaled row is rounded again before it is multiplied by the weight.
 Paper: Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
 """
 
@@ -18,8 +18,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .backend import next_power_of_2, runs_triton, tl, triton
-from .early_start import launch_options, wait_for_previous
+from .launch import PLAIN, Launch
+from .pdl import wait_for_previous
+from .triton_or_twin import next_power_of_2, tl, triton
 
 
 def embed_rms_norm(
@@ -28,18 +29,20 @@ def embed_rms_norm(
     residual: torch.Tensor,
     weight: torch.Tensor,
     epsilon: float,
+    launch: Launch = PLAIN,
 ) -> torch.Tensor:
-    """`residual = embedding[input_ids]`, then `row / sqrt(mean(row ** 2) + epsilon) * weight`.
+    """Set `residual = embedding[input_ids]`, and return its norm.
 
+    The norm of a row is `row / sqrt(mean(row ** 2) + epsilon) * weight`.
     input_ids: int32 `[num_tokens]`; embedding: `[vocab_size, hidden_size]`; weight:
     `[hidden_size]`; residual: `[num_tokens, hidden_size]`, rows contiguous, is written.
-    The next kernel may start before this one ends, which itself never starts early.
+    The next kernel may start before this one ends. This one never starts early itself.
     Returns `[num_tokens, hidden_size]`, contiguous.
     """
-    if not runs_triton(embedding):
+    if not launch.runs_triton(embedding):
         return embed_rms_norm_torch(input_ids, embedding, residual, weight, epsilon)
     output = torch.empty_like(residual, memory_format=torch.contiguous_format)
-    _launch(embedding, residual, weight, output, epsilon, input_ids)
+    _norm(embedding, residual, weight, output, epsilon, input_ids, launch)
     return output
 
 
@@ -48,40 +51,42 @@ def add_rms_norm(
     residual: torch.Tensor,
     weight: torch.Tensor,
     epsilon: float,
+    launch: Launch = PLAIN,
 ) -> torch.Tensor:
-    """`residual += hidden`, then the norm of the sum.
+    """Set `residual += hidden`, and return the norm of the sum.
 
     hidden, residual: `[num_tokens, hidden_size]`, rows contiguous; residual is changed in place.
-    It may start before the previous kernel ends, which must not be the one that wrote the weight.
+    The kernel may start before the previous one ends. That one must not write the weight.
     Returns `[num_tokens, hidden_size]`, contiguous.
     """
-    if not runs_triton(hidden):
+    if not launch.runs_triton(hidden):
         return add_rms_norm_torch(hidden, residual, weight, epsilon)
     output = torch.empty_like(hidden, memory_format=torch.contiguous_format)
-    _launch(hidden, residual, weight, output, epsilon, None)
+    _norm(hidden, residual, weight, output, epsilon, None, launch)
     return output
 
 
-def _launch(
+def _norm(
     hidden: torch.Tensor,
     residual: torch.Tensor,
     weight: torch.Tensor,
     output: torch.Tensor,
     epsilon: float,
     input_ids: torch.Tensor | None,
+    launch: Launch,
 ) -> None:
     num_tokens, hidden_size = output.shape
     if num_tokens == 0:
         return
     row = next_power_of_2(hidden_size)
-    _rms_norm_kernel[(num_tokens,)](
+    launch.kernel(_rms_norm_kernel, (num_tokens,))(
         input_ids, hidden, residual, weight, output,
         hidden.stride(0), residual.stride(0), epsilon,
         HIDDEN_SIZE=hidden_size,
         ROW=row,
         num_warps=min(16, max(1, row // 512)),
-        # See `wait_for_previous`: who reads the embedding is the first of a step.
-        **launch_options(waits_for_launch=input_ids is not None),
+        # See `wait_for_previous`: the kernel that reads the embedding is the first of a step's.
+        **launch.pdl_options(waits_for_launch=input_ids is not None),
     )  # fmt: skip
 
 
@@ -112,7 +117,7 @@ def _rms_norm_kernel(
 
 
 def rms_norm_torch(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """The norm that the others are specified by."""
+    """Compute RMSNorm as Hugging Face does; the other twins use it."""
     values = hidden.float()
     values = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + epsilon)
     return weight * values.to(hidden.dtype)
@@ -125,7 +130,7 @@ def embed_rms_norm_torch(
     weight: torch.Tensor,
     epsilon: float,
 ) -> torch.Tensor:
-    """The specification of `embed_rms_norm`."""
+    """Specify `embed_rms_norm`."""
     residual.copy_(F.embedding(input_ids, embedding))
     return rms_norm_torch(residual, weight, epsilon)
 
@@ -136,6 +141,6 @@ def add_rms_norm_torch(
     weight: torch.Tensor,
     epsilon: float,
 ) -> torch.Tensor:
-    """The specification of `add_rms_norm`."""
+    """Specify `add_rms_norm`."""
     residual += hidden
     return rms_norm_torch(residual, weight, epsilon)

@@ -1,4 +1,4 @@
-"""What happens to query, key and value between the QKV product and attention, in one launch.
+"""Norm, rotate and store query, key and value between the QKV layer and attention, in one launch.
 
     qkv row of a token   | q0 | q1 | ... | k0 | k1 | ... | v0 | v1 | ... |   merged QKV output
                            |____________|  |__________|    |
@@ -9,7 +9,7 @@
 
 One program takes one token and HEADS of its heads, as two tiles `[HEADS, head_dim / 2]`, since
 rotary embeddings (in the layout of Hugging Face) pair element i with element i + head_dim / 2.
-Done apart this is five launches and three more trips of query and key through memory.
+Separate kernels would be five launches, and three more trips of query and key through memory.
 Paper: Su et al., RoFormer (2021).
 """
 
@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import torch
 
-from .backend import ceil_div, next_power_of_2, runs_triton, tl, triton
-from .early_start import launch_options, wait_for_previous
+from .launch import PLAIN, Launch
+from .pdl import wait_for_previous
 from .rms_norm import rms_norm_torch
+from .triton_or_twin import ceil_div, next_power_of_2, tl, triton
 
 
 def rope_kv_write(
@@ -33,6 +34,7 @@ def rope_kv_write(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
+    launch: Launch = PLAIN,
 ) -> torch.Tensor:
     """Normalise and rotate queries in place; normalise, rotate and store keys; store values.
 
@@ -42,10 +44,11 @@ def rope_kv_write(
     positions: int `[num_tokens]`; cos_sin: fp32 `[max_positions, head_dim]`, a position's cosines,
     then its sines.
     q_norm, k_norm: `[head_dim]` RMSNorm weights, or both None; epsilon is that of these norms.
-    It may start before the previous kernel ends, which wrote only qkv of all this.
+    The kernel may start before the previous one ends. Of its arguments, that one may write only
+    qkv.
     Returns the queries, a view `[num_tokens, num_q_heads, head_dim]` of qkv.
     """
-    if not runs_triton(qkv):
+    if not launch.runs_triton(qkv):
         return rope_kv_write_torch(
             qkv, key_cache, value_cache, slot_mapping, num_q_heads,
             positions, cos_sin, q_norm, k_norm, epsilon,
@@ -55,7 +58,7 @@ def rope_kv_write(
     num_heads = num_q_heads + 2 * num_kv_heads
     heads = min(8, next_power_of_2(num_heads))
     if num_tokens:
-        _rope_kv_write_kernel[(num_tokens, ceil_div(num_heads, heads))](
+        launch.kernel(_rope_kv_write_kernel, (num_tokens, ceil_div(num_heads, heads)))(
             qkv, key_cache, value_cache, slot_mapping, positions, cos_sin, q_norm, k_norm,
             epsilon,
             qkv.stride(0), key_cache.stride(0), key_cache.stride(1), key_cache.stride(2),
@@ -66,7 +69,7 @@ def rope_kv_write(
             BLOCK_SIZE=block_size,
             HEADS=heads,
             num_warps=2,
-            **launch_options(),
+            **launch.pdl_options(),
         )  # fmt: skip
     return qkv[:, : num_q_heads * head_dim].unflatten(1, (num_q_heads, head_dim))
 
@@ -100,7 +103,7 @@ def _rope_kv_write_kernel(
         weight_low = _norm_of_heads(is_query, q_norm, k_norm, halves, is_half)
         weight_high = _norm_of_heads(is_query, q_norm + HALF, k_norm + HALF, halves, is_half)
     angles = cos_sin + tl.load(positions + token).to(tl.int64) * HEAD_DIM + halves
-    # A value is "rotated" by an angle of zero.
+    # Values are "rotated" by an angle of zero.
     cos = tl.where(is_value[:, None], 1.0, tl.load(angles, mask=is_half, other=1.0)[None, :])
     sin = tl.load(angles + HALF, mask=is_half, other=0.0)[None, :]
     sin = tl.where(is_value[:, None], 0.0, sin)
@@ -111,7 +114,7 @@ def _rope_kv_write_kernel(
     if q_norm is not None:
         square = tl.sum(low * low, 1) + tl.sum(high * high, 1)
         scale = tl.rsqrt(square / HEAD_DIM + epsilon)[:, None]
-        # Rounded where Hugging Face rounds: before the weight and after it.
+        # Round where Hugging Face rounds: before the weight and after it.
         normed_low = ((low * scale).to(dtype).to(tl.float32) * weight_low).to(dtype)
         normed_high = ((high * scale).to(dtype).to(tl.float32) * weight_high).to(dtype)
         low = tl.where(is_value[:, None], low, normed_low.to(tl.float32))
@@ -136,7 +139,10 @@ def _rope_kv_write_kernel(
 
 @triton.jit
 def _norm_of_heads(is_query, q_norm, k_norm, halves, is_half):
-    """Chosen after loading: AMD's compiler cannot choose between pointers."""
+    """Return each head's norm weights.
+
+    Both are loaded before one is chosen: AMD's compiler cannot choose between pointers.
+    """
     q = tl.load(q_norm + halves, mask=is_half, other=0.0).to(tl.float32)
     k = tl.load(k_norm + halves, mask=is_half, other=0.0).to(tl.float32)
     return tl.where(is_query[:, None], q[None, :], k[None, :])
@@ -154,7 +160,7 @@ def rope_kv_write_torch(
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
 ) -> torch.Tensor:
-    """The specification of `rope_kv_write`."""
+    """Specify `rope_kv_write`."""
     num_kv_heads, head_dim = key_cache.shape[2:]
     heads = qkv.unflatten(1, (-1, head_dim))
     query, key, value = heads.split((num_q_heads, num_kv_heads, num_kv_heads), dim=1)
@@ -171,7 +177,7 @@ def norm_and_rotate_torch(
     norm: torch.Tensor | None,
     epsilon: float,
 ) -> torch.Tensor:
-    """Queries or keys `[num_tokens, num_heads, head_dim]` as `rope_kv_write` leaves them."""
+    """Return queries or keys `[num_tokens, num_heads, head_dim]`, normalised and rotated."""
     if norm is not None:
         heads = rms_norm_torch(heads, norm, epsilon)
     cos, sin = cos_sin[positions.long()][:, None, :].chunk(2, dim=-1)
@@ -188,8 +194,8 @@ def write_kv_torch(
 ) -> None:
     """Store keys and values in their slots, without asking the host which tokens are padding.
 
-    Padding writes once more what the first token writes, which is never padding in a step that
-    somebody is in.
+    Padding writes once more what the first token writes. The first token is never padding if any
+    request is in the step.
     """
     is_padding = slot_mapping < 0
     slots = torch.where(is_padding, slot_mapping[:1], slot_mapping)

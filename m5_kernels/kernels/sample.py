@@ -6,13 +6,14 @@
                                                  |                        the winning part again,
                                             token, exactly                and exactly
 
-The noise of an id is a function of (seed, output position, id) alone - Philox4x32-10, the very
-bits of `core.philox` - so that no state is kept and every chunk can make its own. A row without
-filters is read once; softmax, cumulative sums and sorting, each a trip over `[num_rows, vocab]`, do
-not happen. For rows with top-k, top-p or min-p `find_cutoffs` says first which logits are kept.
+The noise of an id is a function of (seed, output position, id) alone - Philox4x32-10, the same
+bits as `core.philox` - so no state is kept, and every chunk can make its own noise. A row without
+filters is read once. It needs no softmax, cumulative sum or sort, each a trip over
+`[num_rows, vocab]`. For rows with top-k, top-p or min-p, `find_cutoffs` first finds which logits
+are kept.
 
-Noise is made in fp32 first. Those few ids that could be the best, given the rounding of that, are
-then scored again in fp64 as the specification says: equal tokens on a GPU and a CPU, for the
+Noise is made in fp32 first. With that rounding, only a few ids could be the best. They are then
+scored again in fp64, as the specification says. So tokens are equal on a GPU and a CPU, for the
 price of two fp64 logarithms a row.
 """
 
@@ -23,12 +24,13 @@ import torch
 from milestone_llm.core.philox import gumbel_noise
 from milestone_llm.core.sampling import MIN_TEMPERATURE, filter_logits
 
-from .backend import ceil_div, fast_log2, next_power_of_2, runs_triton, tl, triton
 from .cutoff import LOWEST_TEMPERATURE, find_cutoffs
-from .early_start import launch_options, wait_for_previous
+from .launch import PLAIN, Launch
+from .pdl import wait_for_previous
+from .triton_or_twin import ceil_div, fast_log2, next_power_of_2, tl, triton
 
-CHUNK = 4096  # vocabulary ids a program scores
-PART = 1024  # of those, for which it leaves a score: so many are scored again
+CHUNK = 4096  # vocabulary ids that a program scores
+PART = 1024  # ids that share a best score; so many are scored again
 
 
 def sample(
@@ -41,22 +43,25 @@ def sample(
     seeds: torch.Tensor,
     positions: torch.Tensor,
     has_filters: bool = True,
+    launch: Launch = PLAIN,
 ) -> torch.Tensor:
     """Choose a token for each sequence of a step.
 
     logits: `[num_seqs, vocab_size]`, rows contiguous, any float type, not changed.
-    rows: int32 `[num_seqs]`, where each finds its parameters; -1 for none: it gets any token.
+    rows: int32 `[num_seqs]`, the row with each sequence's parameters; -1 for none: it gets any
+    token.
     temperature: fp32 `[num_rows]`, 0 takes the largest logit; top_k: int32, 0 or -1 keeps all;
-    top_p: fp32, 1 keeps all; min_p: fp32, 0 keeps all. Ties with the k-th logit are all kept; of
-    ids tied at the edge of top-p the lower ones are.
+    top_p: fp32, 1 keeps all; min_p: fp32, 0 keeps all. Ties with the k-th logit are all kept. Of
+    ids tied at the edge of top-p, the lower ones are kept.
     seeds: int64 `[num_rows]`, the bits of uint64 seeds.
     positions: int32 or int64 `[num_seqs]`, index of the output token.
     has_filters: False promises that no row filters, and saves a launch.
-    It may start before the previous kernels end, which may write the logits, but no parameters.
+    The kernels may start before the previous ones end, which may write the logits, but no
+    parameters.
     Returns int32 `[num_seqs]`: of equal scores the lowest id; -1 where logits hold a NaN or an
     infinity, or nothing but -inf.
     """
-    if not runs_triton(logits):
+    if not launch.runs_triton(logits):
         return sample_torch(
             logits, rows, temperature, top_k, top_p, min_p, seeds, positions, has_filters
         )
@@ -69,17 +74,17 @@ def sample(
     scores = torch.empty(num_seqs, num_parts, device=logits.device)
     cutoffs, last_ties = None, None
     if has_filters:
-        cutoffs, last_ties = find_cutoffs(logits, rows, temperature, top_k, top_p, min_p)
+        cutoffs, last_ties = find_cutoffs(logits, rows, temperature, top_k, top_p, min_p, launch)
     arguments = (logits, rows, temperature, seeds, positions, cutoffs, last_ties, scores)
     constants = {
         "PART": PART,
         "num_warps": 4,
-        **launch_options(),
+        **launch.pdl_options(),
     }
-    _score_chunk_kernel[(num_seqs, num_chunks)](
+    launch.kernel(_score_chunk_kernel, (num_seqs, num_chunks))(
         *arguments, vocab_size, logits.stride(0), CHUNK=CHUNK, **constants
     )
-    _pick_best_kernel[(num_seqs,)](
+    launch.kernel(_pick_best_kernel, (num_seqs,))(
         *arguments, tokens, vocab_size, logits.stride(0), num_parts,
         PARTS_PAD=next_power_of_2(num_parts), **constants,
     )  # fmt: skip
@@ -99,11 +104,11 @@ def _score_chunk_kernel(
     row = tl.maximum(tl.load(rows + seq), 0)
     heat = tl.load(temperature + row)
     noise = _rough_noise(heat, tl.load(seeds + row), tl.load(positions + seq), chunk, CHUNK)
-    wait_for_previous(PDL)  # noise needs no logits
+    wait_for_previous(PDL)  # after the noise, which needs no logits
     raw, rough, _ = _rough_scores(
         logits, heat, noise, cutoffs, last_ties, seq, chunk, vocab_size, logits_stride, CHUNK
     )
-    # Infinity marks a row that is broken; a score that is kept is always finite.
+    # Infinity marks a broken row; a score that is kept is always finite.
     is_broken = tl.sum(((raw != raw) | (raw == float("inf"))).to(tl.int32)) > 0
     PARTS: tl.constexpr = CHUNK // PART
     best = tl.max(tl.reshape(tl.max(rough, 1), [PARTS, PART // 4]), 1)
@@ -143,7 +148,7 @@ def _pick_best_kernel(
                 cutoffs, last_ties, seq, part, vocab_size, logits_stride, PART,
             )  # fmt: skip
             is_candidate = rough >= rough_best - slack
-            # All candidates of a greedy row are equal, and the first of them is the token.
+            # All candidates of a greedy row are equal, and the token is the first of them.
             num_candidates = tl.sum(is_candidate.to(tl.int32))
             num_candidates = tl.where(heat > 0, num_candidates, 1)
             token_id = -1
@@ -167,8 +172,11 @@ def _rough_scores(
     vocab_size, logits_stride,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Logits, scores to about 1e-5 (-inf where not kept) and ids of a chunk: `[CHUNK / 4, 4]`."""
-    # One counter of the generator serves a row of four.
+    """Return logits, scores to about 1e-5, and ids of a chunk, `[CHUNK / 4, 4]` each.
+
+    The score of an id that is not kept is -inf.
+    """
+    # One counter of the generator gives four numbers, which are a row here.
     columns = chunk * CHUNK + (tl.arange(0, CHUNK // 4)[:, None] * 4 + tl.arange(0, 4)[None, :])
     pointers = logits + seq.to(tl.int64) * logits_stride + columns
     raw = tl.load(pointers, mask=columns < vocab_size, other=-float("inf")).to(tl.float32)
@@ -182,7 +190,7 @@ def _rough_scores(
 
 @triton.jit
 def _rough_noise(heat, seed, position, chunk, CHUNK: tl.constexpr):
-    """The noise of a chunk's ids to about 1e-5, `[CHUNK / 4, 4]`; zeros for a greedy row."""
+    """Return the noise of a chunk's ids to about 1e-5, `[CHUNK / 4, 4]`; zeros for a greedy row."""
     noise = tl.zeros([CHUNK // 4, 4], dtype=tl.float32)
     if heat > 0:
         counters = chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)
@@ -197,7 +205,10 @@ def _rough_noise(heat, seed, position, chunk, CHUNK: tl.constexpr):
 
 @triton.jit
 def _rough_gumbel(bits):
-    """-log(-log(u)) in fp32, to about 1e-5 everywhere, which the fast logarithm is not near 1."""
+    """Return -log(-log(u)) in fp32, to about 1e-5 everywhere.
+
+    The fast logarithm alone is not that exact near 1.
+    """
     LN_2: tl.constexpr = 0.6931471805599453
     steps = (bits >> 9).to(tl.float32)
     uniform = (steps + 0.5) * 1.1920928955078125e-07
@@ -208,7 +219,7 @@ def _rough_gumbel(bits):
 
 @triton.jit
 def _gumbel(seed, position, token_id):
-    """The noise of one id as the specification makes it: in fp64, rounded to fp32."""
+    """Return the noise of one id as the specification computes it: in fp64, rounded to fp32."""
     zero = token_id * 0
     position = zero + position.to(tl.int32)
     bits_0, bits_1, bits_2, bits_3 = tl.philox(seed, token_id // 4, position, zero, zero)
@@ -230,7 +241,7 @@ def sample_torch(
     positions: torch.Tensor,
     has_filters: bool = True,
 ) -> torch.Tensor:
-    """The specification of `sample`: the filters and the noise of the first milestone."""
+    """Specify `sample`, with the filters and the noise of the first milestone."""
     index = rows.clamp(min=0)
     temperature, seeds = temperature[index], seeds[index]
     raw = logits.float()

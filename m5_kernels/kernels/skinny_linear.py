@@ -1,15 +1,15 @@
-"""`hidden @ weight.T` for one row: a matrix product that is nothing but reading the weight.
+"""`hidden @ weight.T` for one row: a linear layer whose time is that of reading the weight.
 
     weight [out_size, in_size]              hidden [1, in_size]
       |== program 0: COLUMNS rows ==|         shared by all programs, from the L2 cache
       |== program 1 ================|
       |   DEPTH elements at a time  |  -> products in registers, summed once at the end
 
-With one token in a step each weight is used for one multiplication. A tensor core would
-work on a sixteenth of its tile; the library's choice for a single token is at times a tile made
-for many, which leaves most of the GPU waiting. Here nothing but loads matters: no shared memory, no
-pipeline to fill, all of a strip's loads under way at once. With two rows `dot_linear` takes about
-as long, with three less, so they have that.
+With one token in a step each weight is used for one multiplication. A tensor core would use a
+sixteenth of its tile. The library sometimes chooses, for a single token, a tile that was made for
+many tokens, and most of the GPU waits. Here only loads matter: there is no shared memory and no
+pipeline to fill, and all loads of a strip are in flight at once. With two rows `dot_linear` takes
+about as long, with three less, so they use that kernel.
 
 It is for weights that do not fit into registers (`register_linear`), and for fp32.
 """
@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import torch
 
-from .backend import ceil_div, tl, triton
-from .early_start import launch_options, wait_for_previous
+from .gpu_tiles import linear_tile
+from .launch import PLAIN, Launch
+from .pdl import wait_for_previous
 from .silu_mul import gated
-from .tiles import LinearTile, linear_tile
+from .tiles import LinearTile
+from .triton_or_twin import ceil_div, tl, triton
 
 
 def skinny_linear(
@@ -30,13 +32,15 @@ def skinny_linear(
     bias: torch.Tensor | None = None,
     is_gated: bool = False,
     tile: LinearTile | None = None,
+    launch: Launch = PLAIN,
 ) -> torch.Tensor:
-    """As `linear`, for one row."""
+    """Return `hidden @ weight.T + bias` for one row, gated if `is_gated`; see `linear_torch`."""
     in_size = weight.shape[1]
     size = len(weight) // 2 if is_gated else len(weight)
     tile = tile or linear_tile(in_size)
     output = hidden.new_empty(1, size)
-    _skinny_linear_kernel[(ceil_div(size, tile.columns // 2 if is_gated else tile.columns),)](
+    num_programs = ceil_div(size, tile.columns // 2 if is_gated else tile.columns)
+    launch.kernel(_skinny_linear_kernel, (num_programs,))(
         hidden, weight, bias, output,
         size,
         IN_SIZE=in_size,
@@ -44,7 +48,7 @@ def skinny_linear(
         DEPTH=tile.depth,
         IS_GATED=is_gated,
         num_warps=tile.num_warps,
-        **launch_options(),
+        **launch.pdl_options(),
     )  # fmt: skip
     return output
 
@@ -69,7 +73,7 @@ def _skinny_linear_kernel(
     if bias is not None:
         biases = tl.load(bias + columns).to(tl.float32)
     w = _load_part(rows, 0, depth, IN_SIZE, DEPTH)
-    wait_for_previous(PDL)  # the first part of the weight is on its way by now
+    wait_for_previous(PDL)  # the load of the first part of the weight is in flight by now
     sums = w * _load_part(hidden, 0, depth, IN_SIZE, DEPTH)
     for start in tl.static_range(DEPTH, IN_SIZE, DEPTH):
         w = _load_part(rows, start, depth, IN_SIZE, DEPTH)
@@ -84,7 +88,7 @@ def _skinny_linear_kernel(
 
 @triton.jit
 def _load_part(rows, start: tl.constexpr, depth, IN_SIZE: tl.constexpr, DEPTH: tl.constexpr):
-    """Elements [start, start + DEPTH) of each row, fp32, zeros past the end."""
+    """Return elements [start, start + DEPTH) of each row in fp32, with zeros past the end."""
     if start + DEPTH <= IN_SIZE:
         part = tl.load(rows + (start + depth)[None, :])
     else:

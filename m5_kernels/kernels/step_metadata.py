@@ -1,12 +1,12 @@
-"""What a step's kernels need to know, made on the GPU from rows that already live there.
+"""The metadata that a step's kernels read, computed on the GPU from rows that are already there.
 
 Each running request has a row of state on the GPU: its token ids, how many of them have their KV
-computed, its block table. A step names rows and how many new tokens each computes; everything else
-- which id and position each new token has, where its KV goes, how long each context is - follows
-by arithmetic. So the host sends a few integers a step instead of a tensor per quantity, and,
-since a sampled token is appended to its row on the GPU, the next step can start before the host
-has seen it. Sequences with one new token come first; where chunks begin is a number on the GPU,
-too, so that one CUDA graph serves steps of any mixture.
+computed, its block table. A step names rows and how many new tokens each computes. The GPU computes
+everything else from that: the id and position of each new token, where its KV goes, how long each
+context is. So the host sends a few integers a step instead of a tensor per quantity. And since a
+sampled token is appended to its row on the GPU, the next step can start before the host has seen
+it. Sequences with one new token come first. The number of the first chunk is on the GPU, too, so
+that one CUDA graph serves steps of any mixture.
 
     state rows                 step (2 rows, 1 + 3 new tokens)        expanded
     row 0  a b c d|e . . .     row_ids        [0, 2]                  input_ids    e  x y z
@@ -40,7 +40,7 @@ class RowState:
 
 @dataclass(frozen=True)
 class StepMetadata:
-    """Where the tokens of a step stand. Sequences with one new token come first, then chunks.
+    """Positions, slots and lengths of a step. Sequences with one new token come first, then chunks.
 
     `expand_step` fills it, in buffers that may be larger than the step: the rest is padding.
 
@@ -49,10 +49,10 @@ class StepMetadata:
     `[num_seqs + 1]`; output_positions: int32 `[num_seqs]`, index of the output token that follows
     (0); decode_lens: int32 `[num_seqs]`, context_lens of the sequences with one new token, 0 for
     others; block_table: int32 `[num_seqs, max_blocks]`, in the order of the step. first_chunk:
-    int32 `[1]`, how many sequences have one new token.
+    int32 `[1]`, the number of sequences with one new token.
 
-    Known to the host, as launches depend on it: none but the first `num_decodes` sequences has one
-    token, and there are at most `num_chunks` chunks.
+    The host knows two numbers, since launches depend on them: only the first `num_decodes`
+    sequences may have one token, and there are at most `num_chunks` chunks.
     """
 
     input_ids: torch.Tensor
@@ -67,13 +67,13 @@ class StepMetadata:
     num_decodes: int = 0
     num_chunks: int = 0
     chunk_plan: torch.Tensor | None = None
-    """Of `ChunkAttention.prepare`."""
+    """What `ChunkAttention.prepare` returned."""
 
     @classmethod
     def allocate(
         cls, num_tokens: int, num_seqs: int, max_blocks: int, device: torch.device | str
     ) -> StepMetadata:
-        """Buffers for one bucket of tokens and sequences."""
+        """Return buffers for one bucket of tokens and sequences."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -93,7 +93,7 @@ class StepMetadata:
     def part(
         self, num_tokens: int, num_seqs: int, num_decodes: int = 0, num_chunks: int = 0
     ) -> StepMetadata:
-        """Views of the size that a step needs."""
+        """Return views of the size that a step needs."""
         return StepMetadata(
             input_ids=self.input_ids[:num_tokens],
             positions=self.positions[:num_tokens],

@@ -1,1 +1,1 @@
-"""What measures and tunes kernels: `python -m m5_kernels.tools.NAME`. No step runs it."""
+"""Programs that measure and tune kernels: `python -m m5_kernels.tools.NAME`. No step uses them."""

@@ -1,4 +1,4 @@
-"""What the all-reduces of a decode step cost, by the number of its rows."""
+"""Measure what the all-reduces of a decode step cost, by the number of its rows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from m5_kernels.extras.tensor_parallel.collectives import Collectives
 from m5_kernels.kernels.rms_norm import add_rms_norm
-from milestone_llm.command.cli import console
+from milestone_llm.command.consoles import console
 from milestone_llm.lab.bench.report import table
 
 NUM_CALLS, NUM_ROUNDS = 48, 5
@@ -19,26 +20,30 @@ ROWS = (1, 16, 64, 256)
 
 @torch.inference_mode()
 def print_all_reduces(engine: Any) -> list[dict[str, float]]:
-    """Time an all-reduce with the norm after it, as the engine does it and by NCCL.
+    """Time an all-reduce followed by the norm, as the engine does it and by NCCL.
 
     Every rank has to call it.
 
     Returns:
-        A row for each number of rows: microseconds of each way, and of all of a step's.
+        A row for each number of rows: microseconds of each way, and of all all-reduces of a step.
     """
     decoder = engine.decoder
-    shape, ranks = decoder.config, decoder.gpus
+    shape, max_num_seqs = decoder.config, engine.config.max_num_seqs
+    sums = Collectives(
+        dist.get_rank(), dist.get_world_size(), shape.hidden_size, max_num_seqs, decoder.dtype,
+        decoder.device,
+    )  # fmt: skip
     num_sums = 2 * len(shape.windows) + 1
     console.print(
         f"\nAll-reduce and norm of {shape.hidden_size} numbers a row, {num_sums} in a step. "
-        f"The engine's way: {ranks.all_reduce_name}"
+        f"The engine's way: {sums.all_reduce_name}"
     )
     found, cells = [], []
-    for rows in (rows for rows in ROWS if rows <= engine.config.max_num_seqs):
+    for rows in (rows for rows in ROWS if rows <= max_num_seqs):
         part = torch.zeros(rows, shape.hidden_size).to(decoder.embedding)
         norm = (torch.zeros_like(part), decoder.final_norm, shape.rms_norm_eps)
-        own = microseconds(lambda x, norm: ranks.add_norm(x, *norm), part, norm)
-        other = microseconds(lambda x, norm: add_rms_norm(ranks.all_reduce(x), *norm), part, norm)
+        own = microseconds(lambda x, norm: sums.add_norm(x, *norm), part, norm)
+        other = microseconds(lambda x, norm: add_rms_norm(sums.all_reduce(x), *norm), part, norm)
         found.append({"rows": rows, "own_us": own, "library_us": other, "step_us": own * num_sums})
         cells.append([str(rows), f"{own:.1f}", f"{other:.1f}", f"{own * num_sums:.0f}"])
     headings = ["rows", "engine's way, us", "NCCL, then the norm, us", "a step, us"]
@@ -47,7 +52,7 @@ def print_all_reduces(engine: Any) -> list[dict[str, float]]:
 
 
 def microseconds(call: Callable[..., torch.Tensor], part: torch.Tensor, norm: Any) -> float:
-    """A call of many, one after the other in a CUDA graph: as many on every rank."""
+    """Time one call. Many run in a row in a CUDA graph, as many on each rank."""
     call(part, norm)
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()

@@ -1,6 +1,6 @@
-"""The bench of engines: M5 beside the milestones before it, and beside itself without a part.
+"""The bench of engines: M5 compared with earlier milestones, and with itself without some part.
 
-Engines are built, measured and thrown away again: two may not fit beside each other on a GPU.
+Engines are built, measured and deleted one after another: two may not fit on a GPU together.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
+from m5_kernels.backends import Backend
 from m5_kernels.extras.tensor_parallel.ranks import Ranks
 from milestone_llm import MILESTONES
-from milestone_llm.command.cli import config_fields, console
+from milestone_llm.command.cli import config_fields
+from milestone_llm.command.consoles import console
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.compare import Bench
 from milestone_llm.lab.bench.measure import Results, measure, run_engine
@@ -29,17 +31,17 @@ from .bench_profile import profile_steps
 from .measure import Ceilings
 
 PACKAGES = {name[:2]: name for name in MILESTONES}
-"""By the short names of the command line: `m1`."""
+"""Packages by their short names on the command line, such as `m1`."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """An engine that is to be measured."""
+    """An engine to be measured."""
 
     name: str
     milestone: str = "m5"
     fields: dict[str, Any] = field(default_factory=dict)
-    """Of its configuration, beside those of the command line."""
+    """Fields of its configuration, in addition to those of the command line."""
     without: Sequence[str] = ()
     """Parts of `OBJECTS` that are switched off."""
 
@@ -58,7 +60,7 @@ def compare_engines(bench: Bench) -> None:
         if set(args.engines) != {"m5"} or args.baseline or args.profile:
             raise InputError("--tensor-parallel-size compares M5 on several GPUs with M5 on one")
         if on_gpu:
-            Ranks.join(bench.num_ranks, args.device)  # from here on "cuda" is the rank's own GPU
+            Ranks.join(bench.num_ranks, args.device)  # from now on "cuda" is the rank's own GPU
     *others, main = planned_variants(args)
     if not args.no_check:
         console.print(f"Checked: {check_against_m4(device)}.\n")
@@ -72,8 +74,8 @@ def compare_engines(bench: Bench) -> None:
     for variant in others:
         earlier |= measure_alone(bench, variant, items, on_gpu)
         gc.unfreeze()
-        gc.collect()  # engines hold graphs that hold memory
-        gc.freeze()  # the collector need not go through results while others are measured
+        gc.collect()  # dead engines still hold graphs, and these hold memory
+        gc.freeze()  # so that gc does not scan results while other engines are measured
         if on_gpu:
             torch.cuda.empty_cache()
     engine = build(bench, main, items)
@@ -93,7 +95,7 @@ def compare_engines(bench: Bench) -> None:
 
 
 def planned_variants(args: argparse.Namespace) -> list[Variant]:
-    """Whom to measure, in this order; the last one is the engine that the others are compared with.
+    """Return the engines to measure, in order. The others are compared with the last one.
 
     Raises:
         InputError: a part that cannot be switched off, or a field that no configuration has.
@@ -122,7 +124,7 @@ def planned_variants(args: argparse.Namespace) -> list[Variant]:
 
 
 def set_defaults(args: argparse.Namespace, on_gpu: bool) -> None:
-    """Fill in what was not given and depends on the device."""
+    """Fill in options that were not given and depend on the device."""
     args.model = args.model or ("random-qwen3-0.6b" if on_gpu else "smollm2-135m")
     args.workload = args.workload or ("nano" if on_gpu else "mixed")
     args.max_num_batched_tokens = args.max_num_batched_tokens or (16384 if on_gpu else 2048)
@@ -133,7 +135,7 @@ def set_defaults(args: argparse.Namespace, on_gpu: bool) -> None:
 
 
 def set_memory(bench: Bench, items: Sequence[WorkItem], is_alone: bool) -> None:
-    """On a GPU: KV memory for all rows at their full length, unless `--set` says otherwise."""
+    """On a GPU, give KV memory to all rows at their full length, unless `--set` says otherwise."""
     limits, args = bench.limits(items), bench.args
     if is_alone and args.max_model_len is None:
         args.max_model_len = max(limits["max_model_len"], 4096)
@@ -144,24 +146,30 @@ def set_memory(bench: Bench, items: Sequence[WorkItem], is_alone: bool) -> None:
 
 
 def build(bench: Bench, variant: Variant, items: Sequence[WorkItem]) -> Any:
-    """An engine that is about to be measured."""
+    """Build an engine to be measured."""
     fields = dict(variant.fields)
     if bench.num_ranks > 1:
         fields.setdefault("tensor_parallel_size", bench.num_ranks)
-    if variant.milestone == "m1":  # its prompts are a rectangle, and count with their padding
+    if variant.milestone == "m1":  # it pads prompts to one length, and the padding counts
         limits, width = bench.limits(items), max(len(item.prompt) for item in items)
         num_tokens = max(limits["max_num_batched_tokens"], width * limits["max_num_seqs"])
         fields["max_num_batched_tokens"] = num_tokens
-    engine = bench.engine(items, PACKAGES[variant.milestone], **fields)
-    for part in variant.without:
-        OBJECTS[part](engine)
-    return engine
+    if variant.without:
+        fields["adapt_backend"] = lambda chosen: adapted(chosen, variant.without)
+    return bench.engine(items, PACKAGES[variant.milestone], **fields)
+
+
+def adapted(chosen: Backend, without: Sequence[str]) -> Backend:
+    """Return a backend without these parts of `OBJECTS`."""
+    for part in without:
+        chosen = OBJECTS[part](chosen)
+    return chosen
 
 
 def measure_alone(
     bench: Bench, variant: Variant, items: Sequence[WorkItem], on_gpu: bool
 ) -> Results:
-    """One result a round of an engine that is gone afterwards."""
+    """Measure an engine that is deleted afterwards. Returns one result a round."""
     engine = build(bench, variant, items)
     if on_gpu:
         warm_up(engine, items)
@@ -169,15 +177,15 @@ def measure_alone(
 
 
 def warm_up(engine: Any, items: Sequence[WorkItem]) -> None:
-    """Every kernel and graph of M5 is there before anything is measured."""
+    """Compile every kernel and capture every graph of M5, before anything is measured."""
     if engine.milestone == "m5_kernels":
         engine.capture_graphs()
-        whole = [WorkItem(item.prompt[::-1], item.params) for item in items]  # no cache knows them
+        whole = [WorkItem(item.prompt[::-1], item.params) for item in items]  # not in the cache yet
         run_engine(engine, whole, lambda _: None)
 
 
 def report_limit(engine: Any, items: Sequence[WorkItem], data: dict[str, Any]) -> dict[str, float]:
-    """Print how near the main engine came to what this GPU could do at best."""
+    """Print how close the main engine came to the limits of this GPU."""
     median = data["contestants"][engine.milestone]["median"]
     bits = 8 if getattr(engine.config, "quantization", None) else 0
     ceilings = Ceilings.measure()

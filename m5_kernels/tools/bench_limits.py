@@ -1,8 +1,8 @@
-"""What a run would take if reading memory and multiplying matrices were all there is to it.
+"""The time of a run if reading memory and multiplying matrices were all there is to do.
 
-A decode step reads every weight once, whatever the batch, and the KV of every row; computing
-hardly counts. A prompt is the other way round. Both counts are lower bounds: writes, norms,
-sampling and everything between the kernels are left out.
+A decode step reads every weight once, for any batch size, and the KV of every row. Compared with
+that, computing takes almost no time. With a prompt it is the other way round. Both times are lower
+bounds: writes, norms, sampling and the gaps between kernels are left out.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from .measure import Ceilings
 def seconds_at_best(
     model: Any, items: Sequence[WorkItem], num_steps: float, ceilings: Ceilings, bits: int = 0
 ) -> dict[str, float]:
-    """Of serving `items` in `num_steps` steps: reading weights (once a step) and keys and values
-    (for each output token after its first), and computing prompts.
+    """Return the least seconds to serve `items` in `num_steps` steps.
+
+    They are the time for reading weights (once a step), for reading keys and values (for each
+    output token after its first), and for computing prompts.
 
     bits: of a weight; 0: the model's.
     """
@@ -28,15 +30,15 @@ def seconds_at_best(
     num_weights = sum(tied_once.values())
     config, kv = model.config.get_text_config(), KVShape.of(model)
     embedding = config.vocab_size * config.hidden_size
-    if not config.tie_word_embeddings:  # only looked up, not read
+    if not config.tie_word_embeddings:  # a few rows are looked up, and it is not read as a whole
         num_weights -= embedding
     prompts = [len(item.prompt) for item in items]
-    # Outputs but the first, which the prompt's row gives, read all tokens before them.
+    # Each output token reads all tokens before it, except the first, which the prompt's row gives.
     later = [item.params.max_tokens - 1 for item in items]
     contexts = sum(m * n + m * (m + 1) // 2 for n, m in zip(prompts, later, strict=True))
     heads = config.num_attention_heads * kv.head_dim
     scores = sum(2 * n * n for n in prompts) * heads * config.num_hidden_layers  # causal: half
-    # The head is computed for a prompt's last token only, so this counts it as the rest.
+    # The LM head is computed for a prompt's last token only, so it is left out here.
     products = 2 * (num_weights - embedding) * sum(prompts)
     weight_bytes = num_weights * (bits / 8 or model.dtype.itemsize) * num_steps
     return {
@@ -47,7 +49,7 @@ def seconds_at_best(
 
 
 def limit_text(best: dict[str, float], ceilings: Ceilings, seconds: float, num_tokens: int) -> str:
-    """How near a run of so many seconds and output tokens came to that."""
+    """Say how close a run of so many seconds and output tokens came to the limit."""
     total, reading = sum(best.values()), best["weights"] + best["kv"]
     return (
         f"At best, with reads at {ceilings.read_gbps:,.0f} GB/s and products at "

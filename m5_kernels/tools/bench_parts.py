@@ -1,4 +1,4 @@
-"""Parts of M5 that the bench switches off one by one, and the check that its tokens are M4's."""
+"""The parts of M5 that the bench can switch off, and the check that M5's tokens are M4's."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any
 import torch
 
 import m4_prefix_chunked
-from m5_kernels.decoder.attention import Attention, PagedPrefill
-from m5_kernels.decoder.one_gpu import OneGPU
-from m5_kernels.decoder.products import Matrix, Products, linear_torch
+from m5_kernels.backends import Backend
+from m5_kernels.decoder.attention import Attention
+from m5_kernels.decoder.linear import LinearMethod
 from m5_kernels.engine import LLMEngine
-from m5_kernels.extras.hopper.products import DotProduct, HopperProduct, RegisterProduct
-from m5_kernels.kernels.early_start import NEVER, Starts
+from m5_kernels.extras.hopper.few_rows_linear import FewRowsLinear
+from m5_kernels.extras.hopper.hopper_chunks import hopper_attention
+from m5_kernels.kernels.launch import Launch
+from m5_kernels.kernels.pdl import NEVER
 from m5_kernels.kernels.rms_norm import add_rms_norm_torch
 from m5_kernels.kernels.rope_kv_write import rope_kv_write_torch
-from m5_kernels.kernels.silu_mul import silu_mul, silu_mul_torch
-from m5_kernels.to_host import HostTokens
+from m5_kernels.kernels.silu_mul import silu_mul_torch
+from m5_kernels.to_host import copy_to_host
 from milestone_llm.lab.bench.workloads import random_tokens
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 
@@ -31,118 +33,81 @@ FIELDS: dict[str, dict[str, Any]] = {
     "guesses": {"speculation": None},
     "tensor-parallel": {"tensor_parallel_size": 1},
 }
-"""What `--without` can switch off by a field of the configuration."""
+"""Parts that `--without` switches off by a field of the configuration."""
 
 
-class TwinOfNorm(OneGPU):
-    """Additions and norms by torch."""
+def twin_of(twin: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return a function that takes the place of a launcher, and runs the torch twin."""
 
-    def add_norm(
-        self, part: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
-    ) -> torch.Tensor:
-        """As the kernel does it, in several."""
-        return add_rms_norm_torch(part, residual, weight, epsilon)
+    def compute(*args: Any) -> torch.Tensor:
+        *given, launch = args
+        assert isinstance(launch, Launch), "the last argument of each launch of a layer"
+        return twin(*given)
 
-
-class SomeProducts(Products):
-    """Products without some of their kernels."""
-
-    has_skinny = has_silu_mul = True
-
-    @classmethod
-    def of(cls, engine: Any) -> SomeProducts:
-        """An engine's, in the place of those that it had."""
-        if not isinstance(engine.decoder.products, cls):
-            engine.decoder.products = cls(engine.decoder.products.special)
-        products: SomeProducts = engine.decoder.products
-        return products
-
-    def linear(
-        self, hidden: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """As `Products.linear`; without skinny-linear, the library's, if it knows such weights."""
-        if self.has_skinny or not isinstance(weight, torch.Tensor):
-            return super().linear(hidden, weight, bias)
-        return linear_torch(hidden, weight, bias)
-
-    def gate_up(
-        self, hidden: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """As `Products.gate_up`. A product that has SiLU * mul in it keeps that."""
-        is_in_product = len(hidden) == 1 or any(
-            each.suits(hidden, weight, is_gated=True) for each in self.special
-        )
-        if self.has_skinny and is_in_product:
-            return super().gate_up(hidden, weight, bias)
-        activate = silu_mul if self.has_silu_mul else silu_mul_torch
-        return activate(self.linear(hidden, weight, bias))
+    return compute
 
 
-class NeverEarly(Starts):
-    """Every kernel starts when the one before it has ended."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.late = NEVER
-
-
-def without_hopper(engine: Any) -> None:
-    """The lesson's products, its attention of chunks, and its copy to the host."""
-    decoder, products = engine.decoder, SomeProducts.of(engine)
-    kinds = (RegisterProduct, HopperProduct, DotProduct)
-    products.special = [each for each in products.special if not isinstance(each, kinds)]
-    if not isinstance(decoder.starts, NeverEarly):
-        decoder.starts = Starts(decoder.embedding.device)
-    runner = getattr(engine.runner, "runner", engine.runner)  # of guesses
-    if isinstance(runner.device_step.attention, Attention):  # on a CPU it is another
-        runner.device_step.attention.chunks = PagedPrefill()
-    runner.host_tokens = HostTokens(runner.state.num_seqs, decoder.embedding.device)
+def without_hopper(chosen: Backend) -> Backend:
+    """Use the lesson's linear layers, its attention of chunks, and its copy to the host."""
+    ops = chosen.ops
+    if isinstance(ops.linear, FewRowsLinear):
+        ops = replace(ops, linear=LinearMethod(ops.linear.one_row, ops.linear.activate))
+    if ops.attention is hopper_attention:
+        ops = replace(ops, attention=Attention)
+    return replace(chosen, ops=ops, copy=copy_to_host)
 
 
-def without_early_starts(engine: Any) -> None:
-    """No kernel starts early, so none of the products that gain by it."""
-    products = SomeProducts.of(engine)
-    products.special = [each for each in products.special if not isinstance(each, RegisterProduct)]
-    engine.decoder.starts = NeverEarly(engine.decoder.embedding.device)
+def without_pdl(chosen: Backend) -> Backend:
+    """Start no kernel early, and use no linear layers that gain by it."""
+    linear = chosen.ops.linear
+    if isinstance(linear, FewRowsLinear):
+        linear = replace(linear, has_register=False, may_start_early=False)
+    return replace(chosen, launch=Launch(pdl=NEVER), ops=replace(chosen.ops, linear=linear))
 
 
-def without_add_norm(engine: Any) -> None:
-    """Addition and norm by torch."""
-    engine.decoder.gpus = TwinOfNorm()
+def without_add_norm(chosen: Backend) -> Backend:
+    """Add and normalise with torch."""
+    return replace(chosen, ops=replace(chosen.ops, add_norm=twin_of(add_rms_norm_torch)))
 
 
-def without_rope_kv(engine: Any) -> None:
-    """Norms of heads, rotation and the KV write by torch."""
-    engine.decoder.rope_kv_write = rope_kv_write_torch
+def without_rope_kv(chosen: Backend) -> Backend:
+    """Normalise heads, rotate them and write KV with torch."""
+    ops = replace(chosen.ops, rope_kv_write=twin_of(rope_kv_write_torch))
+    return replace(chosen, ops=ops)
 
 
-def without_silu_mul(engine: Any) -> None:
-    """SiLU * mul by torch, after the product."""
-    SomeProducts.of(engine).has_silu_mul = False
+def without_silu_mul(chosen: Backend) -> Backend:
+    """Compute SiLU * mul with torch, where it comes after a linear layer and is not part of it."""
+    linear = replace(chosen.ops.linear, activate=twin_of(silu_mul_torch))
+    return replace(chosen, ops=replace(chosen.ops, linear=linear))
 
 
-def without_skinny_linear(engine: Any) -> None:
-    """The library's products."""
-    SomeProducts.of(engine).has_skinny = False
+def without_skinny_linear(chosen: Backend) -> Backend:
+    """Use the library's linear layers, if it supports the weights."""
+    linear = chosen.ops.linear
+    if isinstance(linear, FewRowsLinear) or type(linear) is LinearMethod:
+        linear = LinearMethod(one_row=None, activate=linear.activate)
+    return replace(chosen, ops=replace(chosen.ops, linear=linear))
 
 
-OBJECTS: dict[str, Callable[[Any], None]] = {
+OBJECTS: dict[str, Callable[[Backend], Backend]] = {
     "add-norm": without_add_norm,
     "rope-kv": without_rope_kv,
     "silu-mul": without_silu_mul,
     "skinny-linear": without_skinny_linear,
-    "pdl": without_early_starts,
+    "pdl": without_pdl,
     "hopper": without_hopper,
 }
-"""What it can switch off in a new engine, by putting another object in the place of one."""
+"""Parts that `--without` switches off by changing the backend before an engine is built."""
 
 
 def check_against_m4(device: str) -> str:
-    """Serve a small mixed load in fp32 with M4 and with M5 on this device; the tokens must agree.
+    """Serve a small mixed load in fp32 with M4 and with M5 on this device, and compare the tokens.
 
-    Half of the requests are greedy, half seeded; memory is short, so that some are preempted.
+    Half of the requests are greedy, half seeded. Memory is short, so that some are preempted.
 
     Raises:
-        RuntimeError: they do not; no speed is worth reporting then.
+        RuntimeError: the tokens differ. Then no speed is worth reporting.
     """
     model = build_tiny_model("qwen3").to(device)
     items = random_tokens(12, (3, 60), (4, 24), vocab_size=VOCAB_SIZE, seed=7)

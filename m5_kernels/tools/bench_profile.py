@@ -1,7 +1,7 @@
 """Where a step's time goes: on the host, in each kernel, between kernels.
 
-The host's parts are timed without a profiler, which would slow them down; kernels with
-`torch.profiler`, over other steps of the same run. On a CPU the "kernels" are torch's operators.
+The host's parts are timed without a profiler, which would slow them down. Kernels are timed with
+`torch.profiler`, in other steps of the same run. On a CPU the "kernels" are torch's operators.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from milestone_llm.command.cli import console
+from milestone_llm.command.consoles import console
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.lab.bench.report import table
@@ -29,11 +29,12 @@ HOST_PARTS = {
 }
 NUM_SHOWN = 14
 Kernels = list[tuple[str, float, float]]
-"""Name, launches a step, microseconds a step; the costliest first."""
+"""Name, launches a step, microseconds a step. The most expensive first."""
 
 
 def profile_steps(engine: Any, items: Sequence[WorkItem], num_steps: int = 20) -> dict[str, Any]:
-    """Serve `items` up to their middle; then time `num_steps` steps, profile as many, print both.
+    """Serve `items` up to their middle. Then time `num_steps` steps, profile as many, and print
+    both.
 
     Returns:
         What was printed: averages in microseconds a step, and the mean number of rows.
@@ -77,7 +78,7 @@ def profile_steps(engine: Any, items: Sequence[WorkItem], num_steps: int = 20) -
 
 
 def _host_parts(engine: Any, num_steps: int) -> dict[str, float]:
-    """Microseconds a step of each of `HOST_PARTS`; "other" is what remains of the wall clock."""
+    """Return microseconds a step for each of `HOST_PARTS`. "other" is the rest of the wall time."""
     spent = dict.fromkeys(HOST_PARTS, 0.0)
     scheduler, runner = engine.scheduler, engine.runner
 
@@ -111,7 +112,7 @@ def _host_parts(engine: Any, num_steps: int) -> dict[str, float]:
 def _kernel_times(
     step: Callable[[], object], num_steps: int, is_cuda: bool
 ) -> tuple[Kernels, float]:
-    """What runs on the device (or as an operator of the CPU), a step; and the wall time of one."""
+    """Return what a step runs on the device (on a CPU: its operators), and a step's wall time."""
     activity = ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU
     synchronize = torch.cuda.synchronize if is_cuda else torch.cpu.synchronize
     with profile(activities=[activity], acc_events=True) as profiler:

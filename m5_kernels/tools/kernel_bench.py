@@ -1,9 +1,9 @@
-"""Each kernel against the limit of the GPU: `python -m m5_kernels.tools.kernel_bench`
+"""Compare each kernel with the limit of the GPU: `python -m m5_kernels.tools.kernel_bench`
 
-Kernels that move bytes are rated in GB/s, each input and output counted once, against the
-fastest read and copy measured in the same run. Every kernel is first compared with its torch twin
-on the very inputs that are timed; inputs rotate, so that no launch finds its own in the L2 cache.
-Prefill is bound by arithmetic; docs/measurements/m5_prefill.md has its figures.
+Kernels that move bytes are rated in GB/s, with each input and output counted once, and compared
+with the fastest read and copy measured in the same run. Before that, every kernel is compared with
+its torch twin on the inputs that are timed. Inputs rotate, so that no launch finds its inputs in
+the L2 cache. Prefill is bound by arithmetic; docs/measurements/m5_prefill.md has its figures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from m5_kernels.kernels.rms_norm import add_rms_norm, add_rms_norm_torch
 from m5_kernels.kernels.rope_kv_write import rope_kv_write, rope_kv_write_torch
 from m5_kernels.kernels.sample import sample, sample_torch
 from m5_kernels.kernels.silu_mul import silu_mul, silu_mul_torch
-from milestone_llm.command.cli import Formatter, add_options, console, run_command
+from milestone_llm.command.cli import Formatter, add_options, run_command
+from milestone_llm.command.consoles import console
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.report import table
 from milestone_llm.trace.text import plural
@@ -31,29 +32,30 @@ from .measure import Ceilings, PagedBatch, median_us, relative_error
 
 NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 8, 128  # Qwen3-0.6B's
 HIDDEN_SIZE, INTERMEDIATE_SIZE, VOCAB_SIZE = 1024, 3072, 151_936
-L2_BYTES = 256 * 2**20  # several times the largest L2 cache: inputs that rotate over this miss it
-MAX_ERROR = 1e-2  # of bf16 operands against fp32 ones
+L2_BYTES = 256 * 2**20  # several times the largest L2 cache, so that rotating inputs miss it
+MAX_ERROR = 1e-2  # with bf16 operands, relative to fp32 ones
 
 
 @dataclass
 class Case:
-    """A kernel that is bound by memory, its specification, and inputs that rotate."""
+    """A kernel that is bound by memory, its twin, and inputs that rotate."""
 
     name: str
     kernel: Callable[..., torch.Tensor]
     twin: Callable[..., torch.Tensor]
     inputs: Sequence[tuple[Any, ...]]
-    """Arguments of one launch each."""
+    """The arguments of each launch."""
     num_bytes: float
-    """Read and written by a launch."""
+    """Bytes that a launch reads and writes."""
 
     def results(self, function: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
-        """What a function returns, and what it leaves in the tensors that it was given."""
+        """Return what a function returns, and what it leaves in the tensors that it was given."""
         arguments = [x.clone() if torch.is_tensor(x) else x for x in self.inputs[0]]
         return [function(*arguments), *filter(torch.is_tensor, arguments)]
 
     def row(self, ceiling_gbps: float) -> list[str]:
-        """Compare with the twin, and time: microseconds, GB/s and their share of the ceiling."""
+        """Compare with the twin, and time. Returns microseconds, GB/s and their share of the
+        limit."""
         for ours, theirs in zip(self.results(self.kernel), self.results(self.twin), strict=True):
             error = relative_error(ours, theirs)
             if not error <= (MAX_ERROR if ours.is_floating_point() else 0):  # nor may it be NaN
@@ -64,12 +66,12 @@ class Case:
 
 
 def num_rotations(bytes_per_launch: float) -> int:
-    """Input sets needed so that a launch finds none of its inputs in the L2 cache."""
+    """Return how many sets of inputs keep a launch from finding its inputs in the L2 cache."""
     return max(1, min(64, int(L2_BYTES / bytes_per_launch) + 1))
 
 
 def decode_cases() -> Iterator[Case]:
-    """Flash-Decoding of sequences of one length, and of two batches of unequal ones."""
+    """Yield Flash-Decoding of sequences of one length, and of two batches of unequal ones."""
     sizes = [(256, 1024), (256, 700), (64, 4096), (16, 16384), (8, 32768), (1, 131072), (1, 1024)]
     lens = {f"B{num_seqs}xL{length}": [length] * num_seqs for num_seqs, length in sizes}
     lens["256 x 100..2048"] = torch.randint(100, 2049, (256,)).tolist()
@@ -93,7 +95,7 @@ def decode_cases() -> Iterator[Case]:
 
 
 def elementwise_cases() -> Iterator[Case]:
-    """Norms, SiLU * mul and rope + KV write, for a decode step and a prefill."""
+    """Yield norms, SiLU * mul and rope + KV write, for a decode step and a prefill."""
     heads = NUM_Q_HEADS + 2 * NUM_KV_HEADS
     weight = torch.randn(HIDDEN_SIZE, device="cuda").bfloat16()
     head_weight = torch.randn(HEAD_DIM, device="cuda").bfloat16()
@@ -127,7 +129,7 @@ def elementwise_cases() -> Iterator[Case]:
 
 
 def sample_cases() -> Iterator[Case]:
-    """Sampling over Qwen3's vocabulary; GB/s counts one read of the logits, whatever is done."""
+    """Yield sampling over Qwen3's vocabulary. GB/s counts one read of the logits in all cases."""
     for num_rows in (1, 256):
         rows = torch.arange(num_rows, dtype=torch.int32, device="cuda")
         logits = [
@@ -153,7 +155,7 @@ TABLES = (
     (elementwise_cases, "others|us|GB/s|of copying"),
     (sample_cases, "sample, bf16 logits|us|GB/s|of copying"),
 )
-"""What is measured, and the headings."""
+"""The cases of each table, and its headings."""
 
 
 def measure_kernels(args: argparse.Namespace) -> None:
@@ -174,7 +176,7 @@ def measure_kernels(args: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """The command line. Returns the exit status."""
+    """Run the command line. Returns the exit status."""
     name = "python -m m5_kernels.tools.kernel_bench"
     parser = argparse.ArgumentParser(name, description=__doc__, formatter_class=Formatter)
     add_options(parser, "threads")

@@ -1,4 +1,4 @@
-"""Starts a command once a GPU, for `--tensor-parallel-size`. Nothing here imports torch."""
+"""Start a command once for each GPU, for `--tensor-parallel-size`. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from milestone_llm.command.cli import console, log_console
-
 PATIENCE_S = 5.0
-"""For how long another rank may take to end."""
+"""How long to wait for another rank to end."""
 SIZE_HELP = "GPUs over which every layer is cut, a process each"
 
 
 def is_rank_0() -> bool:
-    """Whether this process is the one that speaks."""
+    """Return whether this process is rank 0, which prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def start_ranks(module: str, size: int, arguments: Sequence[str] | None) -> None:
-    """Become rank 0, and start the same command as the other ranks; as torchrun would.
+    """Become rank 0, and start the same command as the other ranks, as torchrun would.
 
-    Nothing where that has been done, by torchrun or by a rank 0. The others end with this process.
+    Do nothing if torchrun or a rank 0 has done that already. The others end with this process.
 
     Args:
         module: the command, as `python -m` takes it.
-        arguments: of it; None: those of the command line.
+        arguments: of the command; None: those of the command line.
     """
     if size <= 1 or "RANK" in os.environ:
         return
@@ -51,7 +49,7 @@ def start_ranks(module: str, size: int, arguments: Sequence[str] | None) -> None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for another rank to see that this one has ended, but not for long."""
+    """Wait a short time for another rank to see that this one has ended, then kill it."""
     try:
         process.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:
@@ -59,9 +57,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def silence(args: argparse.Namespace) -> None:
-    """On ranks other than 0, which do the same work: nothing is printed, and no file is kept."""
+    """Print nothing and keep no file on ranks other than 0, which do the same work."""
     if is_rank_0():
         return
+    from milestone_llm.command.consoles import console, log_console
+
     console.quiet = log_console.quiet = True
     for name in ("json", "markdown", "explore", "trace"):
         if hasattr(args, name):

@@ -1,4 +1,4 @@
-"""What kernels are measured and tested with: timing, ceilings of this GPU, random paged batches."""
+"""Tools to measure and test kernels: timing, ceilings of this GPU, random paged batches."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ FiveTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torc
 
 
 def median_us(launches: Sequence[Callable[[], object]]) -> float:
-    """Median microseconds of a launch, in a CUDA graph of many: Python leaves no gaps.
+    """Return the median microseconds of a launch, in a CUDA graph of many, where Python leaves no
+    gaps.
 
-    They are L2-cold if the inputs of all launches together exceed the L2 cache.
+    The launches are L2-cold if their inputs together exceed the L2 cache.
     """
-    from triton.testing import do_bench_cudagraph  # where there is no triton, nothing is timed
+    from triton.testing import do_bench_cudagraph  # imported here: triton may not be installed
 
     def launch_all() -> None:
         for launch in launches:
@@ -27,7 +28,7 @@ def median_us(launches: Sequence[Callable[[], object]]) -> float:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What this GPU does at best: reading, copying (read + written), bf16 matrix products."""
+    """The limits of this GPU: reading, copying (read + written), bf16 matrix products."""
 
     read_gbps: float
     copy_gbps: float
@@ -35,7 +36,7 @@ class Ceilings:
 
     @classmethod
     def measure(cls) -> Ceilings:
-        """About a second on a large GPU; needs 5 GiB."""
+        """Measure them. It takes about a second on a large GPU, and needs 5 GiB."""
         source = torch.randn(2**30, dtype=torch.bfloat16, device="cuda")
         target = torch.empty_like(source)
         copy_us = median_us([lambda: torch.neg(source, out=target)])  # a copy node is slower
@@ -54,16 +55,16 @@ class Ceilings:
 
 
 def relative_error(output: torch.Tensor, reference: torch.Tensor) -> float:
-    """||output - reference|| / ||reference||, NaN if any element is."""
+    """Return ||output - reference|| / ||reference||; NaN if any element is NaN."""
     reference = reference.double()
     return float((output.double() - reference).norm() / reference.norm().clamp(min=1e-30))
 
 
 @dataclass(frozen=True)
 class PagedBatch:
-    """Random sequences in a paged cache whose blocks lie scattered, as after hours of serving.
+    """Random sequences in a paged cache, with blocks in random order as after hours of serving.
 
-    Places of the cache to which no token was written hold NaN.
+    Slots to which no token was written hold NaN.
     """
 
     query: torch.Tensor
@@ -75,7 +76,7 @@ class PagedBatch:
 
     @property
     def decode_inputs(self) -> FiveTensors:
-        """What a decode kernel takes; a prefill kernel takes `query_start_loc`, too."""
+        """The inputs of a decode kernel. A prefill kernel also takes `query_start_loc`."""
         return self.query, self.key_cache, self.value_cache, self.block_table, self.context_lens
 
     @classmethod
@@ -90,7 +91,8 @@ class PagedBatch:
         dtype: torch.dtype = torch.bfloat16,
         device: str = "cuda",
     ) -> PagedBatch:
-        """Unused block-table entries are out of range, so that reading them shows."""
+        """Make random sequences. Unused block-table entries are out of range, so reading one
+        shows."""
         counts = [-(-length // block_size) for length in context_lens]
         num_blocks = max(1, sum(counts))
         ids = torch.randperm(num_blocks, device=device).int()

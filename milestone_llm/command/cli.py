@@ -1,6 +1,8 @@
-"""What all commands share: options with one name everywhere, consoles, the ending.
+"""What all commands share: options with one name everywhere, how they begin and end.
 
-Nothing here imports torch or transformers, so that `--help` and a wrong option answer at once.
+Nothing here imports an installed library, so that `--help` and a wrong option answer at once. Nor
+does anything else that a program imports before its body: the body ends in one line where a library
+is missing.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import argparse
 import bdb
 import contextlib
+import importlib
 import io
 import json
 import math
@@ -21,16 +24,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rich.console import Console
-
 from milestone_llm import how_to_install
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.garbage import nothing_collected
-
-console = Console(highlight=False, emoji=False)
-"""Results go here: standard output."""
-log_console = Console(stderr=True, highlight=False, emoji=False)
-"""Progress and complaints go here."""
+from milestone_llm.models.threads import let_threads_sleep
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -199,11 +196,12 @@ def run_command(
 
 @contextlib.contextmanager
 def model_libraries(num_threads: int | None) -> Iterator[None]:
-    """Import torch and transformers, and keep them quiet within.
+    """Import torch and transformers, let torch's threads sleep soon, and keep both quiet within.
 
     Args:
         num_threads: CPU threads, no more than cores; None leaves them to torch.
     """
+    let_threads_sleep()
     with nothing_collected():
         from milestone_llm.models.pretrained import quiet_transformers
 
@@ -212,6 +210,8 @@ def model_libraries(num_threads: int | None) -> Iterator[None]:
         import torch
 
         from milestone_llm.models.machine import usable_cores
+
+        from .consoles import log_console
 
         if num_threads > (cores := usable_cores()):
             log_console.print(f"--threads {num_threads}: there are {cores} cores, and so threads.")
@@ -231,18 +231,30 @@ def ended_in_one_line(body: Callable[[], int | None]) -> int:
             stream.reconfigure(errors="replace")
     is_debugged = sys.gettrace() is not None  # `python -m pdb` wants to see its own `quit`
     try:
+        importlib.import_module(".consoles", __package__)  # without rich, do not begin with torch
         with _sigterm_raised():
             return body() or 0
     except (KeyboardInterrupt, bdb.BdbQuit) as ended:
         if is_debugged and isinstance(ended, bdb.BdbQuit):
             raise
-        log_console.print("\nStopped. Unfinished requests were aborted.", style="bold")
+        _complain("\nStopped. Unfinished requests were aborted.", "bold")
         return 130
     except (InputError, ModuleNotFoundError) as error:
         text = str(error) if isinstance(error, InputError) else how_to_install(error)
-        log_console.print("error:", style="bold red", end=" ")
-        log_console.print(text, markup=False, soft_wrap=True)
+        _complain("error:", "bold red", text)
         return 2
+
+
+def _complain(word: str, style: str, text: str = "") -> None:
+    """Print a word in this style, and a text; plainly where rich is missing."""
+    try:
+        from .consoles import log_console
+    except ModuleNotFoundError:
+        print(word, text, file=sys.stderr)
+    else:
+        log_console.print(word, style=style, end=" " if text else "\n")
+        if text:
+            log_console.print(text, markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """What an engine is built with: `EngineConfig`, one frozen dataclass per milestone.
 
-This one is M1's, with what all engines have. The others derive from it, each directly, and list all
-further fields that their engine has; one that an earlier milestone brought is explained there.
+This one is M1's, with what all engines have. Each later milestone derives its own from that of the
+milestone before, and states only the fields and checks that it adds.
 """
 
 from __future__ import annotations
@@ -64,6 +64,11 @@ class EngineConfig:
         if self.max_model_len is not None:
             self.checked_length(self.max_model_len)
 
+    @property
+    def has_chunked_prefill(self) -> bool:
+        """Whether a prompt may be computed in several steps, as it may from M4 on."""
+        return False
+
     @classmethod
     def from_fields(cls: type[Config], **given: Any) -> Config:
         """Build a config from keyword arguments.
@@ -114,7 +119,9 @@ class EngineConfig:
             InputError: the configured length exceeds what the model can take.
         """
         if self.max_model_len is None:
-            length = min(model_max_len or self.max_num_batched_tokens, self.max_num_batched_tokens)
+            length = model_max_len or self.max_num_batched_tokens
+            if not self.has_chunked_prefill:
+                length = min(length, self.max_num_batched_tokens)
             return self.checked_length(length)
         if model_max_len is not None and self.max_model_len > model_max_len:
             raise InputError(

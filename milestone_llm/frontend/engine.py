@@ -18,6 +18,7 @@ from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.core.scheduler import BaseScheduler
 from milestone_llm.models.checkpoint import LoadedModel, stop_token_ids
 from milestone_llm.models.kv_shape import kv_bytes_per_token
+from milestone_llm.structured.grammars import Grammars
 
 from .config import EngineConfig
 from .engine_driver import EngineDriver, Peers
@@ -45,6 +46,7 @@ class BaseEngine:
         max_model_len: most tokens of a request, as the scheduler has it.
         core: what the milestone has assembled.
         log: what listens to it.
+        grammars: of structured outputs; None: made here.
         peers: the same engine in other processes, if there are any.
         aging_seconds: waiting so long makes a request more urgent by 1, where the scheduler orders
             by priority; None: it does not.
@@ -63,6 +65,7 @@ class BaseEngine:
         core: EngineCore,
         log: StepLog,
         *,
+        grammars: Grammars | None = None,
         peers: Peers | None = None,
         aging_seconds: float | None = None,
         block_size: int | None = None,
@@ -88,6 +91,7 @@ class BaseEngine:
             lambda request_id: processor.is_known(request_id) or request_id in queue,
             core.scheduler.validate,
             aging_seconds,
+            grammars,
         )
         self._block_size = block_size
         self._readers: list[OutputQueue] = []

@@ -45,6 +45,7 @@ class InputProcessor:
         is_taken: whether an id belongs to a request that is unfinished or undelivered.
         validate: the scheduler's word on whether a request could ever be computed.
         aging_seconds: waiting so long makes a request more urgent by 1; None: it does not.
+        grammars: of structured outputs; None: made here.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class InputProcessor:
         is_taken: Callable[[str], bool],
         validate: Callable[[Request], None],
         aging_seconds: float | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
@@ -66,7 +68,7 @@ class InputProcessor:
         self.is_taken = is_taken
         self.validate = validate
         self.aging_seconds = aging_seconds
-        self.grammars = Grammars(tokenizer, vocab_size, eos_token_ids)
+        self.grammars = grammars or Grammars(tokenizer, vocab_size, eos_token_ids)
         self._encoding = threading.RLock()  # a tokenizer is not made for several threads
         self._began = perf_counter()
         self.num_arrivals = 0

@@ -29,8 +29,6 @@ from milestone_llm.command.cli import (
     above_0,
     add_options,
     at_least_0,
-    console,
-    log_console,
     run_command,
     whole_number,
 )
@@ -126,6 +124,7 @@ def measure(args: argparse.Namespace, record: dict[str, str]) -> None:
     Raises:
         InputError: a server that does not start, or does not answer.
     """
+    from milestone_llm.command.consoles import console
     from milestone_llm.lab.bench.report import print_rows
 
     data: dict[str, Any] = {**record, **_setting(args), "points": []}
@@ -161,6 +160,7 @@ def _setting(args: argparse.Namespace) -> dict[str, Any]:
 
 def _points(args: argparse.Namespace, url: str) -> Iterator[dict[str, Any]]:
     """Figures of a run at each rate; in a sweep, of higher and higher ones until it collapses."""
+    from milestone_llm.command.consoles import log_console
     from milestone_llm.lab.bench.measure import short_work
 
     from .open_loop import figures, send_all
@@ -224,6 +224,7 @@ def arrivals(args: argparse.Namespace, rate: float, number: int) -> list[Any]:
 
 def report(data: dict[str, Any], json_path: Path | None, markdown_path: Path | None) -> None:
     """Print the tables and remarks of a bench, and write them where there is a path."""
+    from milestone_llm.command.consoles import console
     from milestone_llm.lab.bench.record import front_matter
     from milestone_llm.lab.bench.report import markdown, print_report
 

@@ -2,8 +2,8 @@
 
 A product of matrices is done when the last thread is. Where another program has one of the cores,
 each of the hundreds of products in a step waits for its turn, and threads that wait keep the other
-cores busy with waiting. So they are told to sleep soon (`milestone_llm`), and where they are in the
-way even then, one goes on alone. A load average need not show it (it ends at the container's wall),
+cores busy with waiting. So programs tell them to sleep soon, and where they are in the way even
+then, one goes on alone. A load average need not show it (it ends at the container's wall),
 so it is measured. Nothing here imports torch before it is needed.
 """
 
@@ -14,6 +14,10 @@ import statistics
 import time
 from collections.abc import Callable
 
+NUM_SPINS = 10_000
+"""How often a thread of torch's looks for work before it sleeps. GNU's OpenMP has 300,000,
+milliseconds in which other programs miss the core; with 1,000 it sleeps between two products of a
+layer, and to wake it takes longer than a small product."""
 NUM_PRODUCTS = 10
 NUM_ROUNDS = 15
 SECONDS = 0.25
@@ -22,6 +26,15 @@ TOO_SLOW = 1.5
 """All threads against one: their time for the same products, from which on they are in the way."""
 QUIET_MILLISECONDS = 2.0
 """Ten products, on the two cores on which the programs' times were taken."""
+
+
+def let_threads_sleep() -> None:
+    """Let torch's threads sleep after `NUM_SPINS`, unless the user has chosen how they wait.
+
+    To be called by a program before it imports torch: OpenMP reads the environment when it loads.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", str(NUM_SPINS))
 
 
 def product_times() -> tuple[float, float]:

@@ -17,14 +17,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from milestone_llm import MILESTONES
 from milestone_llm.command.cli import (
     Formatter,
     add_options,
     config_fields,
-    console,
     ended_in_one_line,
-    log_console,
     model_libraries,
 )
 from milestone_llm.core.errors import InputError
@@ -70,6 +67,9 @@ def serve_command(
     spec = EngineSpec(milestone, args.model, fields, args.threads, prepare)
 
     def body() -> int:
+        from milestone_llm.command.consoles import log_console
+
+        tell_tokenizers()
         try:
             return _serve(spec, ServerConfig(**_fields_of(ServerConfig, args)))
         except EngineDeadError as error:  # before it served; its process has said why
@@ -77,6 +77,12 @@ def serve_command(
             return 1
 
     return ended_in_one_line(body)
+
+
+def tell_tokenizers() -> None:
+    """Set what tokenizers read when they are loaded: they start no threads, and say little."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
 def serve_parser(
@@ -89,9 +95,7 @@ def serve_parser(
     add_options(parser, "model", "threads")
     _add_fields(parser, ServerConfig)
     engine = parser.add_argument_group("the engine", "fields of its EngineConfig")
-    _add_fields(
-        engine, config, *(importlib.import_module(name).EngineConfig for name in MILESTONES)
-    )
+    _add_fields(engine, config)
     parser.set_defaults(max_num_seqs=None)
     return parser
 
@@ -100,11 +104,9 @@ def _fields_of(config: type[Any], args: argparse.Namespace) -> dict[str, Any]:
     return {field.name: getattr(args, field.name) for field in dataclasses.fields(config)}
 
 
-def _add_fields(group: argparse._ActionsContainer, config: type[Any], *earlier: type[Any]) -> None:
-    """An option for each field of a configuration; its help is what stands below the field, there
-    or in a configuration that had it earlier.
-    """
-    kinds, about = get_type_hints(config), _field_docstrings(*earlier, config)
+def _add_fields(group: argparse._ActionsContainer, config: type[Any]) -> None:
+    """Add an option for each field of a configuration. Its help is what stands below the field."""
+    kinds, about = get_type_hints(config), _field_docstrings(config)
     for field in dataclasses.fields(config):
         kind: Any = kinds[field.name]
         text = about[field.name].replace("%", "%%")
@@ -123,10 +125,10 @@ def _add_fields(group: argparse._ActionsContainer, config: type[Any], *earlier: 
         group.add_argument(f"--{field.name.replace('_', '-')}", **options)
 
 
-def _field_docstrings(*configs: type[Any]) -> dict[str, str]:
-    """What stands below fields of configurations."""
+def _field_docstrings(config: type[Any]) -> dict[str, str]:
+    """Return what stands below each field of a configuration, its own and inherited ones."""
     found: dict[str, str] = {}
-    for cls in configs:
+    for cls in filter(dataclasses.is_dataclass, reversed(config.__mro__)):
         statements = ast.parse(inspect.getsource(cls)).body[0].body  # type: ignore[attr-defined]
         for statement, following in itertools.pairwise(statements):
             if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
@@ -156,6 +158,8 @@ def _serve(spec: EngineSpec, config: ServerConfig) -> int:
             process = engine = stack.enter_context(EngineProcess(spec))
             importlib.import_module(".server", __package__)  # while the engine loads its model
             process.wait_until_ready()
+        from milestone_llm.command.consoles import console
+
         from .server import Server
 
         freeze_garbage()
@@ -201,7 +205,7 @@ def _replicas(spec: EngineSpec, config: ServerConfig) -> Replicas:
     if spec.fields.get("tensor_parallel_size", 1) > 1:
         raise InputError("--replicas of engines on several GPUs each are not supported")
     if importlib.util.find_spec("ray") is None:
-        raise InputError('--replicas needs Ray: pip install -c constraints.txt "ray[serve]"')
+        raise InputError('--replicas needs Ray: pip install "milestone-llm[ray]"')
     if not config.ray_address:  # a Ray of our own, which listens at all addresses of the machine
         os.environ["RAY_AUTH_MODE"] = "token"  # it reads this when it is imported
     from .replicas.replicas import Replicas

@@ -23,7 +23,7 @@ import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from milestone_llm.command.cli import log_console
+from milestone_llm.command.consoles import log_console
 
 from .api.app import build_app
 from .api.async_engine import AsyncEngine

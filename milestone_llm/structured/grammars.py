@@ -146,7 +146,7 @@ class Grammars:
             from llguidance.hf import from_tokenizer
         except ImportError:
             raise InputError(
-                'structured outputs need llguidance: pip install -e ".[structured]"'
+                'structured outputs need llguidance: pip install "milestone-llm[structured]"'
             ) from None
         if self._tokens is None:
             if self.tokenizer is None or not self.eos_token_ids:

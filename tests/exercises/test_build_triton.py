@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from exercises.build.check import FOLDER, Course, Parts, problem
-from m5_kernels.kernels.backend import HAS_TRITON, INTERPRETED
+from m5_kernels.kernels.triton_or_twin import HAS_TRITON, INTERPRETED
 
 from .conftest import FOLDERS
 

@@ -24,8 +24,8 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 KERNEL_TESTS = [
     "kernels",
     "extras/hopper",
-    "extras/guesses/test_attention.py",
-    "extras/guesses/test_guesses.py",
+    "extras/spec_decode/test_verification_attention.py",
+    "extras/spec_decode/test_draft_tokens.py",
 ]
 """Folders and files whose tests take a `device`."""
 collect_ignore = [] if HAS_GPU or IS_INTERPRETED else KERNEL_TESTS

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,22 +20,22 @@ from transformers import AutoConfig
 from m5_helpers import rounded, with_biases
 from m5_kernels import EngineConfig, LLMEngine, SamplingParams
 from m5_kernels import device_step as device_step_file
-from m5_kernels import engine as engine_file
 from m5_kernels import sampler as sampler_file
-from m5_kernels.decoder import one_gpu as one_gpu_file
+from m5_kernels.backends import Backend
 from m5_kernels.decoder.attention import Attention
 from m5_kernels.decoder.config import DecoderConfig, rope_table
 from m5_kernels.decoder.decoder import FusedDecoder
-from m5_kernels.decoder.products import Products
+from m5_kernels.decoder.load import load_fused_decoder
+from m5_kernels.decoder.ops import DecoderOps
 from m5_kernels.decoder.weights import read_safetensors
 from m5_kernels.device_state import DeviceState, StepSeq
 from m5_kernels.device_step import DeviceStep
-from m5_kernels.extras.hopper.products import EarlyStarts, products_of_few_rows
-from m5_kernels.extras.int8.products import Int8Matrices, int8_products
-from m5_kernels.kernels.backend import tl, triton
-from m5_kernels.kernels.early_start import Starts, supports_early_starts
+from m5_kernels.extras.hopper.few_rows_linear import FewRowsLinear
+from m5_kernels.extras.int8.int8_method import Int8Linear
+from m5_kernels.kernels.launch import PLAIN, Launch
+from m5_kernels.kernels.pdl import supports_pdl
+from m5_kernels.kernels.triton_or_twin import tl, triton
 from m5_kernels.step_graphs import StepShape
-from m5_kernels.tools.bench_parts import NeverEarly
 from m5_kernels.tools.measure import relative_error
 from milestone_llm.models.tiny_models import build_tiny_model
 
@@ -79,20 +80,22 @@ WIDE = (
 """Two layers of Qwen3-0.6B's shape."""
 
 
-def parts_of(device, is_int8):
+def fused(model, device="cpu", max_positions=64, ops=None):
+    """Return the fused decoder of a ready model, which keeps its weights."""
+    ops = ops or DecoderOps()
+    return load_fused_decoder(model, model, max_positions, torch.device(device), ops)
+
+
+def ops_of(device, is_int8):
     """What the engine gives a decoder on this device."""
-    device = torch.device(device)
-    if is_int8:
-        products = Products(int8_products(device))
-        return {"products": products, "matrices": Int8Matrices(), "starts": Starts(device)}
-    products = Products(products_of_few_rows(device))
-    return {"products": products, "starts": EarlyStarts(device)}
+    linear = Int8Linear() if is_int8 else FewRowsLinear.on(torch.device(device))
+    return DecoderOps(linear=linear)
 
 
 def logits_of_steps(model, ids, device, is_int8):
     """Logits of two sequences, computed in steps of every kind: prefill, chunks, decode, mixed."""
     model = copy.deepcopy(model).to(device)
-    decoder = FusedDecoder.from_hf(model, max_positions=64, **parts_of(device, is_int8))
+    decoder = fused(model, device, ops=ops_of(device, is_int8))
     keys, values = zip(*decoder.allocate_caches(40, BLOCK_SIZE), strict=True)
     cache = SimpleNamespace(keys=keys, values=values, block_size=BLOCK_SIZE)
     state = DeviceState(2, 64, BLOCK_SIZE, decoder.config.vocab_size, torch.device(device))
@@ -111,7 +114,8 @@ def logits_of_steps(model, ids, device, is_int8):
         num_new = [lens[seq] for seq in order]
         num_decodes = num_new.count(1)
         shape = StepShape(sum(num_new), len(order), num_decodes, len(order) - num_decodes)
-        logits = decoder.logits(device_step.hidden(shape)[0]).cpu().split(num_new)
+        hidden, _ = device_step.hidden(shape)
+        logits = decoder.logits(hidden, device_step.launch).cpu().split(num_new)
         for seq, own in zip(order, logits, strict=True):
             seen[seq].append(own)
     assert computed == [40, 40]
@@ -182,17 +186,28 @@ def _delay_kernel(nanoseconds):
         now = tl.extra.cuda.globaltimer()
 
 
+def delayed(launcher: Any) -> Any:
+    """What launches a slow kernel before it launches its own."""
+
+    def launch(*args: Any, **options: Any) -> Any:
+        _delay_kernel[(1,)](20_000, num_warps=1, launch_pdl=True)
+        return launcher(*args, **options)
+
+    return launch
+
+
+def with_delays(chosen: Backend) -> Backend:
+    """A slow kernel before each launch of a layer that is no product."""
+    ops = chosen.ops
+    names = ("embed_norm", "rope_kv_write", "add_norm")
+    return replace(
+        chosen, ops=replace(ops, **{each: delayed(getattr(ops, each)) for each in names})
+    )
+
+
 @contextmanager
 def delays(*places: tuple[Any, str]) -> Iterator[None]:
     """While it lasts, a slow kernel comes before these launchers'."""
-
-    def delayed(launcher: Any) -> Any:
-        def launch(*args: Any, **options: Any) -> Any:
-            _delay_kernel[(1,)](20_000, num_warps=1, launch_pdl=True)
-            return launcher(*args, **options)
-
-        return launch
-
     with ExitStack() as stack:
         for module, name in places:
             stack.enter_context(patch.object(module, name, delayed(getattr(module, name))))
@@ -211,21 +226,20 @@ def test_kernels_that_start_early_give_the_same_tokens(
     prompts = [[(7 * i + j) % 199 for j in range(5 + 9 * i)] for i in range(8)]
     params = SamplingParams(temperature=0.9, seed=1, max_tokens=120, ignore_eos=True)
 
-    def tokens() -> list[list[int]]:
-        engine = LLMEngine(model, max_num_seqs=num_at_once, max_model_len=256)
+    def tokens(**options: Any) -> list[list[int]]:
+        engine = LLMEngine(model, max_num_seqs=num_at_once, max_model_len=256, **options)
         return [output.token_ids for output in engine.generate(prompts, params)]
 
     early = tokens()
-    with patch.object(engine_file, "EarlyStarts", NeverEarly):
+    with patch.object(Launch, "on", lambda device: PLAIN):
         assert tokens() == early
-    if supports_early_starts(torch.device("cuda")):
+    if supports_pdl(torch.device("cuda")):
         with delays(
-            *((one_gpu_file, name) for name in ("embed_rms_norm", "add_rms_norm")),
-            *((Products, name) for name in ("linear", "gate_up")),
-            *((engine_file, "rope_kv_write"), (Attention, "__call__")),
+            *((FewRowsLinear, name) for name in ("apply", "gate_up")),
+            (Attention, "__call__"),
             *((device_step_file, "append_sampled"), (sampler_file, "sample")),
         ):
-            assert tokens() == early
+            assert tokens(adapt_backend=with_delays) == early
 
 
 def decoder_of(folder: Path) -> FusedDecoder:
@@ -239,21 +253,22 @@ def test_folder_of_shards_gives_the_same_weights(tmp_path) -> None:
     model = build_tiny_model("qwen3")
     model.save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    first, second = FusedDecoder.from_hf(model), decoder_of(tmp_path)
-    for name, own in first._slices().items():
-        assert torch.equal(own.target, second._slices()[name].target), name
+    second = decoder_of(tmp_path)
+    first = fused(model, max_positions=len(second.cos_sin))
+    for name, own in first.slices().items():
+        assert torch.equal(own.target, second.slices()[name].target), name
     assert torch.equal(first.cos_sin, second.cos_sin)
 
 
 def test_a_model_has_the_head_that_it_has_whatever_its_config_says() -> None:
     other = build_tiny_model("llama")
     other.config.tie_word_embeddings = True
-    decoder = FusedDecoder.from_hf(other)
+    decoder = fused(other)
     assert torch.equal(decoder.lm_head, other.lm_head.weight)
     assert not torch.equal(decoder.lm_head, decoder.embedding)
     tied = build_tiny_model("llama")
     tied.lm_head.weight = tied.model.embed_tokens.weight
-    decoder = FusedDecoder.from_hf(tied)
+    decoder = fused(tied)
     assert decoder.lm_head is decoder.embedding
 
 
@@ -273,7 +288,7 @@ def test_a_head_that_is_tied_may_be_in_a_checkpoint_and_another_may_not(tmp_path
 
 def test_a_consumed_model_gives_its_memory_back() -> None:
     model = build_tiny_model("llama")
-    decoder = FusedDecoder.from_hf(model, consume=True)
+    decoder = load_fused_decoder("its name", model, 64, torch.device("cpu"), DecoderOps())
     assert not any(parameter.numel() for parameter in model.parameters())
     assert decoder.embedding.isfinite().all()
 
@@ -297,7 +312,7 @@ def test_unknown_features_are_refused_by_name(family: str, overrides: dict, name
 
 def test_missing_and_unknown_weights_are_named() -> None:
     model = build_tiny_model("llama")
-    decoder = FusedDecoder.from_hf(model)
+    decoder = fused(model)
     weights = dict(model.named_parameters())
     with pytest.raises(ValueError, match=r"no use for the weight model\.extra"):
         decoder.load([("model.extra", torch.ones(1))])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from m5_kernels.kernels.backend import HAS_TRITON
+from m5_kernels.kernels.triton_or_twin import HAS_TRITON
 
 ROOT = Path(__file__).parents[2]
 GPU_PATH = "tests/m5/kernels/test_gpu_path.py"

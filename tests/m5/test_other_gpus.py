@@ -10,8 +10,8 @@ import torch
 pytest.importorskip("triton")
 
 from docs.benchmarks.other_gpus import compile_lesson
-from m5_kernels.kernels.backend import INTERPRETED
-from m5_kernels.sampler import Needs
+from m5_kernels.kernels.triton_or_twin import INTERPRETED
+from m5_kernels.sampler import SamplingFeatures
 from m5_kernels.step_graphs import StepShape
 
 pytestmark = [
@@ -22,7 +22,7 @@ pytestmark = [
 ]
 WAIT = "griddepcontrol.wait"
 WRITE = re.compile(r"\b(st\.global|atom\.|red\.)")
-SHAPES = [(StepShape(2, 2, 2, 0), Needs(filters=True))]
+SHAPES = [(StepShape(2, 2, 2, 0), SamplingFeatures(filters=True))]
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])

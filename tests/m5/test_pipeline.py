@@ -11,6 +11,7 @@ import torch
 import engine_helpers
 import m5_kernels
 from engine_helpers import break_at_call, greedy, run_to_end
+from m5_kernels.kernels.launch import Launch
 from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.core.request import Request
 from read_back import ReadBackRunner
@@ -170,8 +171,8 @@ def test_a_row_without_a_token_ends_its_request_and_its_next_row_is_padding(
         engine.step()
     logits = engine.decoder.logits
 
-    def spoilt(hidden: torch.Tensor) -> torch.Tensor:
-        found = logits(hidden)
+    def spoilt(hidden: torch.Tensor, launch: Launch) -> torch.Tensor:
+        found = logits(hidden, launch)
         found[1] = torch.nan
         return found
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from m5_kernels.device_state import DeviceState
-from m5_kernels.masks import Masks
-from m5_kernels.sampler import Needs, Sampler, needs_host_sampler
+from m5_kernels.sampler import Sampler, SamplingFeatures, needs_host_sampler
+from m5_kernels.token_bitmask import TokenBitmask
 from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling import sample
@@ -52,10 +52,12 @@ def test_scores_are_changed_as_on_the_host():
     positions = torch.tensor([each.num_output_tokens for each in requests], dtype=torch.int32)
     wanted = [token.token_id for token in sample(logits, requests)]
     sampler = Sampler(state)
-    assert sampler.sample(logits, rows, positions, Needs.of(requests)).tolist() == wanted
+    assert sampler.sample(logits, rows, positions, SamplingFeatures.of(requests)).tolist() == wanted
     for row, request in enumerate(requests):
         own = slice(row, row + 1)
-        token = sampler.sample(logits[own], rows[own], positions[own], Needs.of([request]))
+        token = sampler.sample(
+            logits[own], rows[own], positions[own], SamplingFeatures.of([request])
+        )
         assert token.tolist() == wanted[own]
 
 
@@ -74,7 +76,11 @@ def test_a_part_of_a_prompt_needs_no_sampler_of_the_host(params):
 
 
 def test_a_mask_goes_to_the_row_of_its_request():
-    masks, scores, rows = Masks(4, 40, torch.device("cpu")), torch.zeros(4, 40), torch.arange(4)
+    masks, scores, rows = (
+        TokenBitmask(4, 40, torch.device("cpu")),
+        torch.zeros(4, 40),
+        torch.arange(4),
+    )
     only_token_3 = torch.tensor([1 << 3, 0], dtype=torch.int32)
     for ruled in ({2, 3}, {1}, set()):  # those of the step before allow everything again
         masks.send(dict.fromkeys(ruled, only_token_3))

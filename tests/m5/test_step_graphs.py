@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +18,12 @@ import m5_kernels
 from engine_helpers import greedy, make_engine, random_prompts, tiny_model
 from m1_single import SamplingParams
 from m5_helpers import RecomputedGraphs, workload
-from m5_kernels.decoder.one_gpu import OneGPU
-from m5_kernels.extras.tensor_parallel.parallel import TensorParallel
-from m5_kernels.sampler import Needs
+from m5_kernels.extras.tensor_parallel.rank_group import RankGroup
+from m5_kernels.group import Group
+from m5_kernels.sampler import SamplingFeatures
 from m5_kernels.step_graphs import MAX_CHUNKS, MAX_TOKENS, Buckets, StepGraphs, StepShape
+from milestone_llm.models.families import build_small_model
+from milestone_llm.models.tiny_models import TINY_FAMILIES, build_tiny_model
 
 FIELDS: dict[str, Any] = {"max_num_seqs": 5, "max_model_len": 112, "max_num_batched_tokens": 70}
 FIELDS |= {"kv_cache_tokens": 448, "long_prefill_token_threshold": 24}
@@ -58,29 +61,29 @@ def test_steps_whose_graphs_memory_does_not_hold_are_launched_as_they_are(is_war
 
 
 def test_a_step_for_which_there_is_no_memory_leaves_the_rows_as_they_were():
-    def compute(shape: StepShape, needs: Needs) -> torch.Tensor:
+    def compute(shape: StepShape, needs: SamplingFeatures) -> torch.Tensor:
         assert torch.equal(step_rows, torch.tensor([-1, -1, -1]))
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     step_rows = torch.tensor([2, 0, 1])
-    graphs = StepGraphs(step_rows, compute, OneGPU())
-    graphs.compute_nothing(Buckets(3, 70).largest_step, Needs())
+    graphs = StepGraphs(step_rows, compute, Group())
+    graphs.compute_nothing(Buckets(3, 70).largest_step, SamplingFeatures())
     assert torch.equal(step_rows, torch.tensor([2, 0, 1]))
 
 
 def test_a_rank_keeps_the_graphs_that_all_ranks_could_capture(monkeypatch):
     """Where one replays a sum over all ranks, none may launch its part of it kernel by kernel."""
 
-    def capture(bucket: StepShape, needs: Needs) -> StepShape:
+    def capture(bucket: StepShape, needs: SamplingFeatures) -> StepShape:
         if bucket.num_tokens == 8:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return bucket
 
     elsewhere = iter([1, 1, 0, 1, 1])
-    gpus = part_of(lambda number: min(number, next(elsewhere)))
-    graphs = StepGraphs(torch.full((8,), -1), lambda shape, needs: torch.empty(0), gpus)
+    group = part_of(lambda number: min(number, next(elsewhere)))
+    graphs = StepGraphs(torch.full((8,), -1), lambda shape, needs: torch.empty(0), group)
     monkeypatch.setattr(graphs, "_capture", capture)
-    graphs.capture(Buckets(8, 70).all(), Needs())
+    graphs.capture(Buckets(8, 70).all(), SamplingFeatures())
     sizes = {bucket.num_tokens: kept for (bucket, _), kept in graphs._graphs.items()}
     assert [size for size, kept in sizes.items() if kept is None] == [8, 4]
     assert next(elsewhere, None) is None  # each was agreed on
@@ -89,22 +92,55 @@ def test_a_rank_keeps_the_graphs_that_all_ranks_could_capture(monkeypatch):
 def test_a_rank_without_memory_for_the_largest_step_ends():
     """Others wait for its part of a sum."""
 
-    def compute(shape: StepShape, needs: Needs) -> torch.Tensor:
+    def compute(shape: StepShape, needs: SamplingFeatures) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     graphs = StepGraphs(torch.tensor([0]), compute, part_of(int))
     with pytest.raises(torch.OutOfMemoryError):
-        graphs.compute_nothing(Buckets(1, 70).largest_step, Needs())
+        graphs.compute_nothing(Buckets(1, 70).largest_step, SamplingFeatures())
 
 
 def test_what_else_a_capture_raises_is_no_want_of_memory(monkeypatch):
-    def capture(bucket: StepShape, needs: Needs) -> None:
+    def capture(bucket: StepShape, needs: SamplingFeatures) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    graphs = StepGraphs(torch.full((3,), -1), lambda shape, needs: torch.empty(0), OneGPU())
+    graphs = StepGraphs(torch.full((3,), -1), lambda shape, needs: torch.empty(0), Group())
     monkeypatch.setattr(graphs, "_capture", capture)
     with pytest.raises(RuntimeError, match="illegal"):
-        graphs.capture(Buckets(3, 70).all(), Needs())
+        graphs.capture(Buckets(3, 70).all(), SamplingFeatures())
+
+
+def test_modules_that_no_graph_holds_are_launched_and_one_line_says_so(caplog):
+    class Refusing(RecomputedGraphs):
+        def _capture(self, bucket: StepShape, features: SamplingFeatures) -> Any:
+            self.tried.append((bucket, features))
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    engine = make_engine(m5_kernels, tiny_model("gemma3"), async_scheduling=True, **FIELDS)
+    engine.runner.graphs = graphs = Refusing(engine.runner.device_step, must=False)
+    caplog.clear()
+    m4 = make_engine(m4_prefix_chunked, tiny_model("gemma3"), **FIELDS)
+    assert tokens_of(engine, workload(1)) == tokens_of(m4, workload(1))
+    assert len(graphs.tried) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "Steps are launched kernel by kernel: no CUDA graph holds them "
+        "(operation not permitted when stream is capturing)"
+    ]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("speculation", [None, "ngram"])
+@pytest.mark.parametrize(
+    ("family", "is_held"), [("gemma3", True), ("gpt2", True), ("qwen3_moe", False)]
+)
+def test_on_a_gpu_modules_are_captured_where_they_can_be(family, is_held, speculation):
+    is_tiny = family in TINY_FAMILIES
+    model = (build_tiny_model if is_tiny else build_small_model)(family).float().cuda()
+    engine = make_engine(m5_kernels, model, speculation=speculation, **FIELDS)
+    m4 = make_engine(m4_prefix_chunked, model, **FIELDS)
+    assert tokens_of(engine, workload(2)) == tokens_of(m4, workload(2))
+    runner = getattr(engine.runner, "runner", engine.runner)
+    assert runner.graphs.has_given_up != is_held
 
 
 @pytest.mark.gpu
@@ -123,7 +159,7 @@ def test_graphs_take_no_memory_from_steps_without_one(caplog):
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     with torch.inference_mode():
-        graphs.compute_nothing(StepShape(8192, 20, 20, MAX_CHUNKS), Needs())
+        graphs.compute_nothing(StepShape(8192, 20, 20, MAX_CHUNKS), SamplingFeatures())
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**23) / total)
     try:
@@ -175,8 +211,7 @@ def test_the_smallest_bucket_that_holds_a_step(shape, bucket):
     assert [each.num_tokens for each in Buckets(8, 100).all()] == [64, 8, 4, 2, 1], "no larger step"
 
 
-def part_of(smallest: Callable[[int], int]) -> TensorParallel:
+def part_of(smallest: Callable[[int], int]) -> RankGroup:
     """One of several GPUs, which say what they can have; without their processes."""
-    gpus: TensorParallel = object.__new__(TensorParallel)
-    gpus.smallest_of_all = smallest
-    return gpus
+    ranks: Any = SimpleNamespace(rank=0, size=2, device=None, shard=None, smallest=smallest)
+    return RankGroup(ranks, 1)

@@ -13,9 +13,9 @@ def test_launchers_run_their_twins_without_triton() -> None:
         sys.modules["triton"] = None  # an import of it raises ImportError from here on
         import torch
         import m5_kernels.engine
-        from m5_kernels.kernels import backend, expand_step, flash_decode, sample
+        from m5_kernels.kernels import flash_decode, triton_or_twin
         from m5_kernels.tools.measure import PagedBatch
-        assert not backend.HAS_TRITON
+        assert not triton_or_twin.HAS_TRITON
         batch = PagedBatch.random([5, 9], [1, 1], 2, 1, 16, 4, torch.float32, "cpu")
         output = flash_decode.flash_decode(
             batch.query, batch.key_cache, batch.value_cache, batch.block_table, batch.context_lens

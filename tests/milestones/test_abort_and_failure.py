@@ -161,8 +161,8 @@ def test_logits_that_are_no_numbers_end_their_request_and_no_other(
     forward, calls = getattr(head, method), itertools.count()
     broken_call = 0 if is_in_prompt else 3
 
-    def breaking(hidden: Any) -> Any:
-        logits = forward(hidden)
+    def breaking(*given: Any) -> Any:
+        logits = forward(*given)
         if next(calls) == broken_call:
             logits.flatten(0, -2)[0] = float("nan")
         return logits

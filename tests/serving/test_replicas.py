@@ -143,4 +143,4 @@ def test_sigterm_ends_the_server_and_all_that_it_started(server):
 def test_without_ray_it_is_said_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert serve_command(M4, None, ["--port", "0", "--replicas", "2"]) == 2
-    assert 'pip install -c constraints.txt "ray[serve]"' in capsys.readouterr().err
+    assert 'pip install "milestone-llm[ray]"' in capsys.readouterr().err

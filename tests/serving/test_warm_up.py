@@ -7,7 +7,7 @@ import pytest
 import m5_kernels
 from engine_helpers import PACKAGES, every_milestone, make_engine
 from m5_kernels import SamplingParams
-from m5_kernels.sampler import Needs
+from m5_kernels.sampler import SamplingFeatures
 from serving_helpers import random_engine_outputs
 
 
@@ -47,7 +47,7 @@ def test_no_graph_is_left_to_capture():
     engine = m5_kernels.LLMEngine("tiny-llama", max_num_seqs=20, dtype="bfloat16")
     engine.warm_up()
     captured = dict(engine.runner.graphs._graphs)
-    assert set(captured) == {(bucket, Needs()) for bucket in engine.runner.buckets.all()}
+    assert set(captured) == {(bucket, SamplingFeatures()) for bucket in engine.runner.buckets.all()}
     engine.generate([[5, 6, 7]] * 9, SamplingParams(temperature=0, max_tokens=5))
     assert engine.runner.graphs._graphs == captured
 

@@ -21,8 +21,14 @@ from engine_helpers import every_milestone, greedy, make_engine
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.lab.plots.block_history import kv_during_steps
 from milestone_llm.lab.trace import explore
-from milestone_llm.lab.trace.explore import LiveSource, Run, explorer_html, write_page
 from milestone_llm.lab.trace.live import LiveTrace
+from milestone_llm.lab.trace.page import (
+    LiveSource,
+    Run,
+    explorer_html,
+    in_the_page_of_today,
+    write_page,
+)
 from milestone_llm.lab.trace.positions import useful_share
 from milestone_llm.trace.jsonl import read_run
 from milestone_llm.trace.records import StepRecord
@@ -312,7 +318,7 @@ def test_recorded_traces_show_launches_gaps_and_the_pipeline(browser, recorded):
 def test_recorded_runs_are_in_the_page_of_today(path):
     page = path.read_text(encoding="utf-8")
     assert re.findall(r'(?:href|src)="(?!data:)[^"]+"', page) == [], "it asks for nothing else"
-    if page != explore.in_the_page_of_today(path):
+    if page != in_the_page_of_today(path):
         again = "python -m milestone_llm.lab.trace.explore $page -o $page"
         pytest.fail(f"the page has changed: for page in docs/pages/m*.html; do {again}; done")
 

@@ -25,6 +25,7 @@ DONE = """All of it. What is left on the way to M5's kernel:
 
   python -m docs.questions.walkthrough_flash_decode
   m5_kernels/kernels/flash_decode.py      equal shares for all programs, and one launch
+  TRITON_INTERPRET=1 python -m m5_kernels.walkthrough --from-stop 8      that launch, in pdb
 
 On a GPU, TRITON_INTERPRET=0 python -m exercises.build triton compiles your kernels."""
 

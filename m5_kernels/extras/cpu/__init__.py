@@ -1,9 +1,10 @@
 """M5 without a GPU: torch's own kernels in the place of ours.
 
-The twins beside the kernels say what a kernel computes, in its order; they are not made to be fast.
-Where no kernel can run, these objects take their place:
+The twins of the kernels specify what a kernel computes. They are not made to be fast. Where no
+kernel can run, these objects take the kernels' place:
 
-attention    torch's attention over gathered keys and values
-layers       norms, rotary embedding and KV write in a few calls
-products     products of bf16 with weights of eight and of four bits
+cpu_attention   torch's attention over gathered keys and values
+cpu_ops         norms, rotary embedding and KV write in a few calls
+cpu_linear      linear layers with weights of the model's dtype
+cpu_int8        linear layers with weights in 8 bits
 """

@@ -1,6 +1,6 @@
-"""Weights in the few bits in which a GGUF file has them, for CPUs (`quantization="gguf"`).
+"""Weights in the 4 or 8 bits that a GGUF file has, for CPUs (`quantization="gguf"`).
 
-file      which bytes of the file are which weight
-packed    a matrix of words of four bits, and products with it
-matrices  fills a decoder's matrices with them
+file          which bytes of the file are which weight
+packed        a weight in 4-bit integers, and its product
+gguf_linear   linear layers with such weights
 """

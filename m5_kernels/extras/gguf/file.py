@@ -1,7 +1,7 @@
 """Which bytes of a GGUF file are which weight, by the names that Hugging Face gives them.
 
-A file of the llama family has the rows of queries and keys in another order: a head's halves, which
-Hugging Face has one after the other, alternate.
+Files of the llama family have the rows of queries and keys in another order: they interleave the
+two halves of a head, which Hugging Face has one after the other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from milestone_llm.core.errors import InputError
 from milestone_llm.models.checkpoint import find_gguf
 from milestone_llm.models.gguf_cache import INDEX
 
-from .packed import Words
+from .packed import Int4Groups
 
 ROOT = {
     "token_embd": "model.embed_tokens",
@@ -45,74 +45,74 @@ PLAIN = {"F32": np.float32, "F16": np.float16}
 """Types of norms and biases."""
 
 
-class Place(NamedTuple):
-    """Where a tensor lies in the file."""
+class TensorLocation(NamedTuple):
+    """Where a tensor is in the file."""
 
     type: str
     shape: tuple[int, ...]
-    """As torch has it: the last dimension is that of neighbours."""
+    """The shape as torch has it: the last dimension is contiguous."""
     offset: int
     num_bytes: int
 
 
 @dataclass(frozen=True)
 class FileWeight:
-    """A weight of the file; sliced, it is a tensor."""
+    """A weight of the file. Slicing it returns a tensor."""
 
     path: Path
-    place: Place
+    location: TensorLocation
     num_heads: int | None
-    """Of queries or keys whose rows are in the other order."""
+    """Number of heads, if its rows are those of queries or keys in the other order; else None."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the weight."""
-        return self.place.shape
+        """Shape of the weight."""
+        return self.location.shape
 
     def __getitem__(self, part: tuple[slice, ...]) -> torch.Tensor:
-        if self.place.type in PLAIN:
-            plain = torch.from_numpy(self._bytes().view(PLAIN[self.place.type]))
+        if self.location.type in PLAIN:
+            plain = torch.from_numpy(self._bytes().view(PLAIN[self.location.type]))
             return plain.view(self.shape)[part]
-        weights = self.words.weights(torch.float32)
+        weights = self.int4_groups.weights(torch.float32)
         return weights.unflatten(0, (-1, self.shape[1])).sum(0).T[part]
 
     @property
-    def words(self) -> Words:
-        """Its words of four bits; those of eight are two each, the high ones first."""
+    def int4_groups(self) -> Int4Groups:
+        """The 4-bit integers of the weight. Q8_0 has twice as many, first all high halves."""
         groups = torch.from_numpy(self._bytes()).view(
-            self.shape[0], -1, BYTES_OF_A_GROUP[self.place.type]
+            self.shape[0], -1, BYTES_OF_A_GROUP[self.location.type]
         )
         if self.num_heads is not None:
             groups = groups.unflatten(0, (self.num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
         groups = groups.permute(1, 2, 0)  # [num_groups, bytes, out_size]
         scale = _fp16(groups[:, :2])
-        if self.place.type == "Q4_0":
-            return Words(groups[:, 2:].contiguous(), scale, -8 * scale)
-        if self.place.type == "Q4_1":
-            return Words(groups[:, 4:].contiguous(), scale, _fp16(groups[:, 2:4]))
+        if self.location.type == "Q4_0":
+            return Int4Groups(groups[:, 2:].contiguous(), scale, -8 * scale)
+        if self.location.type == "Q4_1":
+            return Int4Groups(groups[:, 4:].contiguous(), scale, _fp16(groups[:, 2:4]))
         integers = groups[:, 2:].contiguous().view(torch.int8).int() + 128
         halves = (integers >> 4).byte(), (integers & 15).byte()
-        return Words(
+        return Int4Groups(
             torch.cat([half[:, :16] | half[:, 16:] << 4 for half in halves]),
             torch.cat((16 * scale, scale)),
             torch.cat((-128 * scale, torch.zeros_like(scale))),
         )
 
     def _bytes(self) -> np.ndarray:
-        place = self.place
-        return np.fromfile(self.path, np.uint8, place.num_bytes, offset=place.offset)
+        location = self.location
+        return np.fromfile(self.path, np.uint8, location.num_bytes, offset=location.offset)
 
 
 def _fp16(two_bytes: torch.Tensor) -> torch.Tensor:
-    """fp32 `[num_groups, 1, out_size]` of `[num_groups, 2, out_size]`."""
+    """Convert bytes `[num_groups, 2, out_size]` of fp16 to fp32 `[num_groups, 1, out_size]`."""
     return two_bytes.mT.contiguous().view(torch.float16).mT.float()
 
 
 def open_gguf(model: object, device: torch.device) -> GGUFFile:
-    """The file of a model.
+    """Open the GGUF file of a model.
 
     Raises:
-        InputError: there is none, it cannot be taken as it is, or the device is no CPU.
+        InputError: there is no such file, its types are not supported, or the device is not a CPU.
     """
     found = find_gguf(model)
     if found is None:
@@ -130,7 +130,7 @@ class GGUFFile:
     """The weights of a file.
 
     Args:
-        index: where they lie, as `tensor_index` says it.
+        index: where they are in the file, as `tensor_index` returns it.
 
     Raises:
         InputError: a weight is of a type that is not known here.
@@ -142,8 +142,8 @@ class GGUFFile:
         """By Hugging Face's names."""
         heads = {"attn_q": index["num_heads"], "attn_k": index["num_kv_heads"]}
         for name, (type_, shape, *where) in index["tensors"].items():
-            place = Place(type_, tuple(shape), *where)
-            is_matrix = len(place.shape) > 1
+            location = TensorLocation(type_, tuple(shape), *where)
+            is_matrix = len(location.shape) > 1
             if type_ not in (BYTES_OF_A_GROUP if is_matrix else PLAIN):
                 raise InputError(
                     f'quantization="gguf" knows matrices in {", ".join(BYTES_OF_A_GROUP)}; '
@@ -161,7 +161,7 @@ class GGUFFile:
             prefix = "" if layer is None else f"model.layers.{layer}."
             is_turned = index["architecture"] == "llama" and is_matrix
             self.weights[f"{prefix}{theirs}.{ending}"] = FileWeight(
-                path, place, heads.get(kind) if is_turned else None
+                path, location, heads.get(kind) if is_turned else None
             )
 
     def __iter__(self) -> Iterator[tuple[str, FileWeight]]:

@@ -1,10 +1,10 @@
-"""What an H200 adds: products for its tensor cores, prefill in Gluon, kernels that start early.
+"""Kernels for NVIDIA's Hopper: linear layers, prefill in Gluon, early starts (PDL).
 
-    products        which of these a decoder takes, and when kernels start
-      register_linear, hopper_linear, dot_linear
-    chunks          attention of long chunks
-      prefill_tiles, hopper_prefill, hopper_consumers
-    write_to_host   tokens to the host by a kernel
+few_rows_linear   which of these kernels a linear layer uses, and when kernels start
+  register_linear, hopper_linear, dot_linear
+hopper_chunks     attention of long chunks
+  prefill_tiles, hopper_prefill, hopper_consumers
+write_to_host     a kernel brings tokens to the host
 
-Two of them run elsewhere, too: `dot_linear` and `write_to_host`, wherever Triton does.
+`dot_linear` and `write_to_host` also run on other GPUs, wherever Triton does.
 """

@@ -1,4 +1,4 @@
-"""Whether a GPU is a Hopper, and its copy engine can take some rows."""
+"""Is a GPU a Hopper, and can its copy engine take some rows?"""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import functools
 
 import torch
 
-from m5_kernels.kernels.early_start import supports_early_starts
+from m5_kernels.kernels.pdl import supports_pdl
 
 
 @functools.cache
 def is_hopper(device: torch.device) -> bool:
-    """Whether the GPU is one that kernels in Gluon are written for: NVIDIA's Hopper alone."""
-    return supports_early_starts(device) and torch.cuda.get_device_capability(device) == (9, 0)
+    """Return whether the kernels in Gluon can run on this GPU: only on NVIDIA's Hopper."""
+    return supports_pdl(device) and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def fits_copy_engine(hidden: torch.Tensor, *sizes: int) -> bool:
-    """Whether Hopper's copy engine, which moves 16 bytes, copies these rows in bf16.
+    """Return whether Hopper's copy engine, which moves 16 bytes at a time, can copy these rows in
+    bf16.
 
-    sizes: of rows of other matrices, in elements.
+    sizes: lengths of the rows of other matrices, in elements.
     """
     is_aligned = hidden.data_ptr() % 16 == 0 and not any(
         size % 8 for size in (hidden.stride(0), *sizes)

@@ -4,23 +4,24 @@
       |== program 0: COLUMNS x DEPTH ==|  ...     x   |== DEPTH x 16 ==|  ...
       |== program 1 ===================|  ...         several tiles of both are on their way at once
 
-A tensor core multiplies 64 x 16 numbers with 16 x 16: the weight takes the long side, the tokens
-the short one, most of it in vain where they are few. That costs no time, as it is the weight that
-is waited for; so 16 rows take as long as one. All are added up in the same order, however many
-there are: a token computed beside guesses gets the very bits that it would have got alone.
+A tensor core multiplies 64 x 16 numbers with 16 x 16. The weight takes the long side, the tokens
+the short one, and most of that is wasted if they are few. That costs no time, since everything
+waits for the weight. So 16 rows take as long as one. All rows are summed in the same order, however
+many there are: a token computed next to draft tokens gets the same bits as if computed alone.
 
-It saves: what a library loses with tiles made for many rows, or with a product that is cut into
-parts and added up by a second kernel.
+It saves what a library loses with tiles made for many rows, or with a product that is cut into
+parts and summed by a second kernel.
 """
 
 from __future__ import annotations
 
 import torch
 
-from m5_kernels.kernels.backend import ceil_div, tl, triton
-from m5_kernels.kernels.early_start import launch_options, wait_for_previous
+from m5_kernels.kernels.launch import PLAIN, Launch
+from m5_kernels.kernels.pdl import wait_for_previous
+from m5_kernels.kernels.triton_or_twin import ceil_div, tl, triton
 
-from .tiles import DotTile, dot_tile
+from .few_rows_tiles import DotTile, dot_tile
 
 MAX_TOKENS = 16
 
@@ -30,13 +31,14 @@ def dot_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     tile: DotTile | None = None,
+    launch: Launch = PLAIN,
 ) -> torch.Tensor:
-    """As `linear`, for at most `MAX_TOKENS` rows in fp16 or bf16."""
+    """Return `hidden @ weight.T + bias`, for at most `MAX_TOKENS` rows in fp16 or bf16."""
     num_tokens, in_size = hidden.shape
     out_size = len(weight)
     tile = tile or dot_tile(out_size, hidden.device)
     output = hidden.new_empty(num_tokens, out_size)
-    _dot_linear_kernel[(ceil_div(out_size, tile.columns),)](
+    launch.kernel(_dot_linear_kernel, (ceil_div(out_size, tile.columns),))(
         hidden, weight, bias, output,
         num_tokens, in_size, out_size, hidden.stride(0),
         TOKENS=MAX_TOKENS,
@@ -45,7 +47,7 @@ def dot_linear(
         STAGES=tile.num_stages,
         IS_EVEN=in_size % tile.depth == 0,
         num_warps=tile.num_warps,
-        **launch_options(),
+        **launch.pdl_options(),
     )  # fmt: skip
     return output
 

@@ -1,10 +1,10 @@
-"""Products and softmax of `hopper_prefill`: what its two consumers do, and for which tiles.
+"""Matrix products and softmax of `hopper_prefill`: what its two consumers do, and for which tiles.
 
     consumer 0    QK0 | QK1 softmax0 PV0 | QK2 softmax1 PV1 | ...     query rows 0..63
     consumer 1       QK0 | QK1 softmax0 PV0 | QK2 softmax1 PV1 | ...  query rows 64..127
 
-The tensor cores are given the next tile's scores before this tile's softmax is begun. A barrier
-says of each tile of keys and values when it is there, another when both consumers are through.
+The tensor cores start on the next tile's scores before this tile's softmax begins. For each tile of
+keys and values, one barrier says when it has arrived, and another when both consumers are done.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .prefill_tiles import QUERIES
 
 ROWS = gl.constexpr(QUERIES // 2)
-"""Query rows of a consumer: what one matrix instruction of four warps takes."""
+"""Query rows of a consumer: as many as one matrix instruction of four warps takes."""
 TILE = gl.constexpr(128)
-"""Keys and values of a tile."""
+"""Number of keys and values of a tile."""
 STAGES = gl.constexpr(3)
 """Tiles in flight."""
 
 
 @gluon.jit
 def tile_of(turn, work):
-    """What this program does in its turn: head, and the row of `prefill_tiles`."""
+    """Return what this program does in its turn: a head, and a row of `prefill_tiles`."""
     tiles, num_items, num_q_heads = work
-    # There and back again, so that no program has the longest of each turn.
+    # Back and forth, so that no program has the longest tile of each turn.
     last = gl.num_programs(0) - 1
     place = gl.where(turn % 2 == 0, gl.program_id(0), last - gl.program_id(0))
     item = turn * (last + 1) + place
@@ -43,13 +43,13 @@ def tile_of(turn, work):
 
 @gluon.jit
 def num_walked(position, num_rows):
-    """Tiles of keys that a tile of queries sees, up to the last token of either of them."""
+    """Return how many tiles of keys a tile of queries sees, up to the last token of either."""
     return gl.cdiv(position + gl.minimum(2 * ROWS, num_rows), TILE)
 
 
 @gluon.jit
 def consume(q, k, v, q_full, q_empty, barriers, work, store, row, HEAD_DIM: gl.constexpr):
-    """Attend for 64 query rows of each tile of this program, those from `row` on."""
+    """Attend for 64 query rows of each tile of this program, beginning with `row`."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     RESULT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     k_full, k_empty, _v_full, _v_empty = barriers
@@ -107,9 +107,10 @@ def _attend(
     SCORES: gl.constexpr,
     RESULT: gl.constexpr,
 ):  # fmt: skip
-    """Softmax of `scores`, of a tile of keys, and its product with the values; and what comes next.
+    """Compute the softmax of a tile of keys' scores and its product with the values; start the
+    next.
 
-    number: of the tile since the program began, which says where in the ring it is.
+    number: counts tiles since the program began. It says where in the ring the tile is.
     Returns the scores of the next tile, and the three states of online softmax.
     """
     k_full, k_empty, v_full, v_empty = barriers

@@ -1,16 +1,16 @@
-"""Products of 17 to 256 rows with small weights, on Hopper: a weight is asked for before its turn.
+"""Linear layers of 17 to 256 rows with small weights, on Hopper: weights are loaded early.
 
-With so few rows a product is a chain of load, multiply and store, and half of its time is waiting:
-for the launch, then for the first of the weight. But no kernel of a step writes a weight. So a warp
-of its own, which does nothing but copy, asks for it while the kernel before still computes:
+With so few rows a layer is a chain of load, multiply and store, and half of its time is waiting:
+for the launch, then for the first part of the weight. But no kernel of a step writes a weight. So a
+separate warp, which only copies, loads the weight while the previous kernel still computes:
 
     copying warp    weight of steps 0, 1, 2 ...  | waits |  rows of steps 0, 1, 2 ...
     four warps                                              products of step 0, of step 1, ...
 
-Bytes on their way decide here, more than reads from the L2 cache. So a tile has 64 rows, though
-programs below each other read the same weight: more of them run at once. Each adds up all inputs in
-their order, so a row has the same bits whatever the tile and the number of rows. Gate and up are
-multiplied by the same program, which makes SiLU * mul of them.
+Bytes in flight decide here, more than reads from the L2 cache. So a tile has 64 rows, and more
+programs run at once, though several programs then read the same weight. Each sums all inputs in
+order, so a row has the same bits with any tile and any number of rows. The same program multiplies
+with gate and up, and computes SiLU * mul of the two.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from m5_kernels.kernels.backend import ceil_div
-from m5_kernels.kernels.early_start import launch_options, wait_for_previous
+from m5_kernels.kernels.launch import PLAIN, Launch
+from m5_kernels.kernels.pdl import wait_for_previous
 from m5_kernels.kernels.silu_mul import gated
+from m5_kernels.kernels.triton_or_twin import ceil_div
 
 from .boxes import NARROW, SWIZZLED, all_threads, boxes
-from .tiles import hopper_tile
+from .few_rows_tiles import hopper_tile
 
 ROWS = gl.constexpr(64)
-"""Of a tile: the fewest that the tensor cores of four warps multiply."""
+"""Rows of a tile: the fewest that the tensor cores of four warps multiply."""
 NUM_REGISTERS = 128
-"""Of a thread: half of what there are, as the kernel before still has its own."""
+"""Registers of a thread: half of what there are, since the previous kernel still has its own."""
 
 
 def hopper_linear(
@@ -44,15 +45,19 @@ def hopper_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     is_gated: bool = False,
+    launch: Launch = PLAIN,
 ) -> torch.Tensor:
-    """As `linear`, in bf16. All rows, of the output too, begin at multiples of 16 bytes."""
+    """Return `hidden @ weight.T + bias` in bf16, or silu(gate) * up of it.
+
+    All rows, of the output too, must begin at multiples of 16 bytes.
+    """
     num_tokens, in_size = hidden.shape
     size = len(weight) // 2 if is_gated else len(weight)
     tile = hopper_tile(num_tokens, size, is_gated)
     output = hidden.new_empty(num_tokens, size)
     layout = (SWIZZLED if tile.columns > 32 else NARROW).value
     num_down = ceil_div(num_tokens, ROWS.value)
-    _hopper_linear_kernel[(num_down * ceil_div(size, tile.columns),)](
+    launch.kernel(_hopper_linear_kernel, (num_down * ceil_div(size, tile.columns),))(
         boxes(hidden, [ROWS.value, tile.depth], SWIZZLED.value),
         boxes(weight, [tile.columns, tile.depth], SWIZZLED.value),
         boxes(output, [ROWS.value, tile.columns], layout),
@@ -64,7 +69,7 @@ def hopper_linear(
         IS_GATED=is_gated,
         num_warps=4,
         maxnreg=NUM_REGISTERS,
-        **launch_options(),
+        **launch.pdl_options(),
     )  # fmt: skip
     return output
 
@@ -79,7 +84,7 @@ def _hopper_linear_kernel(
     IS_GATED: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    PARTS: gl.constexpr = 1 + IS_GATED  # of the weight, of which the second is as far as `size`
+    PARTS: gl.constexpr = 1 + IS_GATED  # gate, or gate and up, whose rows begin at row `size`
     x = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, DEPTH], SWIZZLED)
     w = gl.allocate_shared_memory(gl.bfloat16, [STAGES * PARTS, COLUMNS, DEPTH], SWIZZLED)
     result = gl.allocate_shared_memory(gl.bfloat16, [ROWS, COLUMNS], OUTPUTS)
@@ -90,7 +95,7 @@ def _hopper_linear_kernel(
         mbarrier.init(empty.index(stage), count=1)
     fence_async_shared()
     ring = (x, w, full, empty)
-    # Programs of the same part of the weight run side by side: one of them reads it from memory.
+    # Programs with the same part of the weight run next to each other: one reads it from memory.
     corner = (gl.program_id(0) % num_down * ROWS, gl.program_id(0) // num_down * COLUMNS)
     store = (output_boxes, bias, result, size)
     gl.warp_specialize([
@@ -106,7 +111,7 @@ def _copy(
     PARTS: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Let the copy engine fill the ring, a stage as soon as it is multiplied."""
+    """Let the copy engine fill the ring: each stage again as soon as it has been multiplied."""
     x, w, full, empty = ring
     DEPTH: gl.constexpr = x.shape[2]
     row, column = corner
@@ -127,7 +132,7 @@ def _copy(
 def _copy_weight(
     weight_boxes, size, w, full, column, step, stage, DEPTH: gl.constexpr, PARTS: gl.constexpr
 ):
-    """The weight of a step; its barrier expects the rows, too."""
+    """Copy the weight of a step. Its barrier expects the rows as well."""
     barrier = full.index(stage)
     mbarrier.expect(barrier, 2 * (ROWS + PARTS * w.shape[1]) * DEPTH)
     for part in gl.static_range(PARTS):
@@ -153,7 +158,7 @@ def _multiply(
         sums = warpgroup_mma(rows, w.index(PARTS * stage).permute((1, 0)), sums, is_async=True)
         if PARTS == 2:
             up = warpgroup_mma(rows, w.index(2 * stage + 1).permute((1, 0)), up, is_async=True)
-        # The step before is through; this one is not waited for.
+        # The previous step is done now; this step is not waited for.
         sums, up = warpgroup_mma_wait(PARTS, deps=(sums, up))
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=step > 0)
     sums, up = warpgroup_mma_wait(0, deps=(sums, up))

@@ -1,26 +1,27 @@
 """Paged prefill for Hopper: loads, matrix products and softmax at the same time.
 
-What `paged_prefill` does, written in Gluon, where one says which warps do what. Tensor cores of a
-Hopper GPU are so fast that a program which computes, then exponentiates, then computes again
-leaves them idle for a third of the time. Here a program has three parts, each with warps and
-registers of its own:
+It computes what `paged_prefill` does, and is written in Gluon, where code says which warps do what.
+The tensor cores of a Hopper GPU are so fast that a program leaves them idle for a third of the time
+if it multiplies, then exponentiates, then multiplies again. Here a program has three parts, each
+with warps and registers of its own:
 
     producer    1 warp    K0 V0 K1 V1 K2 V2 ...      the copy engine (TMA) brings pages of KV
     consumer 0  4 warps   QK0 | QK1 softmax0 PV0 | QK2 softmax1 PV1 | ...     query rows 0..63
     consumer 1  4 warps      QK0 | QK1 softmax0 PV0 | QK2 softmax1 PV1 | ...  query rows 64..127
 
-Within a consumer (`hopper_consumers`) the product of the next tile, QK1, runs while softmax0 is
-computed. Between the two, one computes products while the other exponentiates. A ring of `STAGES`
-tiles of keys and values lies between producer and consumers; a barrier says of each when it is
-full, and one when both have read it.
+Inside a consumer (`hopper_consumers`) the product of the next tile, QK1, runs while softmax0 is
+computed. The two consumers alternate: one multiplies while the other exponentiates. Producer and
+consumers share a ring of `STAGES` tiles of keys and values. For each tile, one barrier says when it
+is full, and another when both consumers have read it.
 
-Programs stay: each takes tile after tile from a list (`prefill_tiles`), one multiprocessor each, so
-that the producer loads the beginning of the next tile while consumers finish this one.
+Programs are persistent: there is one on each multiprocessor, and it takes tile after tile from a
+list (`prefill_tiles`). So the producer loads the beginning of the next tile while consumers finish
+this one.
 
-Pages need no gathering. A tile of keys in shared memory is, 64 columns wide, a pile of rows, so
-each page of 16 tokens is a copy of its own to its place in the pile, and the tensor cores see one
-tile. Slots behind the end of a context may hold anything: scores of such keys are masked, and such
-values are zeros, for 0 x NaN is NaN. Paper: Shah et al., FlashAttention-3 (2024).
+Pages (KV blocks) need not be gathered. In shared memory a tile of keys is rows of 64 columns, one
+below the other. So each page of 16 tokens is copied to its own rows, and the tensor cores see one
+tile. Slots after the end of a context may hold anything: scores of such keys are masked, and such
+values are replaced by zeros, since 0 x NaN is NaN. Paper: Shah et al., FlashAttention-3 (2024).
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
 )
 
-from m5_kernels.kernels.backend import num_multiprocessors
+from m5_kernels.kernels.launch import PLAIN, Launch
 from m5_kernels.kernels.paged_prefill import LOG2_E
+from m5_kernels.kernels.triton_or_twin import num_multiprocessors
 
 from .boxes import SWIZZLED, all_threads, boxes
 from .hopper_consumers import ROWS, STAGES, TILE, consume, num_walked, tile_of
 
 COLUMNS = gl.constexpr(64)
-"""Of a box."""
+"""Columns of a box."""
 
 
 def hopper_prefill(
@@ -52,12 +54,14 @@ def hopper_prefill(
     tiles: torch.Tensor,
     scale: float,
     output: torch.Tensor,
+    launch: Launch = PLAIN,
 ) -> None:
-    """Causal attention of each chunk over its context, into `output`.
+    """Compute causal attention of each chunk over its context, into `output`.
 
     query, output: `[num_tokens, num_q_heads, head_dim]`, last dimension contiguous; key_cache,
     value_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`, contiguous; block_table: int32
-    `[num_seqs, max_blocks]`; tiles: of `prefill_tiles`. Only where `runs_on_hopper`.
+    `[num_seqs, max_blocks]`; tiles: of `prefill_tiles`. Only call it where `runs_on_hopper` is
+    true.
     """
     num_tokens, num_q_heads, head_dim = query.shape
     num_blocks, block_size, num_kv_heads, _ = key_cache.shape
@@ -66,7 +70,7 @@ def hopper_prefill(
     keys, values = (cache.view(num_slots, width) for cache in (key_cache, value_cache))
     num_items = len(tiles) * num_q_heads
     query_box, page = [ROWS.value, COLUMNS.value], [block_size, COLUMNS.value]
-    _hopper_prefill_kernel[(min(num_multiprocessors(query.device), num_items),)](
+    launch.kernel(_hopper_prefill_kernel, (min(num_multiprocessors(query.device), num_items),))(
         boxes(rows, query_box, SWIZZLED.value), boxes(keys, page, SWIZZLED.value),
         boxes(values, page, SWIZZLED.value), values, block_table, tiles, output,
         num_items, num_q_heads, scale * LOG2_E, num_slots,
@@ -91,7 +95,7 @@ def _hopper_prefill_kernel(
     PAGES: gl.constexpr = TILE // BLOCK_SIZE
     PARTS: gl.constexpr = HEAD_DIM // COLUMNS
     dtype: gl.constexpr = key_boxes.dtype
-    # The same memory twice: as boxes, into which pages are copied, and as tiles to be multiplied.
+    # The same memory in two views: boxes, into which pages are copied, and tiles to be multiplied.
     q_boxes = gl.allocate_shared_memory(dtype, [2 * PARTS, ROWS, COLUMNS], SWIZZLED)
     k_boxes = gl.allocate_shared_memory(
         dtype, [STAGES * PARTS * PAGES, BLOCK_SIZE, COLUMNS], SWIZZLED
@@ -183,7 +187,7 @@ def _producer(
                 end = context_len - tile * TILE
                 if (end >= TILE) | (end % BLOCK_SIZE == 0):
                     mbarrier.expect(full, TILE * HEAD_DIM * 2)
-                else:  # the page in which the context ends is brought by hand, with zeros behind it
+                else:  # copy the page in which the context ends by hand, with zeros after the end
                     LANES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
                     rows = gl.arange(0, BLOCK_SIZE, layout=gl.SliceLayout(1, LANES))[:, None]
                     columns = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, LANES))[None, :]

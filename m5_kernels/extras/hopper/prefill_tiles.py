@@ -1,8 +1,8 @@
-"""Where `hopper_prefill` runs, and which query rows a program of it takes: longest walks first.
+"""Where `hopper_prefill` runs, and which query rows its programs take: the longest walks first.
 
-A chunk is cut into tiles of `QUERIES` query tokens. Each walks the context up to its own last
-token, so the last tiles of a long prompt take many times as long as its first ones. What starts
-last must be short, or all other multiprocessors wait for it:
+A chunk is cut into tiles of `QUERIES` query tokens. Each tile walks the context up to its own last
+token, so the last tiles of a long prompt take many times as long as its first ones. The tile that
+starts last must be short, or all other multiprocessors wait for it:
 
     longest first   |#########|######|###|#|        any order   |#|###|######|#########|
     3 programs      |########|######|####|                      |###|########|......
@@ -28,10 +28,10 @@ def prefill_tiles(
     num_tokens: int,
     max_seqs: int,
 ) -> torch.Tensor:
-    """The tiles of all chunks of a step; made on the device, once for all layers.
+    """Return the tiles of all chunks of a step. Computed on the device, once for all layers.
 
-    context_lens, query_start_loc, first_seq: as in `paged_prefill`. num_tokens: of the step, and
-    max_seqs: how many chunks it has at most; both on the host, so that nothing waits.
+    context_lens, query_start_loc, first_seq: as in `paged_prefill`. num_tokens: number of tokens of
+    the step. max_seqs: most chunks that it has. Both numbers are on the host, so nothing waits.
 
     Returns int32 `[num_tiles, 4]`: the row of `query` where a tile begins; how many rows from there
     on are its chunk's (0: there is no such tile); the position of the first; its sequence.
@@ -39,7 +39,7 @@ def prefill_tiles(
     seqs = torch.arange(len(context_lens), device=context_lens.device, dtype=torch.int32)
     starts, ends = query_start_loc[:-1], query_start_loc[1:]
     chunk_lens = torch.where(seqs >= first_seq, ends - starts, 0)
-    first_tiles = starts // QUERIES + seqs  # at most one number of each sequence is left unused
+    first_tiles = starts // QUERIES + seqs  # leaves at most one number per sequence unused
     tiles = torch.arange(
         num_tokens // QUERIES + len(context_lens), device=seqs.device, dtype=torch.int32
     )
@@ -57,7 +57,10 @@ def prefill_tiles(
 def runs_on_hopper(
     device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
 ) -> bool:
-    """Whether `hopper_prefill` knows this GPU and these shapes. Elsewhere `paged_prefill` runs."""
+    """Return whether `hopper_prefill` supports this GPU and these shapes.
+
+    If not, `paged_prefill` runs.
+    """
     return (
         is_hopper(device)
         and dtype in (torch.bfloat16, torch.float16)

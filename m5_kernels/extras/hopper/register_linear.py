@@ -1,43 +1,44 @@
-"""`hidden @ weight.T` for up to 16 rows and a small weight, which is all on its way at once.
+"""`hidden @ weight.T` for up to 16 rows and a small weight, all of which is loaded at once.
 
     weight [out_size, in_size]                      hidden [num_tokens, in_size]
       |== program 0: COLUMNS rows, all inputs ==|     padded to 8 or 16 rows, from the L2 cache
       |== program 1 ============================|
       |w0|w1|w2|w3|w0|w1|..  32 inputs a warp       the warps' sums are added up at the end
 
-A product of a few rows is nothing but reading the weight, and a small weight is read in two or
-three microseconds: what takes time is waiting. So each program asks for its whole part of the
-weight before it waits for the kernel before, and keeps it in registers until hidden comes.
+A linear layer of a few rows takes as long as reading the weight. A small weight is read in two or
+three microseconds, so what takes time is waiting. So each program loads its whole part of the
+weight before it waits for the previous kernel, and keeps it in registers until hidden is there.
 
-The weight goes from memory into the registers of the very lanes that multiply it. A tensor core
-wants four pairs of a row in a lane, which lie apart; a lane loads eight neighbours instead. That
-comes to another order of the inputs, and the order does not matter, if both factors have the same.
-So nothing goes through shared memory, and no warp waits for another before the end.
+The weight goes from memory into the registers of the lanes that multiply it. A tensor core needs
+four pairs of a row in a lane, and these are apart in memory. Here a lane loads eight neighbours
+instead. That is another order of the inputs, which does not matter, since both factors have it. So
+nothing goes through shared memory, and no warp waits for another before the end.
 
-All rows are added up in the same order, however many there are: a token computed beside guesses
-gets the very bits that it would have got alone.
+All rows are summed in the same order, however many there are: a token computed next to draft tokens
+gets the same bits as if computed alone.
 """
 
 from __future__ import annotations
 
 import torch
 
-from m5_kernels.kernels.backend import ceil_div, tl, triton
-from m5_kernels.kernels.early_start import launch_options, wait_for_previous
+from m5_kernels.kernels.launch import PLAIN, Launch
+from m5_kernels.kernels.pdl import wait_for_previous
 from m5_kernels.kernels.silu_mul import gated
 from m5_kernels.kernels.tiles import LinearTile
+from m5_kernels.kernels.triton_or_twin import ceil_div, tl, triton
 
-from .tiles import register_tile
+from .few_rows_tiles import register_tile
 
 MAX_TOKENS = 16
 MAX_ELEMENTS = 2**23
-"""Of a weight. A larger one is read for so long that the better order of reads decides."""
+"""Elements of a weight. Reading a larger one takes so long that the order of reads decides."""
 MAX_ROW = 3072
-"""Elements of a row of the weight: there are not registers for more."""
+"""Elements of a row of the weight. There are no registers for more."""
 
 
 def fits_registers(out_size: int, in_size: int) -> bool:
-    """Whether a weight is so small that this is the fastest product, whatever the rows."""
+    """Return whether a weight is so small that this kernel is the fastest, whatever its rows."""
     return out_size * in_size <= MAX_ELEMENTS and in_size <= MAX_ROW
 
 
@@ -47,13 +48,18 @@ def register_linear(
     bias: torch.Tensor | None = None,
     is_gated: bool = False,
     tile: LinearTile | None = None,
+    launch: Launch = PLAIN,
 ) -> torch.Tensor:
-    """As `linear`, for at most `MAX_TOKENS` rows in fp16 or bf16."""
+    """Return `hidden @ weight.T + bias`, or silu(gate) * up of it.
+
+    For at most `MAX_TOKENS` rows in fp16 or bf16.
+    """
     num_tokens, in_size = hidden.shape
     size = len(weight) // 2 if is_gated else len(weight)
     tile = tile or register_tile(in_size)
     output = hidden.new_empty(num_tokens, size)
-    _register_linear_kernel[(ceil_div(size, tile.columns // 2 if is_gated else tile.columns),)](
+    num_programs = ceil_div(size, tile.columns // 2 if is_gated else tile.columns)
+    launch.kernel(_register_linear_kernel, (num_programs,))(
         hidden, weight, bias, output,
         num_tokens, size, hidden.stride(0),
         IN_SIZE=in_size,
@@ -62,7 +68,7 @@ def register_linear(
         DEPTH=tile.depth,
         IS_GATED=is_gated,
         num_warps=tile.num_warps,
-        **launch_options(),
+        **launch.pdl_options(),
     )  # fmt: skip
     return output
 
@@ -119,10 +125,11 @@ def _register_linear_kernel(
 
 @triton.jit
 def _places(ROWS: tl.constexpr, CHUNKS: tl.constexpr):
-    """Row and input of each element of a tile `[ROWS * CHUNKS, 32]`.
+    """Return row and input of each element of a tile `[ROWS * CHUNKS, 32]`.
 
-    Of a warp's 32 lanes four stand side by side, eight inputs each, and eight below each other, as
-    the compiler deals them out: so eight rows follow each other, then other inputs of the same.
+    The compiler deals out a tile to the 32 lanes of a warp as four next to each other, with eight
+    inputs each, and eight below each other. So eight rows follow each other, then other inputs of
+    the same rows.
     """
     index = tl.arange(0, ROWS * CHUNKS)[:, None]
     row = index // (8 * CHUNKS) * 8 + index % 8
@@ -131,10 +138,11 @@ def _places(ROWS: tl.constexpr, CHUNKS: tl.constexpr):
 
 @triton.jit
 def _as_lanes_multiply(tile, ROWS: tl.constexpr, CHUNKS: tl.constexpr):
-    """The tile as `[CHUNKS, ROWS, 32]`, with inputs in an order in which no lane needs another's.
+    """Return the tile as `[CHUNKS, ROWS, 32]`, in an order of inputs in which no lane needs
+    another's.
 
     Of 16 inputs a tensor core takes those at 2i, 2i + 1, 2i + 8 and 2i + 9 from lane i. Here these
-    four, and those of the next 16, are the eight that lane i has loaded.
+    four, and the four of the next 16, are the eight that lane i has loaded.
     """
     tile = tl.reshape(tile, [ROWS // 8, CHUNKS, 8, 4, 2, 2, 2])
     return tl.reshape(tl.permute(tile, [1, 0, 2, 4, 5, 3, 6]), [CHUNKS, ROWS, 32])

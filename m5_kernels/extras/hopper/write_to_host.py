@@ -1,30 +1,31 @@
-"""A few numbers to the host, written there by a kernel instead of copied by the copy engine.
+"""Bring a few numbers to the host: a kernel writes them there, not the copy engine.
 
     GPU memory   | tokens |  --- one program --->  | pinned memory |   over PCIe
 
 Between two steps a copy of four bytes costs 10 us: the GPU hands over to its copy engine, and the
-next step waits until it has handed back. A kernel stays where it is. For many numbers the engine
-would be right: it copies while kernels run.
+next step waits until the engine has handed back. With a kernel nothing is handed over. For many
+numbers the copy engine would be better, since it copies while kernels run.
 """
 
 from __future__ import annotations
 
 import torch
 
-from m5_kernels.kernels.backend import ceil_div, runs_triton, tl, triton
+from m5_kernels.kernels.launch import PLAIN, Launch
+from m5_kernels.kernels.triton_or_twin import ceil_div, tl, triton
 
 
-def write_to_host(source: torch.Tensor, target: torch.Tensor) -> None:
-    """`target.copy_(source)`, which does not wait.
+def write_to_host(source: torch.Tensor, target: torch.Tensor, launch: Launch = PLAIN) -> None:
+    """Do `target.copy_(source)`, without waiting.
 
     source: int32 `[n]`, contiguous; target: int32 `[n]`, in pinned memory if source is on a GPU.
-    Torch does not know who writes: target must live until that is done.
+    Torch does not know of this write: the caller must keep target alive until it is done.
     """
-    if not runs_triton(source):
+    if not launch.runs_triton(source):
         write_to_host_torch(source, target)
         return
     block = 1024
-    _write_to_host_kernel[(ceil_div(len(source), block),)](
+    launch.kernel(_write_to_host_kernel, (ceil_div(len(source), block),))(
         source, target, len(source), BLOCK=block, num_warps=4
     )
 
@@ -37,5 +38,5 @@ def _write_to_host_kernel(source, target, number, BLOCK: tl.constexpr):
 
 
 def write_to_host_torch(source: torch.Tensor, target: torch.Tensor) -> None:
-    """The specification of `write_to_host`."""
+    """Specify `write_to_host`."""
     target.copy_(source)

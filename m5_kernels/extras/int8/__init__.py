@@ -1,1 +1,1 @@
-"""Weights in eight bits: what a matrix is (`int8_weight`), and products with it (`products`)."""
+"""Weights in 8 bits: the weight (`int8_weight`), and its linear layers (`int8_method`)."""

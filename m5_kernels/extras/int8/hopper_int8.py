@@ -1,15 +1,16 @@
-"""Products of many rows with weights in eight bits, on Hopper.
+"""Linear layers of many rows with weights in 8 bits, on Hopper.
 
-What `int8_linear` does, written in Gluon, for what Triton does not say: which warps do what, and
-that integers are made in the registers of which tensor cores take them.
+It computes what `int8_linear` does. It is written in Gluon, which can say what Triton cannot: which
+warps do what, and that integers are made in the registers from which tensor cores read them.
 
     copying warp    words and rows of steps k+2, k+3, ... into a ring in shared memory
     four warps      integers(k), products(k)               |  integers(k+1), products(k+1)
     four others                integers(k), products(k)               |  integers(k+1), ...
 
-A warpgroup, four warps, waits for nobody but the copies: while one makes integers, the tensor cores
-multiply for another (`hopper_int8_products`). How many there are, and what is whose, is the tile's
-(`hopper_int8_tiles`). A program goes on with another tile, so that copies never rest.
+A warpgroup is four warps, and only waits for the copies: while one makes integers, the tensor cores
+multiply for another (`hopper_int8_products`). The tile says how many warpgroups there are, and what
+each of them computes (`hopper_int8_tiles`). A program goes on with another tile, so that copies
+never stop.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from m5_kernels.extras.hopper.boxes import NARROW, SWIZZLED, boxes
-from m5_kernels.extras.hopper.tiles import NUM_SMS
-from m5_kernels.kernels.backend import ceil_div
-from m5_kernels.kernels.early_start import LATE, launch_options, wait_for_previous
+from m5_kernels.extras.hopper.few_rows_tiles import NUM_SMS
+from m5_kernels.kernels.launch import PLAIN, Launch
+from m5_kernels.kernels.pdl import LATE, wait_for_previous
+from m5_kernels.kernels.triton_or_twin import ceil_div
 
 from .hopper_int8_products import GROUP, OUTPUTS, SUMS_OF_TURNS, WORDS, corner, multiply
 from .hopper_int8_tiles import COPY_REGISTERS, HopperInt8Tile, hopper_int8_tile
@@ -35,8 +37,12 @@ def hopper_int8(
     bias: torch.Tensor | None = None,
     is_gated: bool = False,
     tile: HopperInt8Tile | None = None,
+    launch: Launch = PLAIN,
 ) -> torch.Tensor:
-    """As `linear`, in bf16. All rows, of the output too, begin at multiples of 16 bytes."""
+    """Return `hidden @ weight.T + bias` in bf16, or silu(gate) * up of it.
+
+    All rows, of the output too, must begin at multiples of 16 bytes.
+    """
     num_tokens, in_size = hidden.shape
     size = len(weight) // (1 + is_gated)
     tile = tile or hopper_int8_tile(num_tokens, size, in_size, is_gated)
@@ -52,7 +58,7 @@ def hopper_int8(
     more_rows = tile.rows - tile.wide
     registers, of_others = tile.registers
     num_others = tile.side_by_side * tile.turns - 1
-    _hopper_int8_kernel[(num_programs, tile.num_parts)](
+    launch.kernel(_hopper_int8_kernel, (num_programs, tile.num_parts))(
         boxes(weight.words, [columns, GROUP.value // 4], WORDS.value),
         boxes(hidden, [tile.wide, tile.depth], SWIZZLED.value),
         boxes(hidden, [more_rows or tile.wide, tile.depth], SWIZZLED.value),
@@ -72,7 +78,7 @@ def hopper_int8(
         OTHER_REGISTERS=(of_others,) * num_others + (COPY_REGISTERS,),
         num_warps=4,
         maxnreg=registers,
-        **launch_options(most=LATE),
+        **launch.pdl_options(most=LATE),
     )  # fmt: skip
     return output
 
@@ -92,7 +98,7 @@ def _hopper_int8_kernel(
     OTHER_WARPS: gl.constexpr,
     OTHER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    PIECES: gl.constexpr = 1 + IS_GATED  # of a warpgroup's outputs: half gates, half ups
+    PIECES: gl.constexpr = 1 + IS_GATED  # a warpgroup's outputs: with a gate, half gate, half up
     num_boxes: gl.constexpr = STAGES * SIDES * (DEPTH // GROUP) * PIECES
     w = gl.allocate_shared_memory(gl.int32, [num_boxes, OUTPUTS // PIECES, GROUP // 4], WORDS)
     x = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, DEPTH], SWIZZLED)
@@ -132,7 +138,7 @@ def _hopper_int8_kernel(
 
 @gluon.jit
 def _copy(word_boxes, row_boxes, more_row_boxes, tiles, steps, ring, work: gl.constexpr):
-    """Let the copy engine fill the ring, a stage as soon as its warpgroups are done with it."""
+    """Let the copy engine fill the ring: each stage again as soon as its warpgroups are done."""
     w, x, more_x, full, empty = ring
     MORE_ROWS: gl.constexpr = work[0]
     SIDES: gl.constexpr = work[1]
@@ -154,7 +160,7 @@ def _copy(word_boxes, row_boxes, more_row_boxes, tiles, steps, ring, work: gl.co
                 word_boxes, column, tiles, first + stage, w, full, stage, DEPTH, SIDES, PIECES
             )
         wait_for_previous()
-    number = 0  # of a step, among those of all tiles
+    number = 0  # counts the steps of all tiles
     for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
         row, column = corner(tile, tiles, ROWS + MORE_ROWS, SIDES, PIECES)
         for step in range(first, last):
@@ -178,7 +184,7 @@ def _copy_words(
     SIDES: gl.constexpr,
     PIECES: gl.constexpr,
 ):  # fmt: skip
-    """The words of a step; those of ups are as many rows below those of gates as there are."""
+    """Copy the words of a step. The rows of up come after all rows of gate."""
     GROUPS: gl.constexpr = DEPTH // GROUP
     for side in gl.static_range(SIDES):
         for group in gl.static_range(GROUPS):

@@ -1,9 +1,9 @@
-"""What a warpgroup of `hopper_int8` does: 64 outputs of some rows, for each tile of its program.
+"""The work of a warpgroup of `hopper_int8`: 64 outputs of some rows, for each tile of its program.
 
     wait for the copies  |  bytes -> bf16  |  tensor cores  |  free the stage        for each step
     add the sums of other turns and parts  |  scale, bias, SiLU * mul  |  store      for each tile
 
-Whatever is added is added in its order, so no result depends on who was done first.
+All sums are added in a fixed order, so no result depends on which warpgroup is done first.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from m5_kernels.kernels.silu_mul import gated
 from .int8_weight import WORDS_TO_BF16
 
 OUTPUTS = gl.constexpr(64)
-"""Of a warpgroup."""
+"""Outputs of a warpgroup."""
 GROUP = gl.constexpr(64)
 """Inputs of 16 words, see `int8_weight`."""
 BAND = gl.constexpr(8)
-"""Tiles of rows that run side by side, so that they find words and rows in the L2 cache."""
+"""Tiles of rows that run next to each other, so that they find words and rows in the L2 cache."""
 WORDS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=32, rank=2))
 SUMS_OF_TURNS = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
 
 
 @gluon.jit
 def corner(tile, tiles, ROWS: gl.constexpr, SIDES: gl.constexpr, PIECES: gl.constexpr):
-    """The first row of a tile, and its first output."""
+    """Return the first row of a tile, and its first output."""
     num_down, num_across, _size = tiles
     band, place = tile // (BAND * num_across), tile % (BAND * num_across)
     height = gl.minimum(num_down - band * BAND, BAND)
@@ -47,7 +47,7 @@ def corner(tile, tiles, ROWS: gl.constexpr, SIDES: gl.constexpr, PIECES: gl.cons
 def multiply(
     warpgroup: gl.constexpr, tiles, steps, ring, weights, adding, store, work: gl.constexpr
 ):
-    """Multiply what the copies bring: all steps of this warpgroup's turn."""
+    """Multiply what the copies bring, in all steps of this warpgroup's turn."""
     w, x, more_x, full, empty = ring
     MORE_ROWS: gl.constexpr = work[0]
     SIDES: gl.constexpr = work[1]
@@ -58,7 +58,7 @@ def multiply(
     GROUPS: gl.constexpr = x.shape[2] // GROUP
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     MORE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, max(MORE_ROWS, 8), 16])
-    # In memory, groups of a stage lie behind each other.
+    # In memory, the groups of a stage follow each other.
     w = w._reinterpret(gl.int32, [STAGES * SIDES * GROUPS, OUTPUTS, GROUP // 4], WORDS)
     x = x._reinterpret(gl.bfloat16, [STAGES * GROUPS, ROWS, GROUP], SWIZZLED)
     if MORE_ROWS:
@@ -66,7 +66,7 @@ def multiply(
     side: gl.constexpr = warpgroup % SIDES
     turn: gl.constexpr = warpgroup // SIDES
     first, last = steps
-    number = turn  # of a step, among those of all tiles
+    number = turn  # counts the steps of all tiles
     for tile in range(gl.program_id(0), tiles[0] * tiles[1], gl.num_programs(0)):
         row, column = corner(tile, tiles, ROWS + MORE_ROWS, SIDES, PIECES)
         column += side * (OUTPUTS // PIECES)
@@ -88,7 +88,7 @@ def multiply(
                         same = gl.convert_layout(integers[i], gl.DotOperandLayout(0, MORE, 2), True)
                         more = warpgroup_mma(same, rows.permute((1, 0)), more, is_async=True)
                 used += integers
-            used += (sums, more)  # registers in which something is going on until the wait
+            used += (sums, more)  # registers that are in use until the wait
             used = warpgroup_mma_wait(0, deps=used)
             sums, more = used[4 * GROUPS], used[4 * GROUPS + 1]
             mbarrier.arrive(empty.index(stage), count=1)
@@ -134,7 +134,7 @@ def multiply(
 
 @gluon.jit
 def _integers(words):
-    """The four bytes of each word, as the tensor cores take them."""
+    """Return the four bytes of each word in bf16, as the tensor cores need them."""
     return gl.inline_asm_elementwise(
         WORDS_TO_BF16,
         "=r,=r,=r,=r,r,r",
@@ -147,7 +147,7 @@ def _integers(words):
 
 @gluon.jit
 def _scale_and_bias(weights, column, tiles, SUMS: gl.constexpr, PIECES: gl.constexpr):
-    """Of 64 outputs; the second half of a gate's are ups, `size` rows below."""
+    """Return scale and bias of 64 outputs. With a gate, half are up's, `size` rows later."""
     scale, bias = weights
     output = gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, SUMS))
     piece: gl.constexpr = OUTPUTS // PIECES

@@ -1,14 +1,15 @@
-"""Products with weights in eight bits: `hidden @ (scale * integers).T`, where a weight is a byte.
+"""Linear layers with weights in 8 bits: `hidden @ (scale * integers).T`.
 
-A row's scale is the same for all of its products, so it waits until they are added up:
+A row's scale is the same for all of its products, so it is applied to their sum:
 
     sum_i  x_i * (s * q_i)  =  s * sum_i x_i * q_i
 
-The integers are read as bytes, half of what bf16 takes, and become bf16 or fp32 in registers, which
-hold each of them exactly. Reading is so quick then that instructions count: some seven a weight is
-all that an H200 has time for. With one row, or four where a matrix is small, a program multiplies
-in registers, as in `skinny_linear`, four weights of a word at a time. With more, tensor cores do:
-on Hopper in `hopper_int8`, on others here, where inputs are first sorted as the bytes of the words.
+The integers are read as bytes, half of what bf16 takes, and are converted in registers to bf16 or
+fp32, which represent each of them exactly. Then reading is so fast that instructions count: an H200
+has time for about seven a weight. With one row, or up to four with a small weight, a program
+multiplies in registers, as in `skinny_linear`, the four weights of a word at a time. With more rows
+tensor cores multiply: on Hopper in `hopper_int8`, on other GPUs here, where inputs are first sorted
+like the bytes of the words.
 
     integers                  hidden, transposed
       |== COLUMNS rows ==|      | ROWS tokens |       a program: COLUMNS x ROWS sums in fp32, DEPTH
@@ -19,18 +20,19 @@ from __future__ import annotations
 
 import torch
 
+from m5_kernels.extras.hopper.few_rows_tiles import SHORT_ROW
 from m5_kernels.extras.hopper.register_linear import fits_registers
-from m5_kernels.extras.hopper.tiles import SHORT_ROW
-from m5_kernels.kernels.backend import HAS_PTX, ceil_div, runs_triton, tl, triton
-from m5_kernels.kernels.early_start import LATE, launch_options, wait_for_previous
+from m5_kernels.kernels.launch import PLAIN, Launch
+from m5_kernels.kernels.pdl import LATE, wait_for_previous
 from m5_kernels.kernels.tiles import LinearTile
+from m5_kernels.kernels.triton_or_twin import HAS_PTX, ceil_div, tl, triton
 
+from .int8_tiles import Int8Tile, int8_tile, skinny_int8_tile
 from .int8_weight import WORD_TO_FP32, Int8Weight, int8_linear_torch
-from .tiles import Int8Tile, int8_tile, skinny_int8_tile
 
 
 def max_int8_tokens(out_size: int, in_size: int) -> int:
-    """Tokens up to which products in registers are quicker than tensor cores."""
+    """Return the most tokens for which multiplying in registers is faster than tensor cores."""
     if fits_registers(out_size, in_size):
         return 4
     return 0 if in_size <= SHORT_ROW else 1
@@ -41,14 +43,15 @@ def int8_linear(
     weight: Int8Weight,
     bias: torch.Tensor | None = None,
     tile: LinearTile | Int8Tile | None = None,
+    launch: Launch = PLAIN,
 ) -> torch.Tensor:
-    """`hidden @ (scale * integers).T + bias`, accumulated in fp32.
+    """Return `hidden @ (scale * integers).T + bias`, accumulated in fp32, `[num_tokens, out_size]`.
 
-    hidden: `[num_tokens, in_size]`, rows contiguous; bias: `[out_size]` or None. Returns
-    `[num_tokens, out_size]`. tile: for one of the kernels of this file.
+    hidden: `[num_tokens, in_size]`, rows contiguous; bias: `[out_size]` or None. tile: for one of
+    the kernels of this file.
     """
     num_tokens, in_size = hidden.shape
-    if not num_tokens or not runs_triton(hidden):
+    if not num_tokens or not launch.runs_triton(hidden):
         return int8_linear_torch(hidden, weight, bias)
     out_size = len(weight)
     if tile is None and num_tokens <= max_int8_tokens(out_size, in_size):
@@ -56,7 +59,7 @@ def int8_linear(
     tile = tile or int8_tile(num_tokens, hidden.element_size(), hidden.device)
     output = hidden.new_empty(num_tokens, out_size)
     if isinstance(tile, LinearTile):
-        _skinny_int8_kernel[(ceil_div(out_size, tile.columns),)](
+        launch.kernel(_skinny_int8_kernel, (ceil_div(out_size, tile.columns),))(
             hidden, weight.words, weight.scale, bias, output,
             out_size, hidden.stride(0),
             NUM_TOKENS=num_tokens,
@@ -64,12 +67,12 @@ def int8_linear(
             COLUMNS=tile.columns,
             DEPTH=tile.depth,
             num_warps=tile.num_warps,
-            **launch_options(most=LATE),
+            **launch.pdl_options(most=LATE),
         )  # fmt: skip
         return output
     grid = ceil_div(out_size, tile.columns), ceil_div(num_tokens, tile.rows)
     inputs, integers = weight.sorted_as_bytes(hidden), weight.words.view(torch.int8)
-    _int8_kernel[grid](
+    launch.kernel(_int8_kernel, grid)(
         inputs, integers, weight.scale, bias, output,
         num_tokens, out_size, integers.shape[1],
         COLUMNS=tile.columns,
@@ -78,7 +81,7 @@ def int8_linear(
         IS_EVEN=integers.shape[1] % tile.depth == 0,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        **launch_options(most=LATE),
+        **launch.pdl_options(most=LATE),
     )  # fmt: skip
     return output
 
@@ -105,8 +108,8 @@ def _skinny_int8_kernel(
     following = w
     if IN_SIZE > DEPTH:
         following = _load_words(rows, DEPTH, word, IN_SIZE, DEPTH)
-    wait_for_previous(PDL)  # the first two parts of the weight are on their way by now
-    # One sum a row, and none of all rows at once: the compiler would order that by their number.
+    wait_for_previous(PDL)  # the loads of the first two parts of the weight are in flight by now
+    # One sum for each row, not one tensor for all: there the number of rows would decide the order.
     sums = tl.tuple(())
     for _ in tl.static_range(NUM_TOKENS):
         sums += (tl.zeros([COLUMNS, DEPTH // 4], dtype=tl.float32),)

@@ -1,10 +1,10 @@
-"""A matrix of weights in eight bits: integers, and a scale a row.
+"""A weight in 8 bits: integers, and a scale for each row.
 
     integers [out_size, in_size]    from -127 to 127
     scale    [out_size]             fp32: the largest weight of the row is 127 times it
 
-Bytes are loaded four at a time, as a word, and four columns that are 16 apart share one: the lowest
-bytes of 16 words are 16 columns in their order, which is how tensor cores want them.
+Bytes are loaded four at a time, as a word, and four columns that are 16 apart share a word. So the
+lowest bytes of 16 words are 16 columns in order, as tensor cores need them.
 
     columns   0 .. 15 | 16 .. 31 | 32 .. 47 | 48 .. 63        a row's first 64
     word 0    0         16         32         48              lowest byte first
@@ -20,43 +20,43 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from m5_kernels.kernels.backend import ceil_div, tl
+from m5_kernels.kernels.triton_or_twin import ceil_div, tl
 
 LARGEST = 127
-"""Of the integers. -128 is left out: a weight and its negative are equally far from theirs."""
+"""The largest integer. -128 is not used, so that a weight and its negative have equal errors."""
 GROUP = 64
 """Columns that share 16 words."""
 NUM_ARRIVALS = 198
-"""Warpgroups that make parts of a product: three in a tile, of which there is one for every two
-multiprocessors, as it is made in two parts or more."""
+"""Warpgroups that compute parts of a product, at most. A tile has three, and there is one tile for
+every two multiprocessors, since each is computed in two parts or more."""
 ROWS_AT_ONCE = 4096
-"""Rows of a matrix that are rounded together: in fp32 they take four times what they become."""
+"""Rows that are rounded together. In fp32 they take four times the memory of the result."""
 
 
 @dataclass(frozen=True)
 class Int8Weight:
-    """A matrix as integers of eight bits and a scale a row."""
+    """A weight as 8-bit integers, with a scale for each row."""
 
     words: torch.Tensor
-    """int32 `[out_size, in_size / 4]`, in_size rounded up to whole groups."""
+    """int32 `[out_size, in_size / 4]`, with in_size rounded up to whole groups."""
     scale: torch.Tensor
     """fp32 `[out_size]`."""
     in_size: int
     arrivals: torch.Tensor
-    """int32 `[NUM_ARRIVALS]`, zero between launches: parts of a product that are done, by tile."""
+    """int32 `[NUM_ARRIVALS]`, zero between launches: how many parts of each tile are done."""
 
     @classmethod
     def zeros(cls, out_size: int, in_size: int, device: torch.device | str) -> Int8Weight:
-        """Room for a matrix."""
+        """Return memory for a weight."""
         num_words = ceil_div(in_size, GROUP) * GROUP // 4
         words = torch.zeros(out_size, num_words, dtype=torch.int32, device=device)
         arrivals = torch.zeros(NUM_ARRIVALS, dtype=torch.int32, device=device)
         return cls(words, torch.ones(out_size, device=device), in_size, arrivals)
 
     def round_from(self, weight: torch.Tensor, columns: slice = slice(None)) -> None:
-        """Fill with `columns` of a matrix, each weight rounded to the nearest of its row's steps.
+        """Fill with `columns` of a weight, each number rounded to a multiple of its row's scale.
 
-        weight: whole rows: parts of a row on several GPUs have the scale of the whole.
+        weight: whole rows. Several GPUs that have parts of a row use the scale of the whole row.
         """
         parts = (tensor.split(ROWS_AT_ONCE) for tensor in (weight, self.words, self.scale))
         for rows, words, scale in zip(*parts, strict=True):
@@ -71,12 +71,12 @@ class Int8Weight:
 
     @property
     def integers(self) -> torch.Tensor:
-        """int8 `[out_size, in_size]`, unpacked."""
+        """The integers, unpacked: int8 `[out_size, in_size]`."""
         whole = self.words.view(torch.int8).unflatten(1, (-1, 16, 4)).mT.flatten(1)
         return whole[:, : self.in_size]
 
     def sorted_as_bytes(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Inputs `[num_tokens, in_size]` in the order in which the words have the integers."""
+        """Return inputs `[num_tokens, in_size]` in the order of the integers in the words."""
         whole = F.pad(hidden, (0, 4 * self.words.shape[1] - self.in_size))
         return whole.unflatten(1, (-1, 4, 16)).mT.flatten(1)
 
@@ -87,7 +87,7 @@ class Int8Weight:
         return Int8Weight(self.words[rows], self.scale[rows], self.in_size, self.arrivals)
 
     def split(self, sizes: list[int]) -> list[Int8Weight]:
-        """Parts of so many rows each, which share its memory."""
+        """Return parts of so many rows each, which share its memory."""
         pairs = zip(self.words.split(sizes), self.scale.split(sizes), strict=True)
         return [Int8Weight(*pair, self.in_size, self.arrivals) for pair in pairs]
 
@@ -95,7 +95,7 @@ class Int8Weight:
 def int8_linear_torch(
     hidden: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The specification of `int8_linear`: sums, scale and bias in fp32, then rounded once."""
+    """Specify `int8_linear`: sums, scale and bias in fp32, then rounded once."""
     exact = torch.promote_types(hidden.dtype, torch.float32)
     inputs, integers = weight.sorted_as_bytes(hidden), weight.words.view(torch.int8)
     product = F.linear(inputs.to(exact), integers.to(exact)) * weight.scale
@@ -116,8 +116,8 @@ WORD_TO_FP32 = tl.constexpr(
     sub.f32 $3, $3, 0f4b000080;
     }"""
 )
-"""PTX, of a word the four integers: each byte, its highest bit turned over, becomes the last one of
-2^23 + 128 + the integer."""
+"""PTX that converts the four integers of a word. Each byte, with its highest bit flipped, becomes
+the last byte of 2^23 + 128 + the integer."""
 WORDS_TO_BF16 = tl.constexpr(
     """{
     .reg .b32 both<4>, minus<4>;
@@ -139,5 +139,6 @@ WORDS_TO_BF16 = tl.constexpr(
     sub.rn.bf16x2 $3, both3, minus3;
     }"""
 )
-"""PTX, of two words, so that two bf16 share a register: the low seven bits of a byte become the
-last of 128 + them, and 128 is taken off again, or 256 where the highest bit is set."""
+"""PTX that converts two words together, so that two bf16 share a register. The low seven bits of a
+byte become the last bits of 128 + them. Then 128 is subtracted, or 256 if the highest bit is set.
+"""

@@ -1,1 +1,1 @@
-"""Several processes with one engine: who they are, and how they stay alike."""
+"""Tensor parallelism: processes with a GPU each share one model, and compute the same steps."""

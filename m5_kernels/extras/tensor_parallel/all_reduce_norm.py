@@ -7,11 +7,11 @@
              sum of the parts, + residual, norm      and reads what is now in its own memory
 
 A ring all-reduce moves the least data, but in 2 (n - 1) rounds. A decode step's row is some
-kilobytes: the rounds are what takes time, so here there is one, and every rank adds all parts
+kilobytes, so the rounds are what takes time. Here there is one round, and every rank adds all parts
 itself, in the same order. The memory is symmetric: each GPU can write to the others' over NVLink.
 
-A buffer is used again only after another all-reduce in between, which each rank enters when it is
-done with this one. So one exchange of flags is enough, and callers take turns with the buffers.
+Two all-reduces in a row never use the same buffer. Each rank begins the next all-reduce when it is
+done with this one, so one exchange of flags is enough to use a buffer again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from m5_kernels.kernels.backend import next_power_of_2, tl, triton
-from m5_kernels.kernels.early_start import launch_options, wait_for_previous
+from m5_kernels.kernels.launch import PLAIN, Launch
+from m5_kernels.kernels.pdl import wait_for_previous
+from m5_kernels.kernels.triton_or_twin import next_power_of_2, tl, triton
 
 NUM_BUFFERS = 3
 """For the sums after attention, after the MLP, and of the embedding: never one twice in a row."""
@@ -55,8 +56,8 @@ class SymmetricBuffer:
             ],
             device=device,
         )
-        """int64 `[2, size]`: where the buffers and the flags of each rank are."""
-        dist.all_reduce(torch.zeros(1, device=device))  # nobody writes before all flags are down
+        """int64 `[2, size]`: the addresses of each rank's buffers and flags."""
+        dist.all_reduce(torch.zeros(1, device=device))  # no rank writes before all flags are zero
         torch.cuda.synchronize(device)
 
 
@@ -67,18 +68,19 @@ def all_reduce_add_rms_norm(
     epsilon: float,
     buffers: SymmetricBuffer,
     buffer: int,
+    launch: Launch = PLAIN,
 ) -> torch.Tensor:
-    """`residual +=` the sum of all ranks' `part`, then the norm of the sum; the same on all ranks.
+    """Set `residual +=` the sum of all ranks' `part`, and return the norm; the same on all ranks.
 
     part, residual: `[num_tokens, hidden_size]`, at most `buffers.max_rows` rows, contiguous.
     buffer: 0 to 2; not that of the all-reduce before.
     Returns `[num_tokens, hidden_size]`, contiguous. The specification is an all-reduce, then
-    `add_rms_norm_torch`; sums are rounded once here and twice there.
+    `add_rms_norm_torch`. Sums are rounded once here and twice there.
     """
     num_tokens, hidden_size = part.shape
     output = torch.empty_like(part)
     row = next_power_of_2(hidden_size)
-    _all_reduce_norm_kernel[(num_tokens,)](
+    launch.kernel(_all_reduce_norm_kernel, (num_tokens,))(
         part, residual, weight, output, buffers.pointers,
         residual.stride(0), epsilon, buffers.rank, buffer,
         SIZE=buffers.size,
@@ -86,7 +88,7 @@ def all_reduce_add_rms_norm(
         HIDDEN_SIZE=hidden_size,
         ROW=row,
         num_warps=min(16, max(1, row // 512)),
-        **launch_options(),
+        **launch.pdl_options(),
     )  # fmt: skip
     return output
 
@@ -111,7 +113,7 @@ def _all_reduce_norm_kernel(
     for other in tl.static_range(SIZE):
         buffers = _pointer(pointers, other, part.dtype.element_ty)
         tl.store(buffers + own_place.to(tl.int64) * HIDDEN_SIZE + columns, row, mask=mask)
-    tl.debug_barrier()  # the whole row is on its way before anybody hears of it
+    tl.debug_barrier()  # all threads have written their part of the row before a flag is raised
     for other in tl.static_range(SIZE):
         flags = _pointer(pointers, SIZE + other, tl.int32)
         tl.atomic_xchg(flags + own_place, 1, sem="release", scope="sys")
@@ -138,5 +140,5 @@ def _all_reduce_norm_kernel(
 
 @triton.jit
 def _pointer(pointers, index, dtype: tl.constexpr):
-    """A pointer out of a list of addresses, each at a multiple of 16 bytes."""
+    """Return a pointer from a list of addresses, which are multiples of 16 bytes."""
     return tl.multiple_of(tl.load(pointers + index).to(tl.pointer_type(dtype)), 16)

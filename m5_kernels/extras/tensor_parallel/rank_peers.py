@@ -1,30 +1,30 @@
-"""The ranks of an engine agree before each step: asked for the same, they plan the same.
+"""The ranks of an engine agree before each step: with the same requests, they plan the same step.
 
-Rank 0's engine is asked for requests. The others learn of them before the next step, from rank 0,
-and make the same requests: equal ids, numbers and seeds.
+Requests come to rank 0's engine. Before the next step rank 0 sends them to the other ranks, which
+make the same requests, with equal ids, numbers and seeds.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from milestone_llm.core.allowed_tokens import AllowedTokens
 from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.engine_driver import Peers
 from milestone_llm.frontend.input_processor import build_requests
+from milestone_llm.structured.grammars import Grammars
 
 from .ranks import Ranks
 
 
 class NewRequest(NamedTuple):
-    """A request that an engine was asked for: all that another rank needs to make the same."""
+    """A request that an engine was given: all that another rank needs to make the same one."""
 
     request_ids: tuple[str, ...]
-    """Of each completion."""
+    """The id of each completion."""
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     arrival: int
@@ -34,7 +34,7 @@ class NewRequest(NamedTuple):
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> NewRequest:
-        """What makes the completions of a prompt what they are."""
+        """Describe the completions of a prompt."""
         request = requests[0]
         return cls(
             tuple(each.request_id for each in requests),
@@ -55,37 +55,31 @@ class FinishedRequest(NamedTuple):
 
 
 class RankPeers(Peers):
-    """The engines of the other ranks, as the driver of this one sees them.
+    """The engines of the other ranks, for the driver of this one.
 
     Args:
         ranks: the processes.
-        number: which of their engines this is.
-        rule_of: makes the rule of a request that came from rank 0.
+        number: the number of this engine, the same on all ranks.
+        grammars: makes the grammar of a request that came from rank 0.
     """
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        number: int,
-        rule_of: Callable[[SamplingParams], AllowedTokens | None],
-    ) -> None:
-        self.ranks, self.number, self.rule_of = ranks, number, rule_of
+    def __init__(self, ranks: Ranks, number: int, grammars: Grammars) -> None:
+        self.ranks, self.number, self.grammars = ranks, number, grammars
         self._changes: list[Sequence[Request] | FinishedRequest] = []
-        """Since the call before: completions of a prompt that were queued, and ends."""
+        """Completions of a prompt that were queued, and completions that ended, since a call."""
         self._followed: dict[str, Request] = {}
-        """Requests that came from rank 0, by completion."""
+        """Requests that came from rank 0, by id of the completion."""
 
     def added(self, requests: Sequence[Request]) -> None:
-        """The completions of a prompt have been queued here; elsewhere they are with the next
-        step."""
+        """Note completions that were queued here. Other ranks get them before the next step."""
         self._changes.append(requests)
 
     def finished(self, request: Request, reason: str) -> None:
-        """A completion has been ended here; elsewhere it is with the next step."""
+        """Note that a completion was ended here. Other ranks end it before the next step."""
         self._changes.append(FinishedRequest(request.request_id, reason))
 
     def before(self, call: str, core: EngineCore) -> None:
-        """Before a `call` of all ranks: what came to rank 0 and not to this one comes to it now.
+        """Prepare a `call` of all ranks: take over what came to rank 0 and not to this rank.
 
         Raises:
             RuntimeError: this rank was asked for something else.
@@ -107,8 +101,8 @@ class RankPeers(Peers):
         self._followed = {k: each for k, each in self._followed.items() if not each.is_finished}
 
     def parted(self) -> None:
-        """This rank begins anew. The ranks no longer know the same, so the others end."""
-        self.ranks.part()
+        """Tell the other ranks to end: this rank was interrupted, and the ranks no longer agree."""
+        self.ranks.mark_out_of_sync()
 
     def _described_changes(self) -> list[NewRequest | FinishedRequest]:
         return [
@@ -119,7 +113,7 @@ class RankPeers(Peers):
     def _take_priorities(
         self, theirs: Sequence[NewRequest | FinishedRequest], core: EngineCore
     ) -> None:
-        """Give this rank's requests rank 0's priorities: each has aged by its own rank's clock."""
+        """Give this rank's requests rank 0's priorities: each rank ages them by its own clock."""
         priorities = {
             request_id: change.priority
             for change in theirs
@@ -131,7 +125,7 @@ class RankPeers(Peers):
             if isinstance(change, FinishedRequest):
                 continue
             for request in change:
-                is_queued = request in waiting  # which is ordered by them
+                is_queued = request in waiting  # a queue that is ordered by priority
                 if is_queued:
                     waiting.remove(request)
                 request.priority = priorities.get(request.request_id, request.priority)
@@ -142,7 +136,7 @@ class RankPeers(Peers):
         if isinstance(change, NewRequest):
             requests = build_requests(*change)
             for request in requests:
-                request.allowed_tokens = self.rule_of(change.params)
+                request.allowed_tokens = self.grammars.rule_of(change.params)
             self._followed |= {each.request_id: each for each in requests}
             core.add_request(*requests)
         elif followed := self._followed.get(change.request_id):

@@ -1,17 +1,17 @@
-"""The processes of a tensor-parallel engine: who they are, and how they stay alike.
+"""The processes of a tensor-parallel group: how they find each other, and stay in sync.
 
     torchrun --nproc-per-node 2 program.py        one process a GPU: ranks 0 and 1
 
-Every rank has a whole engine: scheduler, block tables, sampler. They plan the same steps, since
-they are given the same requests in the same order; so no plan has to travel, nor do tokens. What
-travels, once a step and over the CPU, is what rank 0 was asked for since the step before:
+Every rank has a whole engine: scheduler, block tables, sampler. All ranks plan the same steps,
+since they get the same requests in the same order. So neither plans nor tokens are sent. Once a
+step, over the CPU, rank 0 broadcasts what it was asked for since the step before:
 
     rank 0   add r7, abort r2 | step | ...
                        \\ broadcast
     rank 1               add r7, abort r2 | step | ...
 
-The other ranks either make the same calls (every rank runs the same program) or none, and do what
-rank 0 does (`follow`).
+The other ranks either make the same calls (every rank runs the same program), or make no calls and
+do what rank 0 does (`follow`).
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ import torch.distributed as dist
 
 from milestone_llm.core.errors import InputError
 
-from .parallel import Shard
-from .watch import FOLLOWS, LEAVES, Watch
+from .rank_monitor import FOLLOWS, LEAVES, RankMonitor
+from .rank_shard import RankShard
 
 HEADER_BYTES = 2048
-"""Most messages are this short, and travel in one broadcast."""
+"""Size of the first broadcast of a call. Most calls fit into it."""
 
 
-class Message(NamedTuple):
-    """What rank 0 does, for the others to do the same."""
+class BroadcastCall(NamedTuple):
+    """A call of rank 0's that it broadcasts, so that the other ranks make the same call."""
 
     call: str
     engine: int = 0
@@ -50,17 +50,17 @@ class Message(NamedTuple):
 
 
 class RankedEngine(Protocol):
-    """What the ranks know of an engine."""
+    """The methods of an engine that the ranks call."""
 
     def follow(self, call: str) -> None:
-        """Do what this engine on rank 0 is doing."""
+        """Make the same call that this engine has begun on rank 0."""
 
     def release_graphs(self) -> None:
-        """Let go of captured graphs, and of the communicator that they call."""
+        """Release the captured graphs, and with them the communicator that they call."""
 
 
 class Ranks:
-    """This process among the ranks. There is one object of it, see `join`."""
+    """This process and the other ranks. There is one such object in a process, see `join`."""
 
     _joined: Ranks | None = None
 
@@ -69,7 +69,7 @@ class Ranks:
         """Find the other ranks, once in a process.
 
         Args:
-            device: "cpu" keeps it from GPUs; else each rank takes its own where there are any.
+            device: "cpu" uses no GPU; otherwise each rank takes its own GPU, if there are any.
 
         Raises:
             InputError: there are not `size` processes, or fewer GPUs than processes here.
@@ -105,38 +105,39 @@ class Ranks:
             device = self.device if has_cuda else None
             dist.init_process_group(backend, device_id=device, **_meeting_point())
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.shard = Shard(self.rank, self.size)
-        # A group of its own: a server may have nothing to say for days.
+        self.shard = RankShard(self.rank, self.size)
+        # A group of its own, with a long timeout: a server may get no requests for days.
         self._control = dist.new_group(backend="gloo", timeout=timedelta(days=365))
         self._engines: weakref.WeakValueDictionary[int, RankedEngine] = (
             weakref.WeakValueDictionary()
         )
         self._num_engines = 0
-        self._pending: Message | None = None
+        self._pending: BroadcastCall | None = None
         self.num_exchanges = 0
-        self.has_parted = False
-        self._watch = Watch(self.rank, self.size, self._control, lambda: self.num_exchanges)
-        # At the end of a program, and of a process that `multiprocessing` has started.
+        self.is_out_of_sync = False
+        self._monitor = RankMonitor(self.rank, self.size, self._control, lambda: self.num_exchanges)
+        # Runs at the end of a program, and of a process that `multiprocessing` has started.
         multiprocessing.util.Finalize(None, self.leave, exitpriority=0)
 
     # -- what all do together ----------------------------------------------------------------
 
     def exchange(self, call: str, engine: int = 0, content: Any = None) -> Any:
-        """Rank 0 says what it does; the others learn of it.
+        """Broadcast rank 0's call and content to all ranks.
 
         Args:
-            call, engine: what this rank is about to do.
-            content: what goes with it, of rank 0.
+            call, engine: the call that this rank is about to make, and on which engine.
+            content: data of the call, from rank 0.
 
         Returns:
             Rank 0's content.
 
         Raises:
-            RuntimeError: this rank is about to do something else than rank 0, or some rank left.
+            RuntimeError: this rank is about to make another call than rank 0, or some rank has
+                left.
         """
         self.num_exchanges += 1
         if self.rank == 0:
-            self._send(Message(call, engine, content))
+            self._send(BroadcastCall(call, engine, content))
             return content
         message = self._pending or self.receive()
         self._pending = None
@@ -148,12 +149,12 @@ class Ranks:
         return message.content
 
     def smallest(self, number: int) -> int:
-        """The smallest of the ranks' numbers."""
+        """Return the smallest of all ranks' numbers."""
         value = torch.tensor(number)
         dist.all_reduce(value, dist.ReduceOp.MIN, group=self._control)
         return int(value)
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: BroadcastCall) -> None:
         self._check_together()
         data = pickle.dumps(message)
         header = torch.zeros(HEADER_BYTES, dtype=torch.uint8)
@@ -166,8 +167,8 @@ class Ranks:
                 torch.frombuffer(bytearray(rest), dtype=torch.uint8), 0, group=self._control
             )
 
-    def receive(self) -> Message:
-        """Wait for what rank 0 does next."""
+    def receive(self) -> BroadcastCall:
+        """Wait for rank 0's next call, and return it."""
         self._check_together()
         header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
         dist.broadcast(header, 0, group=self._control)
@@ -177,30 +178,31 @@ class Ranks:
             rest = torch.empty(size - len(data), dtype=torch.uint8)
             dist.broadcast(rest, 0, group=self._control)
             data += rest.numpy().tobytes()
-        message: Message = pickle.loads(data)
+        message: BroadcastCall = pickle.loads(data)
         return message
 
     def _check_together(self) -> None:
-        if self.has_parted:
+        if self.is_out_of_sync:
             raise RuntimeError(
                 "a step was interrupted, so the ranks no longer agree: start the program again"
             )
-        if self._watch.gone:
+        if self._monitor.gone:
             raise RuntimeError(
-                f"rank {min(self._watch.gone)} has ended its program, and rank {self.rank} has not"
+                f"rank {min(self._monitor.gone)} has ended its program, "
+                f"and rank {self.rank} has not"
             )
 
     # -- engines -----------------------------------------------------------------------------
 
-    def enter(self, engine: RankedEngine, model: object, fields: Mapping[str, object]) -> int:
-        """Number an engine that is being built on all ranks.
+    def begin_engine(self, model: object, fields: Mapping[str, object]) -> int:
+        """Return the number of an engine that all ranks are about to build.
 
         Raises:
-            RuntimeError: rank 0 builds another one.
+            RuntimeError: rank 0 builds another engine.
         """
         self._num_engines += 1
         name = model if isinstance(model, str) else None
-        gc.collect()  # so that engines that nobody has any more are not among them
+        gc.collect()  # so that dead engines are not among them
         fields = {key: value for key, value in fields.items() if _is_plain(value)}
         wanted = (name, fields, sorted(self._engines))
         theirs = self.exchange("build", self._num_engines, wanted)
@@ -208,18 +210,22 @@ class Ranks:
             raise RuntimeError(
                 f"rank {self.rank} builds an engine with {wanted[:2]}, rank 0 with {theirs[:2]}"
             )
-        self._engines[self._num_engines] = engine
         return self._num_engines
 
-    def follow(self, kind: Callable[..., RankedEngine]) -> None:
-        """Build the engines that rank 0 builds, and do with them what it does, until it leaves.
+    def register(self, number: int, engine: RankedEngine) -> None:
+        """Register an engine that has been built, for as long as the program keeps it."""
+        self._engines[number] = engine
 
-        Signals are rank 0's to answer: a server goes on for a while after SIGTERM.
+    def follow(self, kind: Callable[..., RankedEngine]) -> None:
+        """Build the engines that rank 0 builds, and make the same calls on them, until rank 0
+        leaves.
+
+        Signals are left to rank 0: after SIGTERM a server still runs for a while.
         """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         engines: dict[int, RankedEngine] = {}
-        self._watch.say(FOLLOWS)
+        self._monitor.say(FOLLOWS)
         while (message := self.receive()).call != "leave":
             self._pending = message
             if message.call == "build":
@@ -234,33 +240,33 @@ class Ranks:
                     sys.exit(f"rank {self.rank} could not build the engine: {error}")
             else:
                 engines[message.engine].follow(message.call)
-        self.num_exchanges += 1  # the leave-taking was one
+        self.num_exchanges += 1  # "leave" was one, too
 
     # -- the end -----------------------------------------------------------------------------
 
-    def part(self) -> None:
-        """Something was raised in the middle of a step: what the ranks know differs from now on.
+    def mark_out_of_sync(self) -> None:
+        """Mark the ranks as out of sync: a step was interrupted, so they no longer know the same.
 
-        The others end, each with a message.
+        The other ranks end, each with a message.
         """
-        self.has_parted = True
-        self._watch.close()
+        self.is_out_of_sync = True
+        self._monitor.close()
 
     def leave(self) -> None:
-        """Take leave, at the end of a program. Graphs go before the communicator they call."""
+        """Leave the group at the end of a program. Graphs go first: they call the communicator."""
         if Ranks._joined is not self:
             return
         Ranks._joined = None
         for engine in list(self._engines.values()):
             engine.release_graphs()
-        if not self.has_parted and getattr(sys, "last_value", None) is None:
-            if self.rank == 0 and self._watch.has_followers:
+        if not self.is_out_of_sync and getattr(sys, "last_value", None) is None:
+            if self.rank == 0 and self._monitor.has_followers:
                 with contextlib.suppress(RuntimeError):
                     self.exchange("leave")
-            self._watch.say(LEAVES + self.num_exchanges.to_bytes(8, "little"))
+            self._monitor.say(LEAVES + self.num_exchanges.to_bytes(8, "little"))
             if self._is_ours:
                 dist.destroy_process_group()
-        self._watch.close()
+        self._monitor.close()
 
 
 def _is_plain(value: object) -> bool:
@@ -268,10 +274,10 @@ def _is_plain(value: object) -> bool:
 
 
 def _meeting_point() -> dict[str, Any]:
-    """Where the ranks find each other: at `MASTER_ADDR` alone.
+    """Return the arguments with which the ranks find each other: only at `MASTER_ADDR`.
 
-    The store that torch would start listens at all addresses of the machine, and whoever writes to
-    it takes part. Empty under torchrun, whose own store is used.
+    The store that torch would start listens on all addresses of the machine, and anyone who writes
+    to it takes part. Empty under torchrun, whose own store is used.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return {}

@@ -19,7 +19,8 @@ import torch
 import transformers
 
 from milestone_llm import MILESTONES
-from milestone_llm.command.cli import config_fields, console
+from milestone_llm.command.cli import config_fields
+from milestone_llm.command.consoles import console
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.models.checkpoint import LoadedModel, load_model

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from milestone_llm.command.cli import log_console
+from milestone_llm.command.consoles import log_console
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.frontend.garbage import freeze_garbage
 from milestone_llm.frontend.outputs import RequestOutput

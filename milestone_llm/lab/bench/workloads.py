@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from milestone_llm.command.cli import log_console
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.outputs import RequestOutput
-from milestone_llm.trace.text import plural
 
 Progress = Callable[[int], None]
 """Called with the number of output tokens that have come since the last call."""
@@ -182,6 +180,9 @@ def token_count(
     Yields:
         What to call after each step.
     """
+    from milestone_llm.command.consoles import log_console
+    from milestone_llm.trace.text import plural
+
     is_hidden = is_hidden or not log_console.is_terminal or sys.gettrace() is not None
     num_tokens, next_update = 0, 0.0
 

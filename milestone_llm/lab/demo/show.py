@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from milestone_llm import how_to_install
-from milestone_llm.command.cli import console
+from milestone_llm.command.consoles import console
 from milestone_llm.lab.bench.report import table
-from milestone_llm.lab.trace.explore import Run, write_page
 from milestone_llm.lab.trace.kv_figures import kv_figures
+from milestone_llm.lab.trace.page import Run, write_page
 from milestone_llm.lab.trace.positions import useful_share
 from milestone_llm.trace.console import print_changes
 from milestone_llm.trace.records import StepRecord

@@ -12,7 +12,8 @@ from typing import Any
 
 from rich.console import Console
 
-from milestone_llm.command.cli import OPTIONS, console, log_console
+from milestone_llm.command.cli import OPTIONS
+from milestone_llm.command.consoles import console, log_console
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.inputs import encode_prompt
 from milestone_llm.frontend.outputs import RequestOutput

@@ -14,17 +14,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from milestone_llm.command.cli import Formatter, console, ended_in_one_line, whole_number
+from milestone_llm.command.cli import Formatter, ended_in_one_line, whole_number
 from milestone_llm.core.errors import InputError
-
-from .own import OwnFile
-from .own_process import InAProcess
-from .server import PlaygroundServer
-from .service import Playground
 
 
 def serve(args: argparse.Namespace) -> None:
     """Serve until Ctrl-C."""
+    from milestone_llm.command.consoles import console
+
+    from .own import OwnFile
+    from .own_process import InAProcess
+    from .server import PlaygroundServer
+    from .service import Playground
+
     playground = Playground(OwnFile(args.scheduler, InAProcess) if args.scheduler else None)
     try:
         server = PlaygroundServer(playground, args.port)

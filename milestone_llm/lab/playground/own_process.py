@@ -25,15 +25,14 @@ from .simulate import Outcome
 SECONDS = 5.0
 """For loading and a run."""
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(
-    ["milestone_llm.lab.playground.__main__", *(f"{name}.scheduler" for name in ENGINES)]
-)
+PRELOAD = [__name__, *(f"{name}.scheduler" for name in ENGINES)]
 
 
 class InAProcess:
     """A version: a copy of the file, and of what lies beside it."""
 
     def __init__(self, milestone: str, path: Path) -> None:
+        PROCESSES.set_forkserver_preload(PRELOAD)  # of use before the first process
         self.milestone = milestone
         self._copy = tempfile.TemporaryDirectory(prefix="scheduler_")
         self.path = Path(self._copy.name).resolve() / path.name

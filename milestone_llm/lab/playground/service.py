@@ -8,8 +8,8 @@ from importlib.resources import files
 from typing import Any
 
 from milestone_llm.core.errors import InputError
-from milestone_llm.lab.trace.explore import PagePart, explorer_html
 from milestone_llm.lab.trace.live import PageLines
+from milestone_llm.lab.trace.page import PagePart, explorer_html
 
 from .machine import MACHINES
 from .own import OwnFile

@@ -14,11 +14,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from milestone_llm.trace.text import plural
+from milestone_llm.command.cli import ended_in_one_line
 
-from .card import CardPrinter
 from .debugger import GuidedPdb
-from .guide import parse_guide
+from .guide import Guide, parse_guide
 
 HOW_TO = (
     "{} stops. At each you are in pdb: p EXPRESSION prints, n and s go a line on, u and d move in "
@@ -56,6 +55,14 @@ def run_walkthrough(
     )
     parser.add_argument("--list", action="store_true", help="list the stops and leave")
     options = parser.parse_args(argv)
+    return ended_in_one_line(lambda: _walk(guide, scenario, options))
+
+
+def _walk(guide: Guide, scenario: Callable[[], Any], options: argparse.Namespace) -> int:
+    from milestone_llm.trace.text import plural
+
+    from .card import CardPrinter
+
     is_auto = options.auto or sys.stdin is None
     CardPrinter(guide).start()
     if options.list:

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from milestone_llm.lab.trace.explore import LiveSource, explorer_html
 from milestone_llm.lab.trace.live import LiveTrace, Subscription
+from milestone_llm.lab.trace.page import LiveSource, explorer_html
 
 from .async_engine import AsyncEngine
 from .errors import ApiError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import os
 import time
 import uuid
 from collections.abc import Sequence
@@ -50,8 +49,7 @@ class Service:
         self.max_model_len = info.max_model_len
         self.created = int(time.time())
         # A copy: the engine's thread may decode with this one. One thread: a tokenizer is not made
-        # for several, and starts none itself.
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        # for several.
         self._tokenizer = copy.deepcopy(info.tokenizer)
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
         words = self._tokenizer.get_vocab() if self._tokenizer else {}

@@ -10,13 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from milestone_llm.core.outputs import EngineCoreOutput, RequestFacts
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.trace.records import StepRecord
 
-StepSink = Callable[[StepRecord], None]
+if TYPE_CHECKING:
+    from milestone_llm.trace.records import StepRecord
+
+StepSink = Callable[["StepRecord"], None]
 
 
 class EngineDeadError(RuntimeError):

@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any
 from milestone_llm.command.cli import model_libraries
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.garbage import freeze_garbage, nothing_collected
-from milestone_llm.trace.tracer import Tracer
 
 from .client import Deliver, EngineDeadError, EngineInfo, EngineReport, EngineRequest, StepSink
 
@@ -74,6 +73,8 @@ class EngineSpec:
         Raises:
             InputError: there is no such model, or the fields do not go together.
         """
+        from milestone_llm.trace.tracer import Tracer
+
         with nothing_collected():
             engine: BaseEngine = importlib.import_module(self.milestone).LLMEngine(
                 self.model, **self.fields
@@ -118,8 +119,6 @@ class EngineProcess:
             InputError: what was asked for cannot be had; the message is that of the engine.
             EngineDeadError: its process has ended, with a traceback on standard error.
         """
-        # So that a tokenizer says no more here than in the engine's process.
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         try:
             kind, content = self._pipe.recv()
         except (EOFError, OSError):

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 
-from m5_kernels.decoder.products import Products, linear_torch
+from m5_kernels.decoder.linear import linear_torch
 from m5_kernels.extras.hopper import device as device_file
-from m5_kernels.extras.hopper import products as products_file
+from m5_kernels.extras.hopper import few_rows_linear as few_rows_file
+from m5_kernels.extras.hopper import hopper_linear as hopper_file
 from m5_kernels.extras.hopper.dot_linear import dot_linear
+from m5_kernels.extras.hopper.few_rows_linear import FewRowsLinear, should_use_hopper
+from m5_kernels.extras.hopper.few_rows_tiles import DotTile, dot_tile, fit_dot, hopper_tile
 from m5_kernels.extras.hopper.hopper_linear import hopper_linear
-from m5_kernels.extras.hopper.products import products_of_few_rows
 from m5_kernels.extras.hopper.register_linear import register_linear
-from m5_kernels.extras.hopper.tiles import DotTile, dot_tile, fit_dot, hopper_tile
 from m5_kernels.extras.int8.hopper_int8 import hopper_int8
 from m5_kernels.extras.int8.hopper_int8_tiles import H200_INT8, HopperInt8Tile
 from m5_kernels.extras.int8.int8_linear import int8_linear
+from m5_kernels.extras.int8.int8_method import Int8Linear
+from m5_kernels.extras.int8.int8_tiles import Int8Tile
 from m5_kernels.extras.int8.int8_weight import Int8Weight, int8_linear_torch
-from m5_kernels.extras.int8.products import int8_products
-from m5_kernels.extras.int8.tiles import Int8Tile
-from m5_kernels.kernels.early_start import EARLY, LATE, NEVER, next_starts, supports_early_starts
+from m5_kernels.kernels.gpu_tiles import GPU
+from m5_kernels.kernels.launch import Launch
+from m5_kernels.kernels.pdl import EARLY, LATE, NEVER, supports_pdl
 from m5_kernels.kernels.silu_mul import silu_mul, silu_mul_torch
 from m5_kernels.kernels.skinny_linear import skinny_linear
-from m5_kernels.kernels.tiles import GPU, LinearTile
+from m5_kernels.kernels.tiles import LinearTile
 from m5_kernels.tools.measure import relative_error
 
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -140,7 +143,7 @@ def test_the_tile_of_each_length(in_size: int, is_gated: bool) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 8, 16, 33, 64, 100, 256, 700, 4000])
 def test_in_eight_bits_whatever_is_chosen_for_so_many_rows(num_tokens: int) -> None:
-    multiply = Products(int8_products(torch.zeros(1, device="cuda").device)).linear
+    multiply = Int8Linear().apply
     chosen = Product(multiply, [num_tokens], ALL, can_gate=False, is_int8=True)
     chosen.check([(6144, 1024), (1024, 3072), (4096, 4096)], False, torch.bfloat16, "cuda")
 
@@ -166,16 +169,16 @@ def test_a_step_with_guesses_has_the_products_of_one_without(
     size: tuple[int, int], is_gated: bool
 ) -> None:
     """In bf16, where a weight is small or has many short rows."""
-    if not supports_early_starts(torch.device("cuda")):
+    if not supports_pdl(torch.device("cuda")):
         pytest.skip("this GPU has other kernels for one row and for several")
     hidden = torch.randn(16, size[1], dtype=torch.bfloat16, device="cuda")
     weight = torch.randn(*size, dtype=torch.bfloat16, device="cuda")
-    few = Products(products_of_few_rows(hidden.device))
-    multiply = few.gate_up if is_gated else few.linear
+    few = FewRowsLinear.on(hidden.device)
+    multiply = few.gate_up if is_gated else few.apply
     together = multiply(hidden, weight)
     for num_tokens in (1, 2, 3, 4, 8, 9):
-        with next_starts(EARLY):
-            assert torch.equal(multiply(hidden[:num_tokens], weight), together[:num_tokens])
+        alone = multiply(hidden[:num_tokens], weight, launch=Launch(EARLY))
+        assert torch.equal(alone, together[:num_tokens])
 
 
 @products("skinny", "registers", "hopper", gates=[True])
@@ -198,8 +201,8 @@ def test_rows_are_read_after_they_are_written() -> None:
     rounds = [torch.randn(256, 4096, dtype=torch.bfloat16, device="cuda") for _ in range(20)]
     weight = torch.randn(1024, 2048, dtype=torch.bfloat16, device="cuda") / 45
     expected = [hopper_linear(silu_mul_torch(each), weight) for each in rounds]
-    with next_starts(LATE):
-        found = [hopper_linear(silu_mul(each), weight) for each in rounds]
+    late = Launch(LATE)
+    found = [hopper_linear(silu_mul(each, late), weight, launch=late) for each in rounds]
     assert all(map(torch.equal, found, expected))
 
 
@@ -220,9 +223,8 @@ def test_in_eight_bits_whoever_is_last_adds_the_same_parts(
         for num_parts in (1, 2, 3) if size[0] < 4096 else (1,):
             split = tile._replace(num_parts=num_parts)
             found = []
-            for when in (NEVER, LATE) * 8:
-                with next_starts(when):
-                    found.append(hopper_int8(hidden, weight, bias, is_gated, split))
+            for pdl in (NEVER, LATE) * 8:
+                found.append(hopper_int8(hidden, weight, bias, is_gated, split, Launch(pdl)))
             assert relative_error(found[0], expected) < MAX_ERROR[torch.bfloat16]
             assert all(torch.equal(each, found[0]) for each in found)
             assert not weight.arrivals.any()
@@ -254,9 +256,9 @@ BF16 = torch.bfloat16
 @pytest.mark.parametrize(
     ("counts", "size", "dtype", "taken"),
     [
-        ([1, 16], (4096, 1024), BF16, "RegisterProduct"),
-        ([17, 256], (4096, 1024), BF16, "HopperProduct"),
-        ([2, 16], (6144, 4096), BF16, "DotProduct"),
+        ([1, 16], (4096, 1024), BF16, "register_linear"),
+        ([17, 256], (4096, 1024), BF16, "hopper_linear"),
+        ([2, 16], (6144, 4096), BF16, "dot_linear"),
         # The library's, or of one row `skinny_linear`:
         ([0, 257], (4096, 1024), BF16, None),
         ([1, 64], (4096, 1024), torch.float32, None),
@@ -269,18 +271,27 @@ def test_which_product_is_taken_on_hopper(
     counts: list[int], size: Any, dtype: torch.dtype, taken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module, name in itertools.product(
-        (device_file, products_file), ("is_hopper", "supports_early_starts")
+        (device_file, few_rows_file), ("is_hopper", "supports_pdl")
     ):
         monkeypatch.setattr(module, name, lambda device: True)
-    special = products_of_few_rows(torch.device("cuda"))
+    launched: list[str] = []
+    for module, name in (
+        (few_rows_file, "register_linear"),
+        (few_rows_file, "dot_linear"),
+        (hopper_file, "hopper_linear"),
+    ):
+        note = lambda *args, name=name, **options: launched.append(name)  # noqa: E731
+        monkeypatch.setattr(module, name, note)
+    linear = replace(FewRowsLinear.on(torch.device("cuda")), one_row=None)
     weight = torch.empty(size, dtype=dtype, device="meta")
     for num_tokens in counts:
         hidden = torch.empty(num_tokens, size[1], dtype=dtype, device="meta")
-        names = [type(each).__name__ for each in special if each.suits(hidden, weight, False)]
-        assert (names or [None])[0] == taken, num_tokens
+        launched.clear()
+        linear.apply(hidden, weight)
+        assert launched == ([taken] if taken else []), num_tokens
     rows, narrow = (torch.empty(n, 1024, dtype=BF16, device="meta") for n in (64, 24))
-    assert special[1].suits(rows, narrow, is_gated=False)
-    assert not special[1].suits(rows, narrow, is_gated=True), "12 outputs a row"
+    assert should_use_hopper(rows, narrow, 24)
+    assert not should_use_hopper(rows, narrow, 12), "gated, a row has 12 outputs"
 
 
 @GATED

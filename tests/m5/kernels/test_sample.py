@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from m5_kernels.kernels.backend import tl, triton
 from m5_kernels.kernels.sample import _rough_gumbel, sample, sample_torch
+from m5_kernels.kernels.triton_or_twin import tl, triton
 from milestone_llm.core.philox import gumbel_noise
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -5,8 +5,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from m5_kernels.kernels import tiles
-from m5_kernels.kernels.tiles import GPU, DecodeTile, PrefillTile, decode_tile, prefill_tile
+from m5_kernels.kernels.gpu_tiles import (
+    GPU,
+    MAX_REGISTERS,
+    SCRATCH_BYTES,
+    decode_tile,
+    prefill_tile,
+)
+from m5_kernels.kernels.tiles import DecodeTile, PrefillTile
 
 KIB = 1024
 GPUS = {  # shared memory of a program (with opt-in) and of a multiprocessor, registers, warp
@@ -58,12 +64,12 @@ def test_tiles_fit(on, name, dtype, head_dim):
     gpu, size = GPUS[name], dtype.itemsize
     decode, prefill = on(name, head_dim, dtype)
     stages = decode.num_stages * 2 * decode.tokens * head_dim * size
-    assert stages + tiles.SCRATCH_BYTES <= gpu.shared_bytes
+    assert stages + SCRATCH_BYTES <= gpu.shared_bytes
     assert 1 <= decode.programs_per_sm <= 4
     vectors = prefill.rows + 2 * prefill.num_stages * prefill.tokens
-    assert vectors * head_dim * size + tiles.SCRATCH_BYTES <= gpu.shared_bytes
+    assert vectors * head_dim * size + SCRATCH_BYTES <= gpu.shared_bytes
     threads = prefill.num_warps * gpu.warp_size
-    assert prefill.rows * (head_dim + prefill.tokens) <= tiles.MAX_REGISTERS * threads
+    assert prefill.rows * (head_dim + prefill.tokens) <= MAX_REGISTERS * threads
     assert threads <= 1024
     for number in (decode.tokens, prefill.rows, prefill.tokens):
         assert number >= 16, "tl.dot wants 16 at least"

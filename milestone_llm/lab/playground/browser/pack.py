@@ -21,7 +21,8 @@ from pathlib import Path
 
 from exercises.build.check import Course
 from milestone_llm import MILESTONES
-from milestone_llm.command.cli import Formatter, console, ended_in_one_line
+from milestone_llm.command.cli import Formatter, ended_in_one_line
+from milestone_llm.command.consoles import console
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.playground.service import Playground, presets
 

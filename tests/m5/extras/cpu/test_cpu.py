@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from m5_kernels.decoder.attention import Attention
-from m5_kernels.extras.cpu.attention import CPUAttention, plan
-from m5_kernels.extras.cpu.int8 import MANY_ROWS, CPUInt8Weight, has_int8_product
-from m5_kernels.extras.cpu.layers import FEW_ROWS, OneCPU, RopeAndWrite
-from m5_kernels.extras.cpu.products import PlainProduct
+from m5_kernels.decoder.attention import Attention, AttentionLayer, AttentionShape
+from m5_kernels.extras.cpu.cpu_attention import CPUAttention, plan_batches
+from m5_kernels.extras.cpu.cpu_int8 import MANY_ROWS, CPUInt8Weight, has_int8_product
+from m5_kernels.extras.cpu.cpu_linear import CPULinear
+from m5_kernels.extras.cpu.cpu_ops import FEW_ROWS, RopeAndWrite, add_norm
 from m5_kernels.kernels.rms_norm import add_rms_norm_torch
 from m5_kernels.kernels.rope_kv_write import rope_kv_write_torch
 from m5_kernels.kernels.silu_mul import silu_mul_torch
@@ -25,6 +25,10 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=s
 def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
     tolerance = 1e-5 if wanted.dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+SIZES = AttentionShape(6, 2, 16), 8, torch.float32, torch.device("cpu")
+"""Of attention, as its constructor takes them: on a CPU they are not needed."""
 
 
 def metadata_of(batch: PagedBatch, chunks: list[int]) -> StepMetadata:
@@ -62,13 +66,14 @@ def test_attention(
 ) -> None:
     batch = PagedBatch.random(lens, chunks, 6, 2, 16, 4, dtype, "cpu")
     metadata = metadata_of(batch, chunks)
-    arguments = batch.query, batch.key_cache, batch.value_cache, metadata, None, window
-    twin, attend = Attention(), CPUAttention()
+    layer = AttentionLayer(0, window)
+    arguments = batch.query, batch.key_cache, batch.value_cache, metadata, layer
+    twin, attend = Attention(*SIZES), CPUAttention(*SIZES)
     close(attend(*arguments), twin(*arguments))
     # A step's plan is not the next one's.
     later = metadata_of(batch, chunks)
     later.decode_lens[:1].clamp_(max=2)
-    arguments = *arguments[:3], later, None, window
+    arguments = *arguments[:3], later, layer
     close(attend(*arguments), twin(*arguments))
 
 
@@ -80,9 +85,11 @@ def test_blocks_that_are_neighbours_are_read_where_they_lie(chunk: int, window: 
     for cache in (batch.key_cache, batch.value_cache):
         cache.nan_to_num_()  # what no token had written lies elsewhere now
     metadata = metadata_of(batch, [chunk])
-    assert isinstance(plan(metadata, 4, window)[0].slots, slice)
-    arguments = batch.query, batch.key_cache, batch.value_cache, metadata, None, window
-    torch.testing.assert_close(CPUAttention()(*arguments), Attention()(*arguments))
+    assert isinstance(plan_batches(metadata, 4, window)[0].slots, slice)
+    layer = AttentionLayer(0, window)
+    arguments = batch.query, batch.key_cache, batch.value_cache, metadata, layer
+    found, wanted = CPUAttention(*SIZES)(*arguments), Attention(*SIZES)(*arguments)
+    torch.testing.assert_close(found, wanted)
 
 
 @DTYPES
@@ -116,10 +123,10 @@ def test_norm_and_gate(num_tokens: int, dtype: torch.dtype) -> None:
     part, residual = torch.randn(2, num_tokens, 70).to(dtype)
     weight, other = torch.randn(70).to(dtype), residual.clone()
     wanted = add_rms_norm_torch(part, other, weight, 1e-5)
-    close(OneCPU().add_norm(part, residual, weight, 1e-5), wanted)
+    close(add_norm(part, residual, weight, 1e-5), wanted)
     assert torch.equal(residual, other)
     hidden, matrix = torch.randn(num_tokens, 70).to(dtype), torch.randn(20, 70).to(dtype)
-    gated = PlainProduct()(hidden, matrix, None, is_gated=True)
+    gated = CPULinear().gate_up(hidden, matrix)
     close(gated, silu_mul_torch(F.linear(hidden, matrix)))
 
 

@@ -19,7 +19,7 @@ from m1_single import SamplingParams
 from m5_kernels import demo
 from m5_kernels.extras.gguf import packed
 from m5_kernels.extras.gguf.file import GGUFFile
-from m5_kernels.extras.gguf.packed import PackedMatrix
+from m5_kernels.extras.gguf.packed import Int4Weight
 from milestone_llm.core.errors import InputError
 from milestone_llm.models.gguf_cache import INDEX, tensor_index
 from milestone_llm.models.tiny_models import build_tiny_model
@@ -105,10 +105,10 @@ def test_a_file_has_the_weights_of_the_model(saved: tuple[Path, Any]) -> None:
 def test_products(saved: tuple[Path, Any], num_tokens: int) -> None:
     assert 7 < packed.MANY_ROWS < 130
     weights = GGUFFile(saved[0], tensor_index(saved[0])).weights
-    merged = PackedMatrix(128, 64)
+    merged = Int4Weight(128, 64)
     names = [f"model.layers.0.self_attn.{kind}_proj.weight" for kind in "qkv"]
     for part, name in zip(merged.split([64, 32, 32]), names, strict=True):
-        part.stored = weights[name].words
+        part.stored = weights[name].int4_groups
     state = saved[1].state_dict()
     numbers = torch.cat([state[name] for name in names]).double()
     for dtype, most in ((torch.float32, 1e-6), (torch.bfloat16, 8e-3)):

@@ -12,16 +12,16 @@ import m4_prefix_chunked
 import m5_kernels
 from engine_helpers import assert_empty, greedy, hf_generate, make_engine, random_prompts
 from m5_helpers import rounded, with_biases
-from m5_kernels.decoder.decoder import FusedDecoder
-from m5_kernels.decoder.products import Products
+from m5_kernels.decoder.load import load_fused_decoder
+from m5_kernels.decoder.ops import DecoderOps
 from m5_kernels.extras.int8.hopper_int8_tiles import (
     COPY_REGISTERS,
     H200_INT8,
     HopperInt8Tile,
     hopper_int8_tile,
 )
+from m5_kernels.extras.int8.int8_method import Int8Linear
 from m5_kernels.extras.int8.int8_weight import NUM_ARRIVALS, Int8Weight
-from m5_kernels.extras.int8.products import Int8Matrices, int8_products
 from milestone_llm.models.tiny_models import build_tiny_model
 
 
@@ -68,11 +68,12 @@ def test_a_part_of_a_row_has_the_scale_of_the_whole() -> None:
 
 def test_matrices_take_a_byte_a_weight_and_a_tied_embedding_stays() -> None:
     model = build_tiny_model("qwen3", tie_word_embeddings=True).bfloat16()
-    plain = FusedDecoder.from_hf(model)
-    products = Products(int8_products(torch.device("cpu")))
-    decoder = FusedDecoder.from_hf(model, products=products, matrices=Int8Matrices())
-    for name in ("qkv", "output", "gate_up", "down"):
-        matrix, weight = getattr(plain.layers[0], name), getattr(decoder.layers[0], name)
+    plain, decoder = (
+        load_fused_decoder(model, model, 64, torch.device("cpu"), ops)
+        for ops in (DecoderOps(), DecoderOps(linear=Int8Linear()))
+    )
+    of_layers = plain.layers[0].linear_weights, decoder.layers[0].linear_weights
+    for (matrix, _), (weight, _) in zip(*of_layers, strict=True):
         assert 2 * weight.words.nbytes == matrix.nbytes
     assert torch.equal(decoder.embedding, model.get_input_embeddings().weight)
     assert 2 * decoder.lm_head.words.nbytes == decoder.embedding.nbytes

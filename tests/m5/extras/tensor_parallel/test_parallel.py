@@ -16,7 +16,7 @@ import m5_kernels
 import rank_programs
 from forked import process
 from m5_kernels.decoder.config import DecoderConfig
-from m5_kernels.extras.tensor_parallel.parallel import Shard
+from m5_kernels.extras.tensor_parallel.rank_shard import RankShard
 from m5_kernels.extras.tensor_parallel.ranks import _meeting_point
 from milestone_llm.models.tiny_models import build_tiny_model
 from serving_helpers import save_tiny_model
@@ -186,11 +186,11 @@ def test_what_does_not_divide_is_refused_with_the_numbers():
     smollm2 = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}
     smollm2 |= {"intermediate_size": 1536, "head_dim": 64}
     with pytest.raises(ValueError, match=r"=2 does not divide the 9 query heads .* possible: 1, 3"):
-        Shard(0, 2).cut(config(**smollm2))
-    cut = Shard(0, 3).cut(config(**smollm2))
+        RankShard(0, 2).own_config(config(**smollm2))
+    cut = RankShard(0, 3).own_config(config(**smollm2))
     assert (cut.num_q_heads, cut.num_kv_heads, cut.intermediate_size) == (3, 1, 512)
     with pytest.raises(ValueError, match="intermediate_size"):
-        Shard(0, 2).cut(config(intermediate_size=129))
+        RankShard(0, 2).own_config(config(intermediate_size=129))
 
 
 def test_the_program_has_to_be_started_once_a_gpu():
@@ -198,10 +198,6 @@ def test_the_program_has_to_be_started_once_a_gpu():
         m5_kernels.LLMEngine("tiny-llama", tensor_parallel_size=2)
     with pytest.raises(ValueError, match="tensor_parallel_size must be at least 1, got 0"):
         m5_kernels.LLMEngine("tiny-llama", tensor_parallel_size=0)
-
-
-def test_ranks_take_leave_of_an_engine_that_was_refused_while_it_was_built():
-    m5_kernels.LLMEngine.__new__(m5_kernels.LLMEngine).release_graphs()
 
 
 # --- on GPUs --------------------------------------------------------------------------------------

@@ -1,0 +1,198 @@
+"""What computes a step: the lesson's objects, or an extra's in their place.
+
+    lesson            Triton kernels; linear layers by the library, one row by `skinny_linear`
+    cpu               torch's own kernels, where none of ours can run
+    hopper            linear layers of few rows, prefill of long chunks, tokens to the host
+    int8, gguf        weights of 8 or 4 bits                       `quantization`
+    tensor_parallel   a part of each layer, sums over all GPUs     `tensor_parallel_size`
+    spec_decode       a runner that verifies draft tokens          `speculation`
+
+This is the only file that names an extra, and an extra is imported when it is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from milestone_llm.core.errors import InputError
+
+from .config import EngineConfig
+from .decoder.attention import AttentionShape
+from .decoder.config import DecoderConfig
+from .decoder.ops import LESSON, DecoderOps
+from .group import Group
+from .kernels.launch import PLAIN, Launch
+from .kernels.triton_or_twin import runs_no_kernels
+from .runner import ModelRunner
+from .to_host import CopyToHost, copy_to_host
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The parts of a decoder, its steps and its runner. The defaults are the lesson's."""
+
+    ops: DecoderOps = LESSON
+    launch: Launch = PLAIN
+    copy: CopyToHost = copy_to_host
+    runner: Any = ModelRunner
+    """A class with the arguments of `ModelRunner`."""
+    weights: Iterable[tuple[str, Any]] | None = None
+    """Loaded instead of the model's own weights, in the form that `FusedDecoder.load` takes."""
+    scheduler_parts: Mapping[str, Any] | None = None
+    """Arguments of M4's scheduler, in addition to those that it has in M4."""
+
+
+def join_group(config: EngineConfig, model: object, fields: Mapping[str, object]) -> Group:
+    """Return the group of processes that compute the model: this one, or one for each GPU.
+
+    model, fields: the arguments of the engine, which must be the same in all processes.
+
+    Raises:
+        InputError: there are not as many processes as `tensor_parallel_size`.
+    """
+    if config.tensor_parallel_size == 1:
+        return Group()
+    from .extras.tensor_parallel.rank_group import RankGroup
+
+    return RankGroup.join(config.tensor_parallel_size, config.device, model, fields)
+
+
+def follow_rank_0(engine_class: Any, size: int, device: str | None) -> None:
+    """Build the engines that rank 0 builds, and do with them what it does, until it leaves.
+
+    size: of the tensor-parallel group; device: "cpu" keeps this rank from GPUs.
+    """
+    from .extras.tensor_parallel.ranks import Ranks
+
+    Ranks.join(size, device).follow(engine_class)
+
+
+def choose_backend(
+    config: EngineConfig, source: object, model: PreTrainedModel, device: torch.device, group: Group
+) -> Backend:
+    """Return the backend for a configuration on this device.
+
+    source: what `model` was loaded from. model: with or without its weights.
+
+    Raises:
+        InputError: the model or the device does not support the quantization that is asked for.
+    """
+    chosen = Backend(launch=Launch.on(device))
+    if not runs_no_kernels(device):
+        chosen = _gpu(chosen, config, model, device, group)
+    elif group.size == 1:
+        chosen = _cpu(chosen)
+    if config.quantization == "int8":
+        chosen = _int8(chosen, model, device, group)
+    elif config.quantization == "gguf":
+        chosen = _gguf(chosen, source, model, device)
+    if group.size > 1:
+        chosen = _tensor_parallel(chosen, config, model, device, group)
+    if config.speculation:
+        chosen = _spec_decode(chosen, config)
+    return chosen
+
+
+def is_pipelined(config: EngineConfig) -> bool:
+    """Return whether a step is launched before the tokens of the one before are known."""
+    return bool(config.async_scheduling) and not config.enforce_eager
+
+
+def _cpu(lesson: Backend) -> Backend:
+    from .extras.cpu.cpu_attention import CPUAttention
+    from .extras.cpu.cpu_linear import CPULinear
+    from .extras.cpu.cpu_ops import RopeAndWrite, add_norm, embed_norm
+
+    ops = DecoderOps(
+        linear=CPULinear(),
+        embed_norm=embed_norm,
+        rope_kv_write=RopeAndWrite(),
+        attention=CPUAttention,
+        add_norm=add_norm,
+    )
+    return replace(lesson, ops=ops)
+
+
+def _gpu(
+    lesson: Backend,
+    config: EngineConfig,
+    model: PreTrainedModel,
+    device: torch.device,
+    group: Group,
+) -> Backend:
+    """Replace the parts for which this GPU has something faster."""
+    from .extras.hopper.few_rows_linear import FewRowsLinear
+    from .extras.hopper.hopper_chunks import hopper_attention
+    from .extras.hopper.prefill_tiles import runs_on_hopper
+    from .extras.hopper.write_to_host import write_to_host
+
+    ops = replace(lesson.ops, linear=FewRowsLinear.on(device, may_start_early=group.size == 1))
+    head_dim = AttentionShape.of(model).head_dim
+    if runs_on_hopper(device, model.dtype, head_dim, config.block_size):
+        ops = replace(ops, attention=hopper_attention)
+    return replace(lesson, ops=ops, copy=write_to_host)
+
+
+def _int8(chosen: Backend, model: PreTrainedModel, device: torch.device, group: Group) -> Backend:
+    from .extras.int8.int8_method import Int8Linear
+
+    _check_fusible(model, "int8")
+    linear = Int8Linear()
+    if runs_no_kernels(device) and group.size == 1:
+        from .extras.cpu.cpu_int8 import CPU_INT8
+
+        linear = CPU_INT8
+    return replace(chosen, ops=replace(chosen.ops, linear=linear))
+
+
+def _gguf(chosen: Backend, source: object, model: PreTrainedModel, device: torch.device) -> Backend:
+    from .extras.gguf.file import open_gguf
+    from .extras.gguf.gguf_linear import GGUFLinear
+
+    _check_fusible(model, "gguf")
+    file = open_gguf(source, device)
+    return replace(chosen, ops=replace(chosen.ops, linear=GGUFLinear(file=file)), weights=file)
+
+
+def _check_fusible(model: PreTrainedModel, quantization: str) -> None:
+    """Refuse quantization for a model that Hugging Face's modules would compute."""
+    try:
+        DecoderConfig.from_hf(model.config)
+    except InputError as error:
+        raise InputError(f'quantization="{quantization}": {error}') from None
+
+
+def _tensor_parallel(
+    chosen: Backend,
+    config: EngineConfig,
+    model: PreTrainedModel,
+    device: torch.device,
+    group: Group,
+) -> Backend:
+    from .extras.tensor_parallel.collectives import Collectives
+
+    sums = Collectives(
+        group.rank, group.size, model.config.hidden_size, config.max_num_seqs, model.dtype, device
+    )
+    ops = replace(
+        chosen.ops,
+        embed_norm=sums.embed_norm,
+        add_norm=sums.add_norm,
+        all_logits=sums.all_logits,
+    )
+    return replace(chosen, ops=ops)
+
+
+def _spec_decode(chosen: Backend, config: EngineConfig) -> Backend:
+    from .extras.spec_decode.proposer import DeviceProposer
+    from .extras.spec_decode.spec_decode_runner import SpecDecodeRunner
+
+    parts: dict[str, Any] = {"can_guess": ModelRunner.can_run_ahead}
+    if is_pipelined(config):  # the host does not know the tokens before a draft
+        parts["proposer"] = DeviceProposer()
+    return replace(chosen, runner=SpecDecodeRunner, scheduler_parts=parts)

@@ -1,0 +1,182 @@
+"""Attention of a step on a CPU: keys and values are gathered from their blocks, torch attends.
+
+torch's attention needs the keys of a sequence in one piece. Copying them there costs little
+compared with reading them, since the copy is still in the CPU's caches when it is read again.
+Decode rows of similar length attend in one call, with a mask for the shorter ones. A chunk attends
+alone.
+
+The query heads that share a KV head are rows of one small product: `[kv_heads, group, head_dim]`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from m5_kernels.decoder.attention import AttentionLayer, AttentionShape
+from m5_kernels.kernels.launch import PLAIN, Launch
+from m5_kernels.kernels.step_metadata import StepMetadata
+
+SIMILAR = 1.25
+"""Rows attend together if the longest has at most so many times the tokens of the shortest."""
+
+
+class AttentionBatch(NamedTuple):
+    """Sequences that attend in one call."""
+
+    tokens: torch.Tensor | None
+    """int64 `[num_seqs * query_len]`: indices of their tokens in the step. None: all of them."""
+    query_len: int
+    slots: torch.Tensor | slice
+    """int64 `[num_seqs * context_len]`: the slots of their keys and values. A slice if the slots
+    are contiguous and in order, so that no copy is needed."""
+    context_len: int
+    """Context length of the longest sequence. The rest of a shorter one repeats its last token,
+    which the mask hides."""
+    mask: torch.Tensor | None
+    """bool, for a chunk `[query_len, context_len]`, for decode rows
+    `[num_seqs, 1, 1, context_len]`: which tokens a query sees. None: all before it, and itself."""
+
+
+class CPUAttention:
+    """Takes the place of `decoder.attention.Attention`. Needs none of its arguments."""
+
+    def __init__(
+        self, shape: AttentionShape, max_num_seqs: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._metadata: StepMetadata | None = None
+        self._batches: dict[int | None, list[AttentionBatch]] = {}
+        """The batches of that step, by window: most layers have the same."""
+
+    def prepare(self, metadata: StepMetadata, launch: Launch) -> StepMetadata:
+        """Return the metadata. Each window's batches are planned when its first layer asks."""
+        return metadata
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        metadata: StepMetadata,
+        layer: AttentionLayer,
+        launch: Launch = PLAIN,
+    ) -> torch.Tensor:
+        """Attend for all tokens of a step. See `AttentionBackend`."""
+        window, scale = layer.window, layer.scale
+        if metadata is not self._metadata:
+            self._metadata, self._batches = metadata, {}
+        if window not in self._batches:
+            self._batches[window] = plan_batches(metadata, key_cache.shape[1], window)
+        batches = self._batches[window]
+        if len(batches) == 1 and batches[0].tokens is None:
+            return attend(query, key_cache, value_cache, batches[0], scale)
+        output = query.new_zeros(query.shape)
+        for batch in batches:
+            assert batch.tokens is not None
+            own = query.index_select(0, batch.tokens)
+            output.index_copy_(0, batch.tokens, attend(own, key_cache, value_cache, batch, scale))
+        return output
+
+
+def attend(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    batch: AttentionBatch,
+    scale: float | None,
+) -> torch.Tensor:
+    """Return attention of a batch's tokens, `[num_tokens, num_q_heads, head_dim]` as queries."""
+    num_kv_heads, head_dim = key_cache.shape[2:]
+    keys, values = (
+        gather(cache.view(-1, num_kv_heads, head_dim), batch.slots)
+        .view(-1, batch.context_len, num_kv_heads, head_dim)
+        .transpose(1, 2)
+        for cache in (key_cache, value_cache)
+    )
+    if batch.query_len == 1:
+        rows = query.unflatten(1, (num_kv_heads, -1))
+        output = F.scaled_dot_product_attention(rows, keys, values, batch.mask, scale=scale)
+        return output.flatten(1, 2)
+    rows = query.unflatten(0, (-1, batch.query_len)).transpose(1, 2)
+    output = F.scaled_dot_product_attention(
+        rows, keys, values, batch.mask, is_causal=batch.mask is None, scale=scale, enable_gqa=True
+    )
+    return output.transpose(1, 2).flatten(0, 1)
+
+
+def gather(cache: torch.Tensor, slots: torch.Tensor | slice) -> torch.Tensor:
+    """Return keys or values in these slots, from a cache `[num_slots, num_kv_heads, head_dim]`."""
+    return cache[slots] if isinstance(slots, slice) else cache.index_select(0, slots)
+
+
+def plan_batches(
+    metadata: StepMetadata, block_size: int, window: int | None
+) -> list[AttentionBatch]:
+    """Return batches of sequences that attend together, with the slots of their KV."""
+    m = metadata
+    decode_lens = m.decode_lens[: m.num_decodes].tolist()
+    rows = [seq for seq, context_len in enumerate(decode_lens) if context_len]
+    batches = []
+    if m.num_chunks:
+        starts, lens = m.query_start_loc.tolist(), m.context_lens.tolist()
+        for seq in range(int(m.first_chunk), len(lens)):
+            if starts[seq] < starts[seq + 1]:
+                tokens = torch.arange(starts[seq], starts[seq + 1])
+                batches.append(batch_of_chunk(m, seq, tokens, lens[seq], block_size, window))
+    seen = {seq: min(window or decode_lens[seq], decode_lens[seq]) for seq in rows}
+    rows.sort(key=seen.__getitem__, reverse=True)
+    while rows:
+        longest = seen[rows[0]]
+        group = sorted(seq for seq in rows if seen[seq] * SIMILAR >= longest)
+        rows = rows[len(group) :]
+        first_tokens = [decode_lens[seq] - seen[seq] for seq in group]
+        slots = slots_of(metadata, group, first_tokens, longest, block_size)
+        mask = None
+        own_lens = torch.tensor([seen[seq] for seq in group])
+        if own_lens.amin() < longest:
+            mask = (torch.arange(longest) < own_lens[:, None])[:, None, None]
+        in_order = group == list(range(len(m.input_ids)))
+        batches.append(
+            AttentionBatch(None if in_order else torch.tensor(group), 1, slots, longest, mask)
+        )
+    return batches
+
+
+def batch_of_chunk(
+    metadata: StepMetadata,
+    seq: int,
+    tokens: torch.Tensor,
+    context_len: int,
+    block_size: int,
+    window: int | None,
+) -> AttentionBatch:
+    """Return the batch of a chunk. Its tokens are the last of its context."""
+    query_len, first = len(tokens), 0
+    if window is not None:
+        first = max(0, context_len - query_len - window + 1)
+    mask = None
+    if query_len < context_len or (window or context_len) < context_len:
+        places = torch.arange(first, context_len)
+        queries = torch.arange(context_len - query_len, context_len)[:, None]
+        mask = places <= queries
+        if window is not None:
+            mask &= places > queries - window
+    slots = slots_of(metadata, [seq], [first], context_len - first, block_size)
+    return AttentionBatch(tokens, query_len, slots, context_len - first, mask)
+
+
+def slots_of(
+    metadata: StepMetadata, seqs: list[int], first_tokens: list[int], length: int, block_size: int
+) -> torch.Tensor | slice:
+    """Return slots of `length` tokens of each sequence. A shorter one repeats its last token."""
+    last = metadata.context_lens[seqs, None].long() - 1
+    places = torch.tensor(first_tokens)[:, None] + torch.arange(length)
+    places = torch.minimum(places, last)
+    blocks = metadata.block_table[seqs].long().gather(1, places // block_size)
+    slots = (blocks * block_size + places % block_size).flatten()
+    first = int(slots[0])
+    if torch.equal(slots, torch.arange(first, first + len(slots))):  # blocks are contiguous
+        return slice(first, first + len(slots))
+    return slots
